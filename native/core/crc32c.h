@@ -1,0 +1,28 @@
+// CRC-32C (Castagnoli), the checksum of every sample, section and page.
+//
+// Uses SSE4.2 or the ARMv8 CRC extension where the processor has it, a table otherwise; the choice
+// is made once. `crc32c_copy` computes while it copies: one pass over memory instead of two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace headrace {
+
+// Continues from `crc` (the value of an earlier call, or 0).
+uint32_t crc32c(uint32_t crc, const std::byte* data, size_t size);
+inline uint32_t crc32c(std::span<const std::byte> data) {
+  return crc32c(0, data.data(), data.size());
+}
+
+// Copies `size` bytes from `from` to `to` and returns the checksum of what was written.
+uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size);
+
+// The plain table walk: the reference that the fast paths are tested against.
+uint32_t crc32c_table(uint32_t crc, const std::byte* data, size_t size);
+
+// "sse4.2", "armv8" or "table".
+const char* crc32c_implementation();
+
+}  // namespace headrace

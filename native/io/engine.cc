@@ -1,0 +1,3 @@
+#include "io/engine.h"
+
+namespace headrace::io {}  // namespace headrace::io

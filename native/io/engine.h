@@ -1,0 +1,77 @@
+// Engine: performs many reads at once. The one interface between readers and the operating system.
+//
+// An engine belongs to one thread (the caller of `read`), is made lazily in the process that uses
+// it, and is never carried over a fork. `read` returns when every read has completed; `on_done` is
+// called once for each, as it completes, possibly on another thread and concurrently, so that
+// checksums are computed while the rest is still in flight.
+//
+// An engine retries short reads, EINTR and EAGAIN itself. It reports and never throws for what a
+// single read met: `error` is 0 or an errno value, `done` the bytes that arrived. End of file is
+// `error == 0 && done < length`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace headrace::io {
+
+// What a foreign file must still look like when it is opened for reading.
+struct FileCheck {
+  uint64_t size_bytes = 0;
+  int64_t mtime_ns = -1;  // -1: not recorded
+};
+
+struct Read {
+  int fd = -1;           // an open file, or, when `path` is set, the directory that `path` is below
+  uint64_t offset = 0;   // multiple of the volume's alignment when `fd` was opened with O_DIRECT
+  size_t length = 0;     // the same
+  std::byte* dest = nullptr;  // the same
+  uint64_t buffer_id = 0;     // arena buffer that `dest` lies in; 0: none (never registered)
+
+  const char* path = nullptr;  // open this file below `fd`, check it, read it, close it
+  FileCheck check;             // ESTALE is reported when an opened file differs from this
+
+  int error = 0;
+  size_t done = 0;
+
+  uint32_t user = 0;  // for the caller
+};
+
+using OnDone = std::function<void(Read&)>;
+
+struct EngineOptions {
+  // Reads in flight. 32 saturated the test machine's disk at 110 kB, 64 at 4 kB.
+  unsigned queue_depth = 64;
+  // Threads of the `threads` engine: each holds at most one file open.
+  unsigned threads = 16;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual const char* name() const = 0;
+  virtual void read(std::span<Read> reads, const OnDone& on_done) = 0;
+  // Tells the engine where arena buffer `buffer_id` lies, so that it may register it with the
+  // kernel. Ignored where that is not possible; `forget_buffer` before the memory is unmapped.
+  virtual void know_buffer(uint64_t buffer_id, std::span<std::byte> memory);
+  virtual void forget_buffer(uint64_t buffer_id);
+};
+
+inline void Engine::know_buffer(uint64_t, std::span<std::byte>) {}
+inline void Engine::forget_buffer(uint64_t) {}
+
+// io_uring. Returns null and says why in `*reason` where the kernel, a seccomp filter, a sysctl or
+// the build forbids it.
+std::unique_ptr<Engine> make_uring_engine(const EngineOptions& options, std::string* reason);
+
+// preadv on a pool of threads. Always available.
+std::unique_ptr<Engine> make_threads_engine(const EngineOptions& options);
+
+// `uring` where it works, else `threads`; `*reason` says why it fell back, else is empty.
+std::unique_ptr<Engine> make_best_engine(const EngineOptions& options, std::string* reason);
+
+}  // namespace headrace::io

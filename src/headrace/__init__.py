@@ -1,0 +1,3 @@
+"""headrace feeds deep-learning training at the storage's speed."""
+
+__version__ = "0.1.0"

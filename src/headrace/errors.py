@@ -1,0 +1,140 @@
+"""Errors a user may want to catch.
+
+* HeadraceError
+  x StoreError
+    + StoreNotFound    (also FileNotFoundError)
+    + StoreExists      (also FileExistsError)
+    + SampleNotFound   (also LookupError)
+    + CorruptStore     a directory, manifest or volume contradicts itself
+    + CorruptSample    a sample's bytes differ from its checksum
+    + SourceError      data to be packed or indexed cannot be used as it is
+      - SourceChanged  a foreign file is not as it was when it was indexed
+  x VolumeError        (also OSError)
+    + VolumeTimeout    (also TimeoutError)
+  x OrderError         (also ValueError)
+    + StateMismatch    a saved state that belongs to other data or another order
+
+The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
+
+Every error carries `path`, `offset_bytes` and `next_step` where they are known, and survives
+pickling, because loaders raise in worker processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CorruptSample",
+    "CorruptStore",
+    "HeadraceError",
+    "OrderError",
+    "SampleNotFound",
+    "SourceChanged",
+    "SourceError",
+    "StateMismatch",
+    "StoreError",
+    "StoreExists",
+    "StoreNotFound",
+    "VolumeError",
+    "VolumeTimeout",
+]
+
+
+class HeadraceError(Exception):
+    """Base of all errors of headrace.
+
+    Args:
+        message: what is wrong, where, what was found and what was expected.
+        path: the file or folder concerned.
+        offset_bytes: where in it.
+        next_step: what the user can do; becomes the message's last sentence.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        offset_bytes: int | None = None,
+        next_step: str | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.offset_bytes = offset_bytes
+        self.next_step = next_step
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.next_step}" if self.next_step else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[HeadraceError], message: str, fields: dict[str, Any]) -> HeadraceError:
+    error = cls(message)
+    error.__dict__.update(fields)
+    return error
+
+
+class StoreError(HeadraceError):
+    """A store cannot do what was asked."""
+
+
+class StoreNotFound(StoreError, FileNotFoundError):
+    """No store lies at the given path."""
+
+
+class StoreExists(StoreError, FileExistsError):
+    """The target of a pack or an index exists already."""
+
+
+class SampleNotFound(StoreError, LookupError):
+    """No sample has this name or index."""
+
+
+class CorruptStore(StoreError):
+    """A directory, manifest or volume contradicts itself, or is shorter than it says."""
+
+
+class CorruptSample(StoreError):
+    """A sample's bytes differ from its checksum.
+
+    Attributes:
+        index: the sample's index.
+        name: the sample's name.
+    """
+
+    index: int = -1
+    name: str = ""
+
+
+class SourceError(StoreError):
+    """Data to be packed or indexed cannot be used as it is."""
+
+
+class SourceChanged(SourceError):
+    """A foreign file is not as it was when it was indexed."""
+
+    index: int = -1
+    name: str = ""
+
+
+class VolumeError(HeadraceError, OSError):
+    """The operating system refused a read; `errno` is set where it gave one."""
+
+
+class VolumeTimeout(VolumeError, TimeoutError):
+    """A read did not complete within its deadline."""
+
+
+class OrderError(HeadraceError, ValueError):
+    """An order cannot be made from these arguments."""
+
+
+class StateMismatch(OrderError):
+    """A saved state belongs to other data or to another order."""
