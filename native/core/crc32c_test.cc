@@ -49,8 +49,8 @@ TEST_CASE("a checksum can be continued") {
 }
 
 TEST_CASE("copying writes exactly the bytes and the same checksum") {
-  const auto bytes = random_bytes(9000, 3);
-  for (const size_t size : {0, 1, 8, 63, 64, 255, 256, 257, 1000, 8191}) {
+  const auto bytes = random_bytes(50000, 3);
+  for (const size_t size : {0, 1, 8, 63, 64, 255, 256, 257, 1000, 8191, 40000}) {
     std::vector<std::byte> to(size + 16, std::byte{0xab});
     CHECK(headrace::crc32c_copy(9, to.data() + 8, bytes.data() + 3, size) ==
           crc32c(9, bytes.data() + 3, size));
@@ -59,5 +59,16 @@ TEST_CASE("copying writes exactly the bytes and the same checksum") {
       CHECK(to[i] == std::byte{0xab});
       CHECK(to[size + 8 + i] == std::byte{0xab});
     }
+  }
+}
+
+TEST_CASE("large copies to a cache line, which are streamed, are right too") {
+  const auto bytes = random_bytes(200000, 4);
+  std::vector<std::byte> memory(200000 + 64);
+  const size_t shift = 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  for (const size_t size : {32768, 32769, 100001, 199000}) {
+    CHECK(headrace::crc32c_copy(0, memory.data() + shift, bytes.data() + 5, size) ==
+          crc32c(0, bytes.data() + 5, size));
+    CHECK(std::memcmp(memory.data() + shift, bytes.data() + 5, size) == 0);
   }
 }
