@@ -37,7 +37,9 @@ struct ColumnInfo {
   bool label = false;
 };
 
-class Directory {
+// Shared from itself: bindings must hand out plain native ownership, since readers let go of
+// directories in threads that must not need Python.
+class Directory : public std::enable_shared_from_this<Directory> {
  public:
   // `fd` stays the caller's. Throws Error(kCorruptStore) or Error(kVolume).
   static std::shared_ptr<Directory> open(int fd, const std::string& path);
