@@ -76,7 +76,7 @@ class Directory : public std::enable_shared_from_this<Directory> {
     return file_.at(column.offset, column.count * column.width);
   }
 
-  // indices[i] = the sample named queries[i], or -1.
+  // indices[i] = the sample named queries[i], or -1. Large requests use several threads.
   void find(std::span<const std::string_view> queries, std::span<int64_t> indices) const;
   // REQUIRES: sample < samples().
   void name(uint64_t sample, std::string* name) const;
@@ -99,6 +99,7 @@ class Directory : public std::enable_shared_from_this<Directory> {
   void use_label(const Section& section);
   void use_user_column(const Section& section);
   void use_names(const std::vector<Section>& sections);
+  void find_some(std::span<const std::string_view> queries, std::span<int64_t> indices) const;
   Column index_column(const Section& section, uint64_t count, const char* what) const;
   std::vector<std::string> strings(const Section& section) const;
   [[noreturn]] void fail(const std::string& what, uint64_t offset) const;
