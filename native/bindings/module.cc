@@ -1,11 +1,22 @@
 // The extension module: a table of contents, nothing else.
 #include <nanobind/nanobind.h>
 
+#include <string_view>
+
 #include "bindings/checksum.h"
+#include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/reader.h"
+#include "bindings/permutation.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
+  // Objects in users' globals and test parameters outlive the module at exit; that is no leak.
+  // Debug builds still list them.
+  nanobind::set_leak_warnings(std::string_view(HEADRACE_BUILD_TYPE) == "Debug");
   headrace::bindings::register_errors(m);
   headrace::bindings::register_checksum(m);
+  headrace::bindings::register_directory(m);
+  headrace::bindings::register_reader(m);
+  headrace::bindings::register_permutation(m);
 }

@@ -160,6 +160,135 @@ HEADRACE_CRC_TARGET uint32_t hardware(uint32_t crc, std::byte* to, const std::by
   return ~crc;
 }
 
+#if defined(__x86_64__)
+
+// Carry-less multiplication folds 256 bytes per step in four 512-bit registers: three to four times
+// the speed of the crc instruction, and no join per stripe. Method: Gopal et al., "Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009, with reflected
+// bits.
+#define HEADRACE_FOLD_TARGET __attribute__((target("avx512f,avx512bw,vpclmulqdq,sse4.2")))
+
+// x^exponent mod P, bits reflected, shifted left once as the reflected product needs.
+constexpr uint64_t fold_constant(unsigned exponent) {
+  uint32_t value = 0x80000000;  // x^0, reflected
+  for (unsigned i = 0; i < exponent; ++i) value = (value >> 1) ^ ((value & 1) ? kPolynomial : 0);
+  return uint64_t{value} << 1;
+}
+
+// Moves a 128-bit remainder over `kBits` bits of message: lo * x^(D+32) + hi * x^(D-32).
+template <unsigned kBits>
+struct Fold {
+  static constexpr uint64_t kLow = fold_constant(kBits + 32);
+  static constexpr uint64_t kHigh = fold_constant(kBits - 32);
+};
+
+template <unsigned kBits>
+HEADRACE_FOLD_TARGET inline __m512i fold(__m512i state, __m512i data) {
+  const __m512i k = _mm512_set4_epi64(
+      static_cast<int64_t>(Fold<kBits>::kHigh), static_cast<int64_t>(Fold<kBits>::kLow),
+      static_cast<int64_t>(Fold<kBits>::kHigh), static_cast<int64_t>(Fold<kBits>::kLow));
+  const __m512i low = _mm512_clmulepi64_epi128(state, k, 0x00);
+  const __m512i high = _mm512_clmulepi64_epi128(state, k, 0x11);
+  return _mm512_ternarylogic_epi64(low, high, data, 0x96);  // three-way xor
+}
+
+// How the bytes are written while they are folded.
+enum class Write { kNone, kCached, kStreamed };
+
+template <Write kWrite>
+HEADRACE_FOLD_TARGET inline __m512i take(std::byte* to, const std::byte* from) {
+  const __m512i data = _mm512_loadu_si512(from);
+  if constexpr (kWrite == Write::kCached) _mm512_storeu_si512(to, data);
+  if constexpr (kWrite == Write::kStreamed) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), data);
+  }
+  return data;
+}
+
+constexpr size_t kFoldBytesMin = 256;
+
+// From this size on a copy is streamed past the caches: the destination is a batch of megabytes
+// that would evict itself before it is used, and ordinary stores read every line before they write
+// it. REQUIRES a destination at a cache line.
+constexpr size_t kStreamBytesMin = 32 << 10;
+
+// Bytes that a device has just written are in no cache: asking 2 KiB ahead reads them at 16 GB/s
+// instead of 12. (A prefetch behind the end is ignored.)
+HEADRACE_FOLD_TARGET inline void prefetch_ahead(const std::byte* from) {
+  for (int line = 0; line < 256; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(from) + 2048 + line, _MM_HINT_T0);
+  }
+}
+
+template <Write kWrite>
+HEADRACE_FOLD_TARGET uint32_t folding(uint32_t crc, std::byte* to, const std::byte* from,
+                                      size_t size) {
+  if (size < kFoldBytesMin) return hardware<kWrite != Write::kNone>(crc, to, from, size);
+  const auto advance = [&](size_t bytes) {
+    from += bytes;
+    if constexpr (kWrite != Write::kNone) to += bytes;
+    size -= bytes;
+  };
+  // The checksum so far enters the message's first four bytes.
+  __m512i a = _mm512_xor_si512(take<kWrite>(to, from),
+                               _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~crc))));
+  __m512i b = take<kWrite>(to + 64, from + 64);
+  __m512i c = take<kWrite>(to + 128, from + 128);
+  __m512i d = take<kWrite>(to + 192, from + 192);
+  advance(256);
+  while (size >= 256) {
+    if constexpr (kWrite == Write::kNone) prefetch_ahead(from);
+    a = fold<2048>(a, take<kWrite>(to, from));
+    b = fold<2048>(b, take<kWrite>(to + 64, from + 64));
+    c = fold<2048>(c, take<kWrite>(to + 128, from + 128));
+    d = fold<2048>(d, take<kWrite>(to + 192, from + 192));
+    advance(256);
+  }
+  a = fold<512>(fold<512>(fold<512>(a, b), c), d);
+  while (size >= 64) {
+    a = fold<512>(a, take<kWrite>(to, from));
+    advance(64);
+  }
+  // 64 bytes stand for the whole message; the crc instruction finishes them and the tail.
+  alignas(64) std::byte rest[64];
+  _mm512_store_si512(rest, a);
+  uint64_t remainder = 0;
+  for (int i = 0; i < 64; i += 8) remainder = crc_word(remainder, load(rest + i));
+  return hardware<kWrite != Write::kNone>(~static_cast<uint32_t>(remainder), to, from, size);
+}
+
+uint32_t folding_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
+  if (size < kStreamBytesMin || reinterpret_cast<uintptr_t>(to) % 64 != 0) {
+    return folding<Write::kCached>(crc, to, from, size);
+  }
+  crc = folding<Write::kStreamed>(crc, to, from, size);
+  _mm_sfence();  // another thread reads the batch
+  return crc;
+}
+uint32_t folding_read(uint32_t crc, const std::byte* data, size_t size) {
+  return folding<Write::kNone>(crc, nullptr, data, size);
+}
+
+bool have_folding() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("vpclmulqdq") && have_hardware();
+}
+const bool kHaveFolding = have_folding();
+constexpr const char* kFoldingName = "avx512";
+
+#else
+
+uint32_t folding_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
+  return hardware<true>(crc, to, from, size);
+}
+uint32_t folding_read(uint32_t crc, const std::byte* data, size_t size) {
+  return hardware<false>(crc, nullptr, data, size);
+}
+constexpr bool kHaveFolding = false;
+constexpr const char* kFoldingName = "";
+
+#endif
+
 const bool kHaveHardware = have_hardware();
 
 }  // namespace
@@ -173,16 +302,25 @@ uint32_t crc32c_table(uint32_t crc, const std::byte* data, size_t size) {
 }
 
 uint32_t crc32c(uint32_t crc, const std::byte* data, size_t size) {
+  if (kHaveFolding) return folding_read(crc, data, size);
   if (kHaveHardware) return hardware<false>(crc, nullptr, data, size);
   return crc32c_table(crc, data, size);
 }
 
 uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
+  if (kHaveFolding) return folding_copy(crc, to, from, size);
   if (kHaveHardware) return hardware<true>(crc, to, from, size);
   std::memcpy(to, from, size);
   return crc32c_table(crc, to, size);
 }
 
-const char* crc32c_implementation() { return kHaveHardware ? kHardware : "table"; }
+const char* crc32c_implementation() {
+  return kHaveFolding ? kFoldingName : kHaveHardware ? kHardware : "table";
+}
+
+uint32_t crc32c_hardware(uint32_t crc, const std::byte* data, size_t size) {
+  if (kHaveHardware) return hardware<false>(crc, nullptr, data, size);
+  return crc32c_table(crc, data, size);
+}
 
 }  // namespace headrace

@@ -1,7 +1,8 @@
 // CRC-32C (Castagnoli), the checksum of every sample, section and page.
 //
-// Uses SSE4.2 or the ARMv8 CRC extension where the processor has it, a table otherwise; the choice
-// is made once. `crc32c_copy` computes while it copies: one pass over memory instead of two.
+// Uses AVX-512 carry-less multiplication, SSE4.2 or the ARMv8 CRC extension where the processor has
+// it, a table otherwise; the choice is made once. `crc32c_copy` computes while it copies: one pass
+// over memory instead of two.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,10 @@ uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t 
 // The plain table walk: the reference that the fast paths are tested against.
 uint32_t crc32c_table(uint32_t crc, const std::byte* data, size_t size);
 
-// "sse4.2", "armv8" or "table".
+// The crc instruction alone, where there is one: the path of processors without AVX-512.
+uint32_t crc32c_hardware(uint32_t crc, const std::byte* data, size_t size);
+
+// "avx512", "sse4.2", "armv8" or "table".
 const char* crc32c_implementation();
 
 }  // namespace headrace

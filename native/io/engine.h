@@ -17,6 +17,8 @@
 #include <span>
 #include <string>
 
+#include "core/mapping.h"
+
 namespace headrace::io {
 
 // What a foreign file must still look like when it is opened for reading.
@@ -26,14 +28,21 @@ struct FileCheck {
 };
 
 struct Read {
-  int fd = -1;           // an open file, or, when `path` is set, the directory that `path` is below
-  uint64_t offset = 0;   // multiple of the volume's alignment when `fd` was opened with O_DIRECT
-  size_t length = 0;     // the same
+  int fd = -1;          // an open file, or, when `path` is set, the directory that `path` is below
+  uint64_t offset = 0;  // multiple of the volume's alignment when `fd` was opened with O_DIRECT
+  size_t length = 0;    // the same
   std::byte* dest = nullptr;  // the same
   uint64_t buffer_id = 0;     // arena buffer that `dest` lies in; 0: none (never registered)
 
   const char* path = nullptr;  // open this file below `fd`, check it, read it, close it
   FileCheck check;             // ESTALE is reported when an opened file differs from this
+
+  // Set by readers for the mmap engine: where `fd` is mapped, and whether to compute the checksum
+  // in the same pass as the copy. Other engines ignore both.
+  const Mapping* mapping = nullptr;
+  bool want_crc = false;
+  bool crc_done = false;
+  uint32_t crc = 0;
 
   int error = 0;
   size_t done = 0;
@@ -70,6 +79,9 @@ std::unique_ptr<Engine> make_uring_engine(const EngineOptions& options, std::str
 
 // preadv on a pool of threads. Always available.
 std::unique_ptr<Engine> make_threads_engine(const EngineOptions& options);
+
+// Copies from the volumes' mappings, in the calling thread. For bytes that lie in the page cache.
+std::unique_ptr<Engine> make_mmap_engine();
 
 // `uring` where it works, else `threads`; `*reason` says why it fell back, else is empty.
 std::unique_ptr<Engine> make_best_engine(const EngineOptions& options, std::string* reason);

@@ -1,0 +1,218 @@
+// Directory bindings: a mapped sample directory, and the builder of its name tree.
+#include "bindings/directory.h"
+
+#include <fcntl.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "bindings/arrays.h"
+#include "core/directory.h"
+#include "core/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace::bindings {
+namespace {
+
+using DirectoryPtr = std::shared_ptr<Directory>;
+
+std::string_view bytes_of(nb::handle name) {
+  Py_ssize_t size = 0;
+  if (PyUnicode_Check(name.ptr())) {
+    const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
+    if (text == nullptr) throw nb::python_error();
+    return {text, static_cast<size_t>(size)};
+  }
+  char* data = nullptr;
+  if (PyBytes_AsStringAndSize(name.ptr(), &data, &size) != 0) throw nb::python_error();
+  return {data, static_cast<size_t>(size)};
+}
+
+nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+DirectoryPtr open_path(const nb::bytes& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    throw Error(ErrorKind::kVolume, std::string(path.c_str()) + ": " + strerror(errno),
+                path.c_str(), -1, errno);
+  }
+  try {
+    DirectoryPtr directory = Directory::open(fd, path.c_str());
+    close(fd);
+    return directory;
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+}
+
+// The names are bytes, or str that encodes as UTF-8. -1 where no sample has that name.
+ArrayOut<int64_t> find_many(const Directory& directory, const nb::list& names) {
+  // The tuple keeps every name alive while the GIL is away, whatever happens to the list.
+  const nb::tuple held = nb::steal<nb::tuple>(PyList_AsTuple(names.ptr()));
+  std::vector<std::string_view> queries;
+  queries.reserve(held.size());
+  for (const nb::handle name : held) queries.push_back(bytes_of(name));
+  std::vector<int64_t> indices(queries.size());
+  {
+    nb::gil_scoped_release release;
+    directory.find(queries, indices);
+    directory.assert_whole();
+  }
+  return own(std::move(indices));
+}
+
+uint64_t checked(const Directory& directory, int64_t index) {
+  if (index < 0 || static_cast<uint64_t>(index) >= directory.samples()) {
+    throw Error(ErrorKind::kSampleNotFound,
+                "sample index " + std::to_string(index) + " is outside 0.." +
+                    std::to_string(static_cast<int64_t>(directory.samples()) - 1));
+  }
+  return static_cast<uint64_t>(index);
+}
+
+nb::list names(const Directory& directory, const ArrayIn<int64_t>& indices) {
+  nb::list list;
+  std::string name;
+  for (const int64_t index : view(indices)) {
+    directory.name(checked(directory, index), &name);
+    list.append(to_bytes(name));
+  }
+  directory.assert_whole();
+  return list;
+}
+
+nb::object column_array(nb::handle self, const Directory& directory, const ColumnInfo& column) {
+  const std::byte* bytes = directory.column_bytes(column);
+  directory.assert_whole();
+  const nb::dlpack::dtype dtype = {
+      static_cast<uint8_t>(column.kind == 'f'   ? nb::dlpack::dtype_code::Float
+                           : column.kind == 'u' ? nb::dlpack::dtype_code::UInt
+                                                : nb::dlpack::dtype_code::Int),
+      static_cast<uint8_t>(8 * column.width), 1};
+  const size_t shape[1] = {column.count};
+  return nb::cast(nb::ndarray<nb::numpy, nb::ro>(bytes, 1, shape, self, nullptr, dtype));
+}
+
+nb::object labels(nb::handle_t<Directory> self) {
+  const auto& directory = nb::cast<const Directory&>(self);
+  for (const ColumnInfo& column : directory.columns()) {
+    if (column.label) return column_array(self, directory, column);
+  }
+  return nb::none();
+}
+
+nb::dict columns(nb::handle_t<Directory> self) {
+  const auto& directory = nb::cast<const Directory&>(self);
+  nb::dict dict;
+  for (const ColumnInfo& column : directory.columns()) {
+    if (!column.label) dict[column.name.c_str()] = column_array(self, directory, column);
+  }
+  return dict;
+}
+
+// One element per extent of the given samples, in order.
+nb::dict extents_of(const Directory& directory, const ArrayIn<int64_t>& indices) {
+  std::vector<int64_t> sample, part, volume, offset, length, crc, mtime;
+  for (const int64_t index : view(indices)) {
+    const auto [first, last] = directory.extents_of(checked(directory, index));
+    for (uint64_t e = first; e < last; ++e) {
+      const Extent extent = directory.extent(e);
+      sample.push_back(index);
+      part.push_back(directory.part(e));
+      volume.push_back(extent.volume);
+      offset.push_back(static_cast<int64_t>(extent.offset));
+      length.push_back(static_cast<int64_t>(extent.length));
+      crc.push_back(extent.crc);
+      mtime.push_back(extent.mtime_ns);
+    }
+  }
+  directory.assert_whole();
+  nb::dict dict;
+  dict["sample"] = own(std::move(sample));
+  dict["part"] = own(std::move(part));
+  dict["volume"] = own(std::move(volume));
+  dict["offset"] = own(std::move(offset));
+  dict["length"] = own(std::move(length));
+  dict["crc"] = own(std::move(crc));
+  dict["mtime_ns"] = own(std::move(mtime));
+  return dict;
+}
+
+nb::list list_of(const std::vector<std::string>& strings) {
+  nb::list list;
+  for (const std::string& text : strings) list.append(to_bytes(text));
+  return list;
+}
+
+nb::tuple build(const ArrayIn<uint8_t>& blob, const ArrayIn<uint64_t>& offsets) {
+  BuiltNames built;
+  {
+    nb::gil_scoped_release release;
+    built = build_names(view(blob), view(offsets));
+  }
+  nb::list levels;
+  for (BuiltLevel& level : built.levels) {
+    levels.append(nb::make_tuple(own(std::move(level.offsets)), own(std::move(level.blob))));
+  }
+  nb::object order = nb::none();
+  if (!built.rank_to_index.empty()) order = nb::cast(own(std::move(built.rank_to_index)));
+  return nb::make_tuple(order, levels);
+}
+
+}  // namespace
+
+void register_directory(nb::module_& m) {
+  nb::class_<Directory>(m, "Directory", "The sample directory of one segment, mapped.")
+      .def_static("open", &open_path, "path"_a)
+      .def_static(
+          "from_fd", [](int fd, const std::string& label) { return Directory::open(fd, label); },
+          "fd"_a, "label"_a, "The directory in an open file; `fd` stays the caller's.")
+      .def_prop_ro("samples", &Directory::samples)
+      .def_prop_ro("extents", &Directory::extents)
+      .def_prop_ro("has_crc", &Directory::has_crc)
+      .def_prop_ro("uuid",
+                   [](const Directory& d) {
+                     const auto uuid = d.uuid();
+                     return nb::bytes(uuid.data(), uuid.size());
+                   })
+      .def(
+          "header",
+          [](const Directory& d) {
+            const auto header = d.header();
+            return nb::bytes(header.data(), header.size());
+          },
+          "The header page: what the fingerprint is made of.")
+      .def_prop_ro("part_names", [](const Directory& d) { return list_of(d.part_names()); })
+      .def_prop_ro("class_names", [](const Directory& d) { return list_of(d.class_names()); })
+      .def_prop_ro("labels", &labels, "Array of the labels as stored, or None.")
+      .def_prop_ro("columns", &columns, "User columns by name.")
+      .def("find_many", &find_many, "names"_a)
+      .def(
+          "name",
+          [](const Directory& d, int64_t index) {
+            std::string name;
+            d.name(checked(d, index), &name);
+            d.assert_whole();
+            return to_bytes(name);
+          },
+          "index"_a)
+      .def("names", &names, "indices"_a)
+      .def(
+          "index_at_rank",
+          [](const Directory& d, int64_t rank) { return d.index_at_rank(checked(d, rank)); },
+          "rank"_a, "The sample at a rank of the sorted name order.")
+      .def("extents_of", &extents_of, "indices"_a)
+      .def("verify", &Directory::damaged_blocks, nb::call_guard<nb::gil_scoped_release>(),
+           "Offsets of the blocks that do not match their checksum.");
+  m.def("build_names", &build, "blob"_a, "offsets"_a,
+        "Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).");
+}
+
+}  // namespace headrace::bindings

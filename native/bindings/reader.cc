@@ -1,0 +1,248 @@
+// Reader bindings: one call submits a batch, one call takes it; the GIL is free while the disk
+// works. Arrays borrow the batch's memory and keep the batch alive.
+#include "bindings/reader.h"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings/arrays.h"
+#include "core/error.h"
+#include "io/reader.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace::bindings {
+namespace {
+
+using io::Batch;
+using io::Catalog;
+using io::Job;
+using io::Reader;
+
+// The descriptions that Python hands over: (kind, path, bytes, mtime_ns or -1).
+std::unique_ptr<io::Volume> make_volume(const nb::tuple& entry) {
+  const auto kind = nb::cast<std::string>(entry[0]);
+  if (kind != "file" && kind != "tree") {
+    throw Error(ErrorKind::kInvalidArgument, "volume kind '" + kind + "', expected file or tree");
+  }
+  const auto path = nb::cast<nb::bytes>(entry[1]);
+  return std::make_unique<io::Volume>(
+      kind == "tree" ? io::VolumeKind::kTree : io::VolumeKind::kFile, path.c_str(),
+      nb::cast<uint64_t>(entry[2]), nb::cast<int64_t>(entry[3]));
+}
+
+// Holds the catalog and an arena for single reads.
+struct CatalogHandle {
+  std::shared_ptr<Catalog> catalog = std::make_shared<Catalog>();
+  std::shared_ptr<Arena> arena = Arena::make(16 << 20);
+
+  explicit CatalogHandle(const nb::list& segments) {
+    for (const nb::handle item : segments) {
+      const auto segment = nb::cast<nb::tuple>(item);
+      std::vector<std::unique_ptr<io::Volume>> volumes;
+      for (const nb::handle entry : nb::cast<nb::list>(segment[1])) {
+        volumes.push_back(make_volume(nb::cast<nb::tuple>(entry)));
+      }
+      catalog->add_segment(nb::cast<std::shared_ptr<Directory>>(segment[0]), std::move(volumes));
+    }
+    catalog->seal();
+  }
+};
+
+template <class T>
+T choice(const std::string& value, std::initializer_list<std::pair<const char*, T>> values,
+         const char* what) {
+  std::string expected;
+  for (const auto& [name, result] : values) {
+    if (value == name) return result;
+    expected += (expected.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Error(ErrorKind::kInvalidArgument,
+              std::string(what) + " is '" + value + "', expected one of " + expected);
+}
+
+// Ends the reader's threads when Python lets go of it. In a forked child it is left alone.
+struct ReaderHandle {
+  std::shared_ptr<Reader> reader;
+
+  ReaderHandle(const CatalogHandle& catalog, std::vector<int> parts, const std::string& engine,
+               const std::string& direct, unsigned queue_depth, unsigned threads, unsigned workers,
+               uint64_t budget_bytes, bool verify) {
+    io::ReaderOptions options;
+    options.engine = choice<io::EngineChoice>(engine,
+                                              {{"auto", io::EngineChoice::kAuto},
+                                               {"uring", io::EngineChoice::kUring},
+                                               {"threads", io::EngineChoice::kThreads},
+                                               {"mmap", io::EngineChoice::kMmap}},
+                                              "engine");
+    options.direct = choice<io::DirectReads>(direct,
+                                             {{"auto", io::DirectReads::kAuto},
+                                              {"always", io::DirectReads::kAlways},
+                                              {"never", io::DirectReads::kNever}},
+                                             "direct");
+    options.engine_options.queue_depth = std::clamp(queue_depth, 1u, 4096u);
+    options.engine_options.threads = std::clamp(threads, 1u, 1024u);
+    options.workers = std::clamp(workers, 1u, 256u);
+    options.budget_bytes = budget_bytes;
+    options.verify = verify;
+    for (const int part : parts) {
+      if (part < 0 || static_cast<size_t>(part) >= catalog.catalog->part_names().size()) {
+        throw Error(ErrorKind::kInvalidArgument, "no part has number " + std::to_string(part));
+      }
+    }
+    if (parts.empty()) throw Error(ErrorKind::kInvalidArgument, "no part is selected");
+    reader = Reader::make(catalog.catalog, options, std::move(parts));
+  }
+  ~ReaderHandle() {
+    nb::gil_scoped_release release;
+    reader->close(kCloseSeconds);
+  }
+  ReaderHandle(const ReaderHandle&) = delete;
+  ReaderHandle& operator=(const ReaderHandle&) = delete;
+
+  // A read that the device never answers must not hold up the program's end.
+  static constexpr double kCloseSeconds = 5.0;
+};
+
+const char* failure_name(io::FailureKind kind) {
+  switch (kind) {
+    case io::FailureKind::kChecksum:
+      return "checksum";
+    case io::FailureKind::kShort:
+      return "short";
+    case io::FailureKind::kChanged:
+      return "changed";
+    case io::FailureKind::kSystem:
+      return "system";
+  }
+  return "unknown";
+}
+
+nb::list failures(const CatalogHandle& catalog, const Batch& batch) {
+  nb::list list;
+  for (const io::Failure& f : batch.failures) {
+    nb::dict d;
+    d["slot"] = f.slot;
+    d["kind"] = failure_name(f.kind);
+    d["errno"] = f.system_errno;
+    d["crc_found"] = f.crc_found;
+    d["crc_expected"] = f.crc_expected;
+    d["path"] =
+        nb::steal(PyUnicode_DecodeFSDefault(catalog.catalog->volume(f.volume).path().c_str()));
+    d["offset"] = f.offset;
+    d["length"] = f.length;
+    list.append(d);
+  }
+  return list;
+}
+
+nb::dict stats(const Batch& batch) {
+  nb::dict d;
+  d["cached_reads"] = batch.stats.cached_reads;
+  d["direct_reads"] = batch.stats.direct_reads;
+  d["buffered_reads"] = batch.stats.buffered_reads;
+  d["opened_files"] = batch.stats.opened_files;
+  d["bytes_read"] = batch.stats.bytes_read;
+  return d;
+}
+
+ArrayOut<const uint8_t> batch_data(nb::handle_t<Batch> self) {
+  const auto& batch = nb::cast<const Batch&>(self);
+  return borrow(reinterpret_cast<const uint8_t*>(batch.buffer->data), batch.bytes, self);
+}
+
+template <std::vector<int64_t> Batch::*kMember>
+ArrayOut<const int64_t> batch_array(nb::handle_t<Batch> self) {
+  const auto& values = nb::cast<const Batch&>(self).*kMember;
+  return borrow(values.data(), values.size(), self);
+}
+
+std::shared_ptr<Batch> gather(ReaderHandle& handle, const nb::list& pieces) {
+  std::vector<Reader::Piece> list;
+  for (const nb::handle item : pieces) {
+    const auto piece = nb::cast<nb::tuple>(item);
+    list.push_back({nb::cast<std::shared_ptr<Batch>>(piece[0]), nb::cast<uint64_t>(piece[1]),
+                    nb::cast<uint64_t>(piece[2])});
+  }
+  nb::gil_scoped_release release;
+  return handle.reader->gather(list);
+}
+
+void register_batch(nb::module_& m) {
+  nb::class_<Batch>(m, "Batch", "Bytes of some samples in one buffer.")
+      .def_prop_ro("data", &batch_data, "uint8, the used bytes of the buffer.")
+      .def_prop_ro("offsets", &batch_array<&Batch::offsets>,
+                   "int64, samples x parts: where each slot starts in `data`.")
+      .def_prop_ro("lengths", &batch_array<&Batch::lengths>, "int64, samples x parts.")
+      .def_prop_ro("indices", &batch_array<&Batch::indices>, "int64, one per sample.")
+      .def_prop_ro("labels", &batch_array<&Batch::labels>, "int64, one per sample, -1: none.")
+      .def_prop_ro("samples", [](const Batch& b) { return b.samples; })
+      .def_prop_ro("parts", [](const Batch& b) { return b.parts; })
+      .def_prop_ro("failed", [](const Batch& b) { return b.failures.size(); })
+      .def_prop_ro("stats", &stats);
+}
+
+void register_catalog(nb::module_& m) {
+  nb::class_<CatalogHandle>(m, "Catalog", "Directories and volumes of an open store.")
+      .def(nb::init<const nb::list&>(), "segments"_a,
+           "segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]")
+      .def_prop_ro("samples", [](const CatalogHandle& c) { return c.catalog->samples(); })
+      .def_prop_ro("part_names",
+                   [](const CatalogHandle& c) {
+                     nb::list list;
+                     for (const std::string& name : c.catalog->part_names()) {
+                       list.append(nb::bytes(name.data(), name.size()));
+                     }
+                     return list;
+                   })
+      .def_prop_ro("open_per_read",
+                   [](const CatalogHandle& c) { return c.catalog->open_per_read(); })
+      .def(
+          "read_one",
+          [](const CatalogHandle& c, int64_t index, int part, uint64_t start, int64_t size,
+             bool verify) {
+            return c.catalog->read_one(*c.arena, index, part, start, size, verify);
+          },
+          "index"_a, "part"_a = -1, "start"_a = 0, "size"_a = -1, "verify"_a = true,
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Reads one sample (its first part when `part` is -1) in the calling thread.")
+      .def("failures", &failures, "batch"_a, "What went wrong in a batch, one dict per slot.");
+}
+
+}  // namespace
+
+void register_reader(nb::module_& m) {
+  register_batch(m);
+  register_catalog(m);
+  nb::class_<Job>(m, "Job", "A submitted batch.")
+      .def("wait", &Job::wait, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "The batch, or None when `seconds` are over. Delivers once.")
+      .def("waiting_for", &Job::waiting_for, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("done", &Job::done);
+  nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
+      .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
+                    unsigned, unsigned, unsigned, uint64_t, bool>(),
+           "catalog"_a, nb::kw_only(), "parts"_a, "engine"_a, "direct"_a, "queue_depth"_a,
+           "threads"_a, "workers"_a, "budget_bytes"_a, "verify"_a)
+      .def(
+          "submit",
+          [](ReaderHandle& h, const ArrayIn<int64_t>& indices) {
+            const auto values = view(indices);
+            return h.reader->submit({values.begin(), values.end()});
+          },
+          "indices"_a, "Queues one batch; returns at once.")
+      .def("gather", &gather, "pieces"_a, "Copies [(batch, start, stop), ...] into one new batch.")
+      .def(
+          "close", [](ReaderHandle& h, double seconds) { return h.reader->close(seconds); },
+          "seconds"_a = ReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),
+          "Ends the threads. False: one did not answer in time and was left behind.")
+      .def_prop_ro("engine_name", [](const ReaderHandle& h) { return h.reader->engine_name(); })
+      .def_prop_ro("engine_reason", [](const ReaderHandle& h) { return h.reader->engine_reason(); })
+      .def_prop_ro("mapped_bytes", [](const ReaderHandle& h) { return h.reader->mapped_bytes(); });
+}
+
+}  // namespace headrace::bindings

@@ -1,0 +1,61 @@
+// Arena: recycled, page-aligned buffers.
+//
+// The first touch of fresh memory costs four times the copy into it (page faults), so buffers are
+// kept when their user lets go of them and handed out again. A buffer has an identity that is never
+// reused, by which engines register it with the kernel once. Thread-safe. Buffers may outlive the
+// arena.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace headrace {
+
+class Arena;
+
+// Memory of one batch. Goes back to its arena when the last owner lets go.
+struct Buffer {
+  std::byte* data = nullptr;
+  size_t capacity = 0;
+  uint64_t id = 0;
+  std::span<std::byte> memory() const { return {data, capacity}; }
+};
+using BufferPtr = std::shared_ptr<const Buffer>;
+
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  static std::shared_ptr<Arena> make(size_t retained_bytes_max);
+  ~Arena();
+
+  // At least `bytes` bytes at a 4,096-byte boundary. Throws Error(kVolume, ENOMEM).
+  BufferPtr acquire(size_t bytes);
+
+  // A listener hears of every buffer that is unmapped from now on; `take_unmapped` empties its
+  // inbox. Engines use it to unregister buffers.
+  int listen();
+  void stop_listening(int listener);
+  std::vector<uint64_t> take_unmapped(int listener);
+
+  size_t mapped_bytes() const;
+
+ private:
+  explicit Arena(size_t retained_bytes_max);
+  void release(const Buffer& buffer);
+
+  mutable std::mutex mutex_;
+  std::vector<Buffer> free_;
+  std::map<int, std::vector<uint64_t>> inboxes_;
+  int next_listener_ = 0;
+  size_t free_bytes_ = 0;
+  size_t mapped_bytes_ = 0;
+  size_t retained_bytes_max_;
+  uint64_t next_id_ = 1;
+  const int owner_pid_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,132 @@
+#include "core/mapping.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace headrace {
+namespace {
+
+// Slots rather than a growing table: a signal handler may only touch what is always valid.
+constexpr int kMappingsMax = 4096;
+
+struct Slot {
+  std::atomic<uintptr_t> begin{0};  // 0: free
+  std::atomic<uintptr_t> end{0};
+  std::atomic<uint64_t> damaged{0};
+};
+std::array<Slot, kMappingsMax> g_slots;
+std::atomic<int> g_slots_used{0};  // slots at or above this were never used
+std::mutex g_mutex;                // guards taking and giving back of slots
+struct sigaction g_previous;       // where foreign faults go
+
+const long kPageBytes = sysconf(_SC_PAGESIZE);
+
+bool replace_page(uintptr_t address) {
+  const int used = g_slots_used.load(std::memory_order_acquire);
+  for (int i = 0; i < used; ++i) {
+    Slot& slot = g_slots[i];
+    const uintptr_t begin = slot.begin.load(std::memory_order_acquire);
+    if (begin == 0 || address < begin || address >= slot.end.load(std::memory_order_acquire)) {
+      continue;
+    }
+    void* page = reinterpret_cast<void*>(address & ~static_cast<uintptr_t>(kPageBytes - 1));
+    // mmap is a bare system call in every libc; it takes no lock of ours or theirs.
+    if (mmap(page, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != page) {
+      return false;
+    }
+    slot.damaged.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+  return false;
+}
+
+void on_sigbus(int number, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  const bool ours = info->si_code > 0 && replace_page(reinterpret_cast<uintptr_t>(info->si_addr));
+  errno = saved_errno;
+  if (ours) return;
+  if ((g_previous.sa_flags & SA_SIGINFO) && g_previous.sa_sigaction != nullptr) {
+    g_previous.sa_sigaction(number, info, context);
+  } else if (g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN) {
+    g_previous.sa_handler(number);
+  } else {
+    signal(number, SIG_DFL);  // the faulting instruction runs again and ends the process
+  }
+}
+
+int take_slot(uintptr_t begin, size_t size) {
+  std::lock_guard lock(g_mutex);
+  for (int i = 0; i < kMappingsMax; ++i) {
+    Slot& slot = g_slots[i];
+    if (slot.begin.load(std::memory_order_relaxed) != 0) continue;
+    slot.damaged.store(0, std::memory_order_relaxed);
+    slot.end.store(begin + size, std::memory_order_relaxed);
+    slot.begin.store(begin, std::memory_order_release);
+    if (i >= g_slots_used.load(std::memory_order_relaxed)) {
+      g_slots_used.store(i + 1, std::memory_order_release);
+    }
+    return i;
+  }
+  return -1;
+}
+
+}  // namespace
+
+void guard_mappings() {
+  struct sigaction now;
+  if (sigaction(SIGBUS, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) &&
+      now.sa_sigaction == on_sigbus) {
+    return;
+  }
+  std::lock_guard lock(g_mutex);
+  sigaction(SIGBUS, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_sigbus) return;
+  g_previous = now;
+  struct sigaction action;
+  std::memset(&action, 0, sizeof action);
+  action.sa_sigaction = on_sigbus;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+std::unique_ptr<Mapping> Mapping::of_file(int fd, size_t size, const std::string& path) {
+  if (size == 0) return std::unique_ptr<Mapping>(new Mapping(nullptr, 0, -1));
+  void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    throw Error(ErrorKind::kVolume,
+                path + ": cannot map " + std::to_string(size) + " bytes: " + strerror(error), path,
+                -1, error);
+  }
+  const int slot = take_slot(reinterpret_cast<uintptr_t>(data), size);
+  if (slot < 0) {
+    munmap(data, size);
+    throw Error(ErrorKind::kVolume,
+                path + ": more than " + std::to_string(kMappingsMax) + " files are mapped", path,
+                -1, EMFILE);
+  }
+  guard_mappings();
+  return std::unique_ptr<Mapping>(new Mapping(static_cast<const std::byte*>(data), size, slot));
+}
+
+Mapping::~Mapping() {
+  if (slot_ < 0) return;
+  munmap(const_cast<std::byte*>(data_), size_);
+  std::lock_guard lock(g_mutex);
+  g_slots[slot_].begin.store(0, std::memory_order_release);
+}
+
+uint64_t Mapping::damaged() const {
+  return slot_ < 0 ? 0 : g_slots[slot_].damaged.load(std::memory_order_acquire);
+}
+
+}  // namespace headrace

@@ -1,3 +1,0 @@
-#include "io/engine.h"
-
-namespace headrace::io {}  // namespace headrace::io

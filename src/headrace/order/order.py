@@ -1,0 +1,138 @@
+"""Order: which sample comes when.
+
+An order is a pure function of (seed, epoch, position). It holds no cursor, so any number of ranks
+and workers can ask for any part of any epoch and agree; what moves is the position, which is
+counted where batches are delivered (`OrderState`).
+
+Orders are immutable and safe to share between threads. Each says in its docstring how much memory
+it takes; only orders that need labels or weights take memory that grows with the data.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.order.arguments import EPOCH_MAX, checked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from headrace.order.randomness import Randomness
+
+__all__ = ["Order", "digest_of"]
+
+
+class Order(ABC):
+    """A sequence of sample indices for every epoch.
+
+    Two orders are equal if they deliver the same sequence: same type, same `describe()`.
+
+    Attributes:
+        samples: the number of samples in the data, n; indices lie in [0, n).
+        seed: the seed of all epochs, 0 to 2^64 - 1.
+    """
+
+    # The dataclasses below have these as fields. At run time they must not stand here: dataclass
+    # would take an inherited property for the field's default.
+    if TYPE_CHECKING:
+
+        @property
+        def samples(self) -> int:
+            """The number of samples in the data, n; indices lie in [0, n)."""
+
+        @property
+        def seed(self) -> int:
+            """The seed of all epochs, 0 to 2^64 - 1."""
+
+    @property
+    def length(self) -> int:
+        """The number of positions in an epoch; n unless an order says otherwise."""
+        return self.samples
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence (mode, parameters, n, seed), ready for JSON."""
+
+    @abstractmethod
+    def randomness(self) -> Randomness:
+        """Say how far the order is from a full shuffle."""
+
+    @abstractmethod
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the indices at positions start to stop - 1; the arguments are checked."""
+
+    def indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the sample indices at positions `start` to `stop - 1` of an epoch.
+
+        Args:
+            epoch: 0 to 2^32 - 1.
+            start: the first position, 0 to `length`.
+            stop: the position after the last, `start` to `length`.
+
+        Returns:
+            int64, shape (stop - start,).
+
+        Raises:
+            ValueError: the epoch or a position is out of bounds.
+        """
+        epoch = checked("epoch", epoch, 0, EPOCH_MAX)
+        stop = checked("stop", stop, 0, self.length)
+        start = checked("start", start, 0, stop)
+        if start == stop:
+            return np.empty(0, np.int64)
+        return self._indices(epoch, start, stop)
+
+    def wrapped(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return indices like `indices`, but start over at position 0 past the end of the epoch.
+
+        This is how padded batches are filled. The epoch number does not change on the way.
+
+        Args:
+            epoch: 0 to 2^32 - 1.
+            start: the first position, at least 0; may lie past `length`.
+            stop: the position after the last, at least `start`.
+
+        Returns:
+            int64, shape (stop - start,).
+
+        Raises:
+            ValueError: the epoch or a position is out of bounds.
+        """
+        start = checked("start", start, 0)
+        stop = checked("stop", stop, start)
+        length = self.length
+        if stop <= length:
+            return self.indices(epoch, start, stop)
+        if start == stop:
+            return np.empty(0, np.int64)
+        if stop - start >= length:
+            whole = self.indices(epoch, 0, length)
+            return whole[np.arange(start, stop) % length]
+        first, last = start % length, (stop - 1) % length + 1
+        if first < last:
+            return self.indices(epoch, first, last)
+        return np.concatenate(
+            [self.indices(epoch, first, length), self.indices(epoch, 0, last)],
+        )
+
+    def digest(self) -> str:
+        """Return 16 hex digits that identify `describe()`; kept in saved states."""
+        return digest_of(json.dumps(self.describe(), sort_keys=True).encode())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Order):
+            return NotImplemented
+        return type(self) is type(other) and self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """Return a 64-bit BLAKE2b digest in hex: enough to notice a change, not to resist an attack."""
+    return blake2b(data, digest_size=8).hexdigest()

@@ -1,0 +1,141 @@
+"""Slices: which positions each rank takes at each step.
+
+The global sequence of an epoch is cut into global batches of `world_size * batch_size` positions,
+and rank r takes the r-th contiguous slice of each. So the sequence that all ranks see together does
+not depend on the world size, and a run that stopped after any number of global batches can go on
+with another world size: everything here is counted from `from_position`, the global position at
+which this run started, and delivers exactly what lies behind it.
+
+Every rank has the same number of steps, whatever the tail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from headrace.errors import OrderError
+from headrace.order.arguments import checked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from headrace.order.order import Order
+
+__all__ = ["Slices", "Tail"]
+
+Tail = Literal["drop", "pad", "exact"]
+"""What becomes of the positions that do not fill a global batch.
+
+* drop: they are not delivered.
+* pad: the batch is filled with positions from the start of the epoch, over and over if need be.
+* exact: they are shared out as evenly as possible; a rank's last batch may be smaller, even empty.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """One rank's share of an epoch.
+
+    Raises:
+        OrderError: a number is out of bounds, or `tail` is unknown.
+    """
+
+    length: int
+    """Positions in an epoch (`Order.length`)."""
+
+    batch_size: int
+    """Samples a rank takes at each step."""
+
+    rank: int = 0
+    """0 to world_size - 1."""
+
+    world_size: int = 1
+    """Ranks that share the sequence."""
+
+    tail: Tail = "exact"
+    """See `Tail`. The default neither drops nor repeats a sample."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("length", 0), ("batch_size", 1), ("world_size", 1)):
+            object.__setattr__(self, name, checked(name, getattr(self, name), low))
+        object.__setattr__(self, "rank", checked("rank", self.rank, 0, self.world_size - 1))
+        if self.tail not in get_args(Tail):
+            raise OrderError(f"tail is {self.tail!r}, expected 'drop', 'pad' or 'exact'")
+
+    @property
+    def global_batch(self) -> int:
+        """Positions that all ranks together take at a full step."""
+        return self.world_size * self.batch_size
+
+    def steps(self, from_position: int = 0) -> int:
+        """Return the number of steps left from a global position on; the same for every rank.
+
+        Raises:
+            ValueError: the position is not 0 to `length`.
+        """
+        left = self.length - checked("from_position", from_position, 0, self.length)
+        return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
+
+    def span(self, step: int, from_position: int = 0) -> tuple[int, int]:
+        """Return (start, stop): the global positions of this rank's batch.
+
+        Only a padded batch reaches past `length`: positions there stand for `position % length`
+        (`Order.wrapped` reads them so), but count as themselves in the order hash.
+
+        Raises:
+            ValueError: the step is not 0 to `steps(from_position) - 1`.
+        """
+        steps = self.steps(from_position)
+        if steps == 0:
+            raise OrderError(f"step is {step}, but no step is left from position {from_position}")
+        step = checked("step", step, 0, steps - 1)
+        first = from_position + step * self.global_batch
+        left = self.length - first
+        if self.tail == "exact" and left < self.global_batch:
+            share, more = divmod(left, self.world_size)
+            first += self.rank * share + min(self.rank, more)
+            return first, first + share + (self.rank < more)
+        first += self.rank * self.batch_size
+        return first, first + self.batch_size
+
+    def positions(self, step: int, from_position: int = 0) -> npt.NDArray[np.int64]:
+        """Return the positions within the epoch of this rank's batch, wrapped where padded.
+
+        Returns:
+            int64, shape (batch_size,), or less at the end of an exact tail.
+
+        Raises:
+            ValueError: the step is not 0 to `steps(from_position) - 1`.
+        """
+        start, stop = self.span(step, from_position)
+        return np.arange(start, stop, dtype=np.int64) % self.length
+
+    def indices(
+        self,
+        order: Order,
+        epoch: int,
+        step: int,
+        from_position: int = 0,
+    ) -> npt.NDArray[np.int64]:
+        """Return the sample indices of this rank's batch; int64, shaped like `positions`.
+
+        Raises:
+            ValueError: the order has another length, or the step or epoch is out of bounds.
+        """
+        if order.length != self.length:
+            raise OrderError(f"the order has {order.length} positions, the slices {self.length}")
+        return order.wrapped(epoch, *self.span(step, from_position))
+
+    def position_after(self, steps: int, from_position: int = 0) -> int:
+        """Return the global position that all ranks have reached after a number of steps.
+
+        This is what a state saves. It never passes `length`: padding is not progress.
+
+        Raises:
+            ValueError: `steps` is not 0 to `steps(from_position)`.
+        """
+        steps = checked("steps", steps, 0, self.steps(from_position))
+        return min(from_position + steps * self.global_batch, self.length)

@@ -1,0 +1,187 @@
+"""OrderState: where a run stands, small enough to lie in every checkpoint.
+
+A state is (seed, epoch, global position, order hash), with what it belongs to: the data's
+fingerprint and the order's digest. The position counts what was delivered, not what was prefetched,
+so a resumed run neither repeats nor misses a sample. It is global and the same on every rank: a run
+may go on with another world size, batch size or number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import OrderError, StateMismatch
+from headrace.order.arguments import EPOCH_MAX, SEED_MAX, checked
+from headrace.order.hash import MASK, combine_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.order.order import Order
+
+__all__ = ["FINGERPRINT_CHARACTERS_MAX", "STATE_VERSION", "OrderState"]
+
+STATE_VERSION = 1
+
+FINGERPRINT_CHARACTERS_MAX = 64
+"""A SHA-256 in hex; keeps a state below 300 bytes of JSON."""
+
+_HASH_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderState:
+    """A point in the sequence of all epochs, and what the sequence belongs to.
+
+    Raises:
+        OrderError: a value is out of bounds.
+    """
+
+    seed: int
+    """The order's seed."""
+
+    epoch: int
+    """The epoch under way."""
+
+    position: int
+    """Global positions of this epoch that were delivered, by all ranks together."""
+
+    order_hash: int = 0
+    """Order hash of what was delivered in this epoch: of all ranks where they were added up, of one
+    rank otherwise."""
+
+    fingerprint: str
+    """Identifies the data (the store's fingerprint); printable ASCII."""
+
+    order_digest: str
+    """Identifies the order (`Order.digest`)."""
+
+    version: int = STATE_VERSION
+    """The version of this layout."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "seed": SEED_MAX,
+            "epoch": EPOCH_MAX,
+            "position": None,
+            "order_hash": MASK,
+        }
+        for name, high in bounds.items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), 0, high))
+        if self.version != STATE_VERSION:
+            raise OrderError(
+                f"state has version {self.version!r}, expected {STATE_VERSION}.",
+                next_step="Resume with the version of headrace that saved it.",
+            )
+        _check_text("fingerprint", self.fingerprint, FINGERPRINT_CHARACTERS_MAX)
+        _check_text("order_digest", self.order_digest, _HASH_DIGITS)
+
+    @classmethod
+    def begin(cls, order: Order, fingerprint: str, epoch: int = 0) -> OrderState:
+        """Return the state at the start of an epoch."""
+        return cls(
+            seed=order.seed,
+            epoch=epoch,
+            position=0,
+            fingerprint=fingerprint,
+            order_digest=order.digest(),
+        )
+
+    def delivered(self, position: int, *hashes: int) -> OrderState:
+        """Return the state after a delivery that reached `position`.
+
+        Args:
+            position: the global position reached (`Slices.position_after`).
+            hashes: the order hashes of what was delivered, one per batch or rank.
+
+        Raises:
+            OrderError: the position lies before the one that was reached already.
+        """
+        if position < self.position:
+            raise OrderError(
+                f"position is {position}, but {self.position} were delivered already",
+            )
+        return replace(
+            self,
+            position=position,
+            order_hash=combine_hashes(self.order_hash, *hashes),
+        )
+
+    def next_epoch(self) -> OrderState:
+        """Return the state at the start of the epoch that follows."""
+        return replace(self, epoch=self.epoch + 1, position=0, order_hash=0)
+
+    def check(self, order: Order, fingerprint: str) -> None:
+        """Refuse to resume with other data or another order.
+
+        Raises:
+            StateMismatch: names the first thing that differs, what was found and expected.
+        """
+        if self.fingerprint != fingerprint:
+            raise StateMismatch(
+                f"state belongs to data {self.fingerprint}, this data is {fingerprint}: "
+                "samples were added, removed or changed, or it is another data set.",
+                next_step="Resume with the data that the state was saved with, or start anew.",
+            )
+        if self.seed != order.seed:
+            raise StateMismatch(
+                f"state was saved with seed {self.seed}, this order has seed {order.seed}.",
+                next_step=f"Resume with seed={self.seed}.",
+            )
+        if self.order_digest != order.digest():
+            raise StateMismatch(
+                f"state was saved with order {self.order_digest}, this order is "
+                f"{order.digest()}: {order.describe()}.",
+                next_step="Resume with the same order and the same parameters.",
+            )
+        if self.position > order.length:
+            raise StateMismatch(
+                f"state is at position {self.position}, an epoch of this order has "
+                f"{order.length} positions.",
+                next_step="The state is damaged: use an earlier checkpoint.",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, below 300 bytes; the hash in hex, since it is 64 bits."""
+        return {**asdict(self), "order_hash": f"{self.order_hash:0{_HASH_DIGITS}x}"}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> OrderState:
+        """Return the state that `to_dict` saved.
+
+        Raises:
+            OrderError: a field is missing, unknown, of the wrong type or out of bounds.
+        """
+        # The version first: other versions may have other fields.
+        if saved.get("version") != STATE_VERSION:
+            raise OrderError(
+                f"state has version {saved.get('version')!r}, expected {STATE_VERSION}.",
+                next_step="Resume with the version of headrace that saved it.",
+            )
+        names = {field.name for field in fields(cls)}
+        wrong = names.symmetric_difference(saved)
+        if wrong:
+            what = ", ".join(
+                f"{name} {'missing' if name in names else 'unknown'}" for name in sorted(wrong)
+            )
+            raise OrderError(f"state has wrong fields: {what}.", next_step=_DAMAGED)
+        try:
+            return cls(**{**saved, "order_hash": int(saved["order_hash"], 16)})
+        except (TypeError, ValueError) as e:
+            if isinstance(e, OrderError):
+                raise
+            raise OrderError(f"state cannot be read: {e}.", next_step=_DAMAGED) from e
+
+
+_DAMAGED = "The state is damaged: use an earlier checkpoint."
+
+
+def _check_text(name: str, value: Any, characters_max: int) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, expected text")
+    plain = value.isascii() and value.isprintable() and '"' not in value and "\\" not in value
+    if not plain or not 0 < len(value) <= characters_max:
+        raise OrderError(
+            f"{name} is {value[:80]!r}, expected 1 to {characters_max} plain ASCII characters",
+        )
