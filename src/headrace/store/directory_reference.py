@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.errors import SampleNotFound, StoreNotFound, VolumeError
+from headrace.errors import SampleNotFound, VolumeError
 from headrace.store import native
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     PAGE_BYTES,
-    DirectoryHeader,
     Section,
     SectionKind,
     corrupt,
@@ -28,60 +27,78 @@ from headrace.store.names import NameTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 
 class ReferenceDirectory:
     """A mapped sample directory.
 
-    Args:
-        path: the `.hrd` file; `/proc/self/fd/N` for one in memory.
+    Has the face of `headrace._native.Directory`. Made by `open` or `from_fd`.
 
     Raises:
-        StoreNotFound: there is no such file.
         CorruptStore: the header, the page checksums or, later, a touched block are damaged.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = os.fspath(path)
-        self._map = _map_file(self.path)
+    def __init__(self, data: mmap.mmap, path: str) -> None:
+        self.path = path
+        self._map = data
         self._bytes = np.frombuffer(self._map, np.uint8)
-        self.header: DirectoryHeader = parse_header(
-            self._map[:PAGE_BYTES], len(self._bytes), self.path
-        )
+        self._header = parse_header(self._map[:PAGE_BYTES], len(self._bytes), self.path)
         self._checksums = self._load_checksums()
         self._checked = np.zeros(len(self._checksums), bool)
-        self._rows, self._layout = self.header.rows
-        self._tree = NameTree(self.samples, self.header.levels, self._name_block, self.path)
-        self._part_names = self._strings(SectionKind.PART_NAMES) or []
+        self._rows, self._layout = self._header.rows
+        self._tree = NameTree(self.samples, self._header.levels, self._name_block, self.path)
+        self._part_names = self._strings(SectionKind.PART_NAMES)
         self._class_names = self._strings(SectionKind.CLASS_NAMES)
+
+    @classmethod
+    def open(cls, path: bytes | str) -> ReferenceDirectory:
+        """The directory in the file at `path`."""
+        text = os.fsdecode(path)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise VolumeError(
+                f"{text}: cannot be opened: {e.strerror}.", path=text, errno=e.errno
+            ) from e
+        try:
+            return cls.from_fd(fd, text)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def from_fd(cls, fd: int, label: str) -> ReferenceDirectory:
+        """The directory in an open file; `fd` stays the caller's."""
+        size = os.fstat(fd).st_size
+        if size < PAGE_BYTES:
+            raise corrupt(
+                label, "file size in bytes", found=size, expected=f"{PAGE_BYTES:,} or more"
+            )
+        return cls(mmap.mmap(fd, size, access=mmap.ACCESS_READ), label)
 
     @property
     def samples(self) -> int:
         """Samples in this segment."""
-        return self.header.samples
+        return self._header.samples
 
     @property
     def extents(self) -> int:
         """Extents in this segment."""
-        return self.header.extents
+        return self._header.extents
 
     @property
     def uuid(self) -> bytes:
         """The segment's uuid, 16 bytes."""
-        return self.header.uuid
+        return self._header.uuid
 
     @property
     def has_crc(self) -> bool:
         """Whether the extents have checksums."""
         return self._layout.crc > 0
 
-    @property
-    def has_mtime(self) -> bool:
-        """Whether the extents have modification times."""
-        return self._layout.mtime > 0
+    def header(self) -> bytes:
+        """The header page: what the fingerprint is made of."""
+        return self._map[:PAGE_BYTES]
 
     @property
     def part_names(self) -> list[bytes]:
@@ -89,14 +106,14 @@ class ReferenceDirectory:
         return self._part_names
 
     @property
-    def class_names(self) -> list[bytes] | None:
-        """The names of labels 0, 1, ..., or None."""
+    def class_names(self) -> list[bytes]:
+        """The names of labels 0, 1, ...; empty where labels have none."""
         return self._class_names
 
     @property
     def labels(self) -> NDArray[Any] | None:
         """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
-        section = self.header.section(SectionKind.LABEL)
+        section = self._header.section(SectionKind.LABEL)
         return None if section is None else self._column(section, f"<i{section.width}")
 
     @property
@@ -104,7 +121,7 @@ class ReferenceDirectory:
         """The user's columns by name, each (n,) and read-only."""
         return {
             section.name: self._column(section, f"<{chr(section.parameters[0])}{section.width}")
-            for section in self.header.sections
+            for section in self._header.sections
             if section.kind == SectionKind.USER_COLUMN
         }
 
@@ -115,6 +132,10 @@ class ReferenceDirectory:
     def names(self, indices: Sequence[int] | NDArray[Any]) -> list[bytes]:
         """The names of many samples."""
         return [self.name(int(i)) for i in indices]
+
+    def index_at_rank(self, rank: int) -> int:
+        """The sample at a rank of the sorted name order."""
+        return self._from_rank(self._index(rank))
 
     def sorted_names(self) -> Iterator[bytes]:
         """All names in sorted order."""
@@ -128,46 +149,42 @@ class ReferenceDirectory:
             found[k] = -1 if rank < 0 else self._from_rank(rank)
         return found
 
-    def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, Any]:
+    def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, NDArray[np.int64]]:
         """Where samples lie.
 
         Args:
             indices: (k,) sample indices.
 
         Returns:
-            `first` (k+1,) int64: the extents of `indices[j]` are `first[j]` to `first[j+1]-1` of the
-            other arrays; `volume`, `offset`, `length` uint64; `crc` uint32 or None; `mtime` int64 or
-            None; `part` int64.
+            One int64 element per extent, in order: `sample`, `part`, `volume`, `offset`, `length`,
+            `crc` (0 where there is none) and `mtime_ns` (-1 where there is none).
         """
         wanted = np.asarray(indices, np.int64)
         if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.samples):
-            raise SampleNotFound(
-                f"{self.path}: sample index {self._outside(wanted)}, expected 0 to {self.samples - 1}.",
-                path=self.path,
-            )
+            self._index(int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max()))
         begin, end = self._extent_bounds(wanted)
         counts = end - begin
-        first = np.zeros(len(wanted) + 1, np.int64)
-        np.cumsum(counts, out=first[1:])
-        rows = np.repeat(begin - first[:-1], counts) + np.arange(int(first[-1]))
-        return {"first": first, **self._row_fields(rows), "part": self._parts(rows)}
+        ends = np.cumsum(counts)
+        rows = np.repeat(begin - (ends - counts), counts) + np.arange(int(counts.sum()))
+        samples = np.repeat(wanted, counts)
+        return {"sample": samples, "part": self._parts(rows), **self._row_fields(rows)}
 
     def verify(self) -> list[int]:
         """Checks every block; returns the file offsets of the damaged ones."""
-        payload = self._bytes[self.header.payload_offset :]
+        payload = self._bytes[self._header.payload_offset :]
         computed = native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
         bad = np.flatnonzero(computed != self._checksums)
-        return [self.header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
+        return [self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
 
     # -- the file -------------------------------------------------------------------------------
 
     def _load_checksums(self) -> NDArray[np.uint32]:
-        raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self.header.checksum_count]
+        raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
         computed = native.crc32c(raw.tobytes())
-        if computed != self.header.checksum_crc:
+        if computed != self._header.checksum_crc:
             raise corrupt(
                 self.path, "checksum of the page checksums", found=f"{computed:08x}",
-                expected=f"{self.header.checksum_crc:08x}", offset=PAGE_BYTES,
+                expected=f"{self._header.checksum_crc:08x}", offset=PAGE_BYTES,
             )  # fmt: skip
         return raw.view("<u4")
 
@@ -175,7 +192,7 @@ class ReferenceDirectory:
         for b in blocks:
             if self._checked[b]:
                 continue
-            start = self.header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES
+            start = self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES
             computed = native.crc32c(self._bytes[start : start + CHECKSUM_BLOCK_BYTES])
             if computed != self._checksums[b]:
                 raise corrupt(
@@ -186,7 +203,7 @@ class ReferenceDirectory:
 
     def _touch(self, start: int, end: int) -> NDArray[np.uint8]:
         """The file's bytes `start` to `end - 1`, checked."""
-        base = self.header.payload_offset
+        base = self._header.payload_offset
         if end > start:
             first = (start - base) // CHECKSUM_BLOCK_BYTES
             self._touch_blocks(range(first, (end - 1 - base) // CHECKSUM_BLOCK_BYTES + 1))
@@ -195,7 +212,7 @@ class ReferenceDirectory:
     def _touch_elements(self, section: Section, elements: NDArray[np.int64]) -> None:
         if not len(elements):
             return
-        start = section.offset - self.header.payload_offset + elements * section.width
+        start = section.offset - self._header.payload_offset + elements * section.width
         blocks = np.concatenate([start, start + section.width - 1]) // CHECKSUM_BLOCK_BYTES
         self._touch_blocks(np.unique(blocks))
 
@@ -208,10 +225,10 @@ class ReferenceDirectory:
     def _column(self, section: Section, dtype: str) -> NDArray[Any]:
         return self._touch(section.offset, section.offset + section.size_bytes).view(dtype)
 
-    def _strings(self, kind: SectionKind) -> list[bytes] | None:
-        section = self.header.section(kind)
+    def _strings(self, kind: SectionKind) -> list[bytes]:
+        section = self._header.section(kind)
         if section is None:
-            return None
+            return []
         end = section.offset + section.size_bytes
         data = self._touch(section.offset, end).tobytes()
         strings = []
@@ -232,8 +249,8 @@ class ReferenceDirectory:
     # -- names ----------------------------------------------------------------------------------
 
     def _name_block(self, level: int, block: int) -> tuple[memoryview, int]:
-        offsets = self.header.section(SectionKind.NAME_OFFSETS, level=level)
-        blob = self.header.section(SectionKind.NAME_BLOCKS, level=level)
+        offsets = self._header.section(SectionKind.NAME_OFFSETS, level=level)
+        blob = self._header.section(SectionKind.NAME_BLOCKS, level=level)
         assert offsets is not None
         assert blob is not None
         start, end = self._gather(offsets, np.array([block, block + 1])).tolist()
@@ -259,7 +276,7 @@ class ReferenceDirectory:
         return self._permuted(SectionKind.RANK_TO_INDEX, rank)
 
     def _permuted(self, kind: SectionKind, i: int) -> int:
-        section = self.header.section(kind)
+        section = self._header.section(kind)
         if section is None:
             return i
         value = int(self._gather(section, np.array([i]))[0])
@@ -272,14 +289,10 @@ class ReferenceDirectory:
 
     # -- extents --------------------------------------------------------------------------------
 
-    @staticmethod
-    def _outside(wanted: NDArray[np.int64]) -> int:
-        return int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max())
-
     def _extent_bounds(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        section = self.header.section(SectionKind.FIRST_EXTENT)
+        section = self._header.section(SectionKind.FIRST_EXTENT)
         if section is None:
             return indices, indices + 1
         begin = self._gather(section, indices)
@@ -294,26 +307,23 @@ class ReferenceDirectory:
             )  # fmt: skip
         return begin, end
 
-    def _row_fields(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any] | None]:
+    def _row_fields(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
         self._touch_elements(self._rows, rows)
         start, width = self._rows.offset, self._rows.width
         table = self._bytes[start : start + self._rows.size_bytes].reshape(-1, width)[rows]
         layout = self._layout
-        fields: dict[str, NDArray[Any] | None] = {}
+        fields: dict[str, NDArray[np.int64]] = {}
         at = 0
         for name in ("volume", "offset", "length", "crc", "mtime"):
             field_width = getattr(layout, name)
-            fields[name] = _widen(table[:, at : at + field_width])
+            fields[name] = _widen(table[:, at : at + field_width]).view(np.int64)
             at += field_width
-        crc, mtime = fields["crc"], fields["mtime"]
-        assert crc is not None
-        assert mtime is not None
-        fields["crc"] = crc.astype(np.uint32) if layout.crc else None
-        fields["mtime"] = mtime.view(np.int64) if layout.mtime else None
+        mtime = fields.pop("mtime")
+        fields["mtime_ns"] = mtime if layout.mtime else np.full(len(rows), -1, np.int64)
         return fields
 
     def _parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        section = self.header.section(SectionKind.PART)
+        section = self._header.section(SectionKind.PART)
         if section is None:
             return np.zeros(len(rows), np.int64)
         parts = self._gather(section, rows)
@@ -330,25 +340,3 @@ def _widen(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
     wide = np.zeros((len(columns), 8), np.uint8)
     wide[:, : columns.shape[1]] = columns
     return wide.view("<u8").reshape(-1)
-
-
-def _map_file(path: str) -> mmap.mmap:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise StoreNotFound(
-            f"{path}: there is no such sample directory.",
-            path=path,
-            next_step="Pack or index the source again, or restore the file.",
-        ) from None
-    except OSError as e:
-        raise VolumeError(
-            f"{path}: cannot be opened: {e.strerror}.", path=path, errno=e.errno
-        ) from e
-    try:
-        size = os.fstat(fd).st_size
-        if size < PAGE_BYTES:
-            raise corrupt(path, "file size in bytes", found=size, expected=f"{PAGE_BYTES:,} or more")
-        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-    finally:
-        os.close(fd)

@@ -163,9 +163,7 @@ def _check(columns: DirectoryColumns) -> None:
     if columns.first_extent is None and n != m:
         raise ValueError(f"first_extent is missing for {n} samples with {m} extents")
     if columns.first_extent is not None and len(columns.first_extent) != n + 1:
-        raise ValueError(
-            f"first_extent has {len(columns.first_extent)} elements, expected {n + 1}"
-        )
+        raise ValueError(f"first_extent has {len(columns.first_extent)} elements, expected {n + 1}")
     if not 1 <= len(columns.part_names) <= PARTS_MAX:
         raise SourceError(
             f"The samples have {len(columns.part_names):,} different parts, expected 1 to "
@@ -268,7 +266,9 @@ def _draft_labels(columns: DirectoryColumns) -> Iterator[_Draft]:
         return
     low, high = int(labels.min()), int(labels.max())
     dtype = next(
-        np.dtype(f"<i{w}") for w in (1, 2, 4, 8) if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)
+        np.dtype(f"<i{w}")
+        for w in (1, 2, 4, 8)
+        if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)
     )
     stored = labels.astype(dtype, copy=False)
     yield _Draft(SectionKind.LABEL, dtype.itemsize, stored.nbytes, len(stored), stored)
@@ -278,9 +278,7 @@ def _draft_names(tree: NameLevels, samples: int) -> Iterator[_Draft]:
     counts = samples
     for level, (offsets, blob) in enumerate(tree.levels):
         yield _unsigned(SectionKind.NAME_OFFSETS, offsets, len(blob), level)
-        yield _Draft(
-            SectionKind.NAME_BLOCKS, 0, len(blob), counts, blob, bytes([level]) + bytes(7)
-        )
+        yield _Draft(SectionKind.NAME_BLOCKS, 0, len(blob), counts, blob, bytes([level]) + bytes(7))
         counts = -(-counts // 16)
     if tree.rank_to_index is not None:
         ranks = tree.rank_to_index
@@ -325,7 +323,12 @@ def _place(drafts: list[_Draft], payload_offset: int) -> tuple[list[Section], in
         offset = -(-end // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
         sections.append(
             Section(
-                draft.kind, draft.width, offset, draft.size_bytes, draft.count, draft.parameters,
+                draft.kind,
+                draft.width,
+                offset,
+                draft.size_bytes,
+                draft.count,
+                draft.parameters,
                 draft.name,
             )  # fmt: skip
         )

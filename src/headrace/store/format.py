@@ -241,16 +241,34 @@ def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
         if not ok:
             raise corrupt(path, what, found=found, expected=expected, offset=offset)
 
-    expect(stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16)
+    expect(
+        stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16
+    )
     expect(samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24)
     expect(
-        samples <= extents <= SAMPLES_MAX * 16, "number of extents", extents, f"{samples} or more", 32
+        samples <= extents <= file_bytes,  # an extent's row takes a byte at least
+        "number of extents",
+        extents,
+        f"{samples} to {file_bytes}",
+        32,
     )
     expect(
-        section_count <= SECTIONS_MAX, "number of sections", section_count, f"at most {SECTIONS_MAX}", 40
+        section_count <= SECTIONS_MAX,
+        "number of sections",
+        section_count,
+        f"at most {SECTIONS_MAX}",
+        40,
     )
-    expect(block_bytes == CHECKSUM_BLOCK_BYTES, "checksum block size", block_bytes, CHECKSUM_BLOCK_BYTES, 44)
-    expect(checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48)
+    expect(
+        block_bytes == CHECKSUM_BLOCK_BYTES,
+        "checksum block size",
+        block_bytes,
+        CHECKSUM_BLOCK_BYTES,
+        44,
+    )
+    expect(
+        checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48
+    )
     expect(
         payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes,
         "payload offset", payload_offset, f"a multiple of {PAGE_BYTES} inside the file", 72,
@@ -280,11 +298,15 @@ def _parse_section(page: bytes, i: int, path: str) -> Section:
     try:
         section_kind = SectionKind(kind)
     except ValueError:
-        raise corrupt(path, "kind of a section", found=kind, expected="1 to 11", offset=at) from None
+        raise corrupt(
+            path, "kind of a section", found=kind, expected="1 to 11", offset=at
+        ) from None
     try:
         text = name.rstrip(b"\0").decode()
     except UnicodeDecodeError:
-        raise corrupt(path, "name of a section", found=name, expected="UTF-8", offset=at + 40) from None
+        raise corrupt(
+            path, "name of a section", found=name, expected="UTF-8", offset=at + 40
+        ) from None
     return Section(section_kind, width, offset, size_bytes, count, parameters, text)
 
 
@@ -389,7 +411,10 @@ def _expected_count(header: DirectoryHeader, section: Section) -> int | None:
 def _check_presence(header: DirectoryHeader, path: str) -> None:
     """Each section stands once, and those that depend on others stand exactly where they must."""
     keys = [
-        (s.kind, s.level if s.kind in _LEVELLED else s.name if s.kind == SectionKind.USER_COLUMN else 0)
+        (
+            s.kind,
+            s.level if s.kind in _LEVELLED else s.name if s.kind == SectionKind.USER_COLUMN else 0,
+        )
         for s in header.sections
     ]
     present = set(keys)

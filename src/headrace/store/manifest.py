@@ -161,9 +161,7 @@ def _read(path: str) -> bytes:
             next_step="Make one with headrace.pack() or headrace.index().",
         ) from None
     except OSError as e:
-        raise VolumeError(
-            f"{path}: cannot be read: {e.strerror}.", path=path, errno=e.errno
-        ) from e
+        raise VolumeError(f"{path}: cannot be read: {e.strerror}.", path=path, errno=e.errno) from e
     if len(data) > BYTES_MAX:
         raise corrupt(
             path, "manifest size in bytes", found=f"more than {BYTES_MAX:,}",
@@ -213,9 +211,7 @@ class _Checker:
             uuid=self._hex(entry, "uuid", where),
             samples=samples,
             extents=extents,
-            volumes=tuple(
-                self._volume(v, f"{where}.volumes[{i}]") for i, v in enumerate(volumes)
-            ),
+            volumes=tuple(self._volume(v, f"{where}.volumes[{i}]") for i, v in enumerate(volumes)),
             source=source,
         )
 

@@ -61,7 +61,14 @@ def build_levels(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLe
     builder = native.find("build_names")
     if builder is None:
         return build_levels_reference(blob, offsets)
-    ranks, levels = builder(blob, offsets)
+    try:
+        ranks, levels = builder(blob, offsets)
+    except ValueError as e:
+        raise SourceError(
+            f"The names cannot be stored: {e}.",
+            next_step="Rename one of them, or pass prefix_names=True where the source is several "
+            "files.",
+        ) from e
     return NameLevels(ranks, tuple(levels))
 
 
@@ -223,7 +230,9 @@ def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[b
             shared, at = varint(at)
         size, at = varint(at)
         if shared > len(before) or at + size > len(data) or shared + size > NAME_BYTES_MAX:
-            raise bad("length of a name", (shared, size), "within the block and the name before", at)
+            raise bad(
+                "length of a name", (shared, size), "within the block and the name before", at
+            )
         name = before[:shared] + bytes(data[at : at + size])
         at += size
         if i and name <= before:

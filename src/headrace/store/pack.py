@@ -143,15 +143,13 @@ def pack(
     started = time.monotonic()
     place = Path(os.path.abspath(os.fspath(target)))  # noqa: PTH100 - no symlinks resolved
     check_target(place, overwrite=overwrite)
-    found = open_source(
-        source, SourceOptions(extensions, prefix_names, on_error, options.workers)
-    )
+    found = open_source(source, SourceOptions(extensions, prefix_names, on_error, options.workers))
     with open_partial(partial_path(place)) as partial:
         check_target(place, overwrite=overwrite)
         _begin(partial, found, options, 0, resume=resume)
         job = _Job(found, partial, options, 0, on_error, progress)
         segment, page = job.run()
-        with _disk_errors(partial.path):
+        with disk_errors(partial.path):
             Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,)).save(partial.store)
             if os.path.lexists(place):
                 check_target(place, overwrite=overwrite)
@@ -198,7 +196,7 @@ def append(
         _begin(partial, found, options, number, resume=resume)
         job = _Job(found, partial, options, number, on_error, progress, before=place)
         segment, page = job.run()
-        with _disk_errors(place):
+        with disk_errors(place):
             _adopt(partial, place, manifest, segment, page)
         partial.remove()
     return job.report(str(place), time.monotonic() - started)
@@ -245,7 +243,7 @@ def _header_page(path: Path) -> bytes:
         return f.read(4096)
 
 
-class _disk_errors:  # noqa: N801 - used like a function
+class disk_errors:  # noqa: N801 - used like a function
     """Turns the system's refusals while publishing into `VolumeError`."""
 
     def __init__(self, path: Path) -> None:
@@ -312,9 +310,7 @@ class _Job:
 
     def report(self, path: str, seconds: float) -> WriteReport:
         """What was done."""
-        return WriteReport(
-            path, self._samples, self._bytes, self._resumed, self._skipped, seconds
-        )
+        return WriteReport(path, self._samples, self._bytes, self._resumed, self._skipped, seconds)
 
     def _open_writer(self) -> SegmentWriter:
         writer = self._new_writer()

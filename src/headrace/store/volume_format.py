@@ -35,7 +35,9 @@ class VolumeHeader:
 
 def volume_uuid(segment_uuid: bytes, number: int) -> bytes:
     """The uuid of volume `number` of a segment: made of its content, like the segment's."""
-    return hashlib.sha256(b"headrace volume" + segment_uuid + struct.pack("<I", number)).digest()[:16]
+    return hashlib.sha256(b"headrace volume" + segment_uuid + struct.pack("<I", number)).digest()[
+        :16
+    ]
 
 
 def parse_volume_header(page: bytes, path: str) -> VolumeHeader:

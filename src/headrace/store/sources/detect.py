@@ -112,7 +112,9 @@ def detect_file(path: str) -> str:
         return "tar"
     if ".tfrecord" in name or looks_like_tfrecord(head):
         return "tfrecord"
-    if head[257:262] == b"ustar" or (compression_of(head) and name.endswith((".gz", ".bz2", ".xz"))):
+    if head[257:262] == b"ustar" or (
+        compression_of(head) and name.endswith((".gz", ".bz2", ".xz"))
+    ):
         return "tar"
     raise SourceError(
         f"{path}: begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",

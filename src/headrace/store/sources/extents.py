@@ -86,7 +86,7 @@ class ScanReader:
 
     def __init__(self, scan: Scan, *, on_error: str = "raise") -> None:
         self._scan = scan
-        self._skip = on_error == "skip"
+        self.skip = on_error == "skip"
         self._firsts = scan.columns.firsts
         self._buffers: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
 
@@ -114,7 +114,7 @@ class ScanReader:
                 try:
                     sample_crc, after = self._read_sample(files, begin, end, view, at, sample)
                 except SourceError as e:
-                    if not self._skip:
+                    if not self.skip:
                         raise
                     batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
                     counts[k] = 0

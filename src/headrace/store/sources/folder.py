@@ -54,9 +54,7 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
     if options.on_error == "raise":
         raise_problems(root, listing.problems)
     if not listing.files:
-        raise no_samples(
-            root, f" that end in {options.extensions}" if options.extensions else ""
-        )
+        raise no_samples(root, f" that end in {options.extensions}" if options.extensions else "")
     files = sorted(listing.files)
     names, name_offsets = join_names([f[0] for f in files])
     labels, classes = _label(files)

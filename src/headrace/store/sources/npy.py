@@ -197,7 +197,11 @@ def _split_labels(
     data = f.read(array.end - array.offset)
     if len(data) < array.end - array.offset:
         raise damaged(
-            path, f"array {array.key!r}", f"{len(data)} bytes", array.end - array.offset, array.offset
+            path,
+            f"array {array.key!r}",
+            f"{len(data)} bytes",
+            array.end - array.offset,
+            array.offset,
         )
     return [a for a in arrays if a is not array], np.frombuffer(data, array.dtype).astype(np.int64)
 

@@ -104,7 +104,9 @@ class Scan:
             errors="surrogateescape"))  # fmt: skip
         for column in (c.names, c.name_offsets, c.volume, c.offset, c.length, c.crc, c.mtime,
                        c.first_extent, c.part, c.labels, *c.columns.values()):  # fmt: skip
-            digest.update(b"-" if column is None else np.ascontiguousarray(column).view(np.uint8).data)
+            digest.update(
+                b"-" if column is None else np.ascontiguousarray(column).view(np.uint8).data
+            )
         return digest.digest()
 
 

@@ -304,7 +304,9 @@ def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
         record = data[i + len(digits) + 1 : i + size]
         key, equals, value = record.partition(b"=")
         if not equals or not record.endswith(b"\n") or i + size > len(data):
-            raise damaged(path, "record of a pax header", data[i : i + 20], "length key=value", at + i)
+            raise damaged(
+                path, "record of a pax header", data[i : i + 20], "length key=value", at + i
+            )
         out[key] = value[:-1]
         i += size
     return out
