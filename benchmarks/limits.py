@@ -1,0 +1,104 @@
+"""The limits: what a C program reaches on the same packed file, with no loader around it.
+
+`limit_probe` is built from `limit_probe.cc` (CMake option HEADRACE_BENCH). It plays the part of an
+engine under the names `limit:MODE:N`, N threads or depth.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.forms import MANIFEST, PACKED
+
+if TYPE_CHECKING:
+    from benchmarks.datasets import DataSet
+
+PREFIX = "limit:"
+
+PREAD = "pread"
+MMAP = "mmap"
+URING = "uring-direct"
+URING_4K = "uring-direct-4k"
+PREAD_DIRECT = "preaddirect"
+
+HOT = tuple(f"{PREFIX}{mode}" for mode in ("pread:1", "pread:2", "mmap:1"))
+COLD_A = tuple(
+    f"{PREFIX}{mode}"
+    for mode in (
+        "pread:16",
+        "preaddirect:16",
+        "uring-direct:8",
+        "uring-direct:32",
+        "uring-direct:64",
+    )
+)
+COLD_B = tuple(
+    f"{PREFIX}{mode}"
+    for mode in ("pread:16", "uring-direct:64", "uring-direct-4k:64", "uring-direct-4k:128")
+)
+
+
+class NoProbeError(Exception):
+    """The probe is not built."""
+
+
+def find_probe(root: Path = Path("build")) -> Path:
+    """The built probe: $HEADRACE_LIMIT_PROBE, or wherever the build put it below `build/`."""
+    named = os.environ.get("HEADRACE_LIMIT_PROBE")
+    found = [Path(named)] if named else sorted(root.rglob("limit_probe"))
+    for path in found:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    raise NoProbeError(
+        "limit_probe is not built: no limits are measured, and targets against them stay open. "
+        "Build it with: cmake -S . -B build/probe -DHEADRACE_PYTHON=OFF -DHEADRACE_BENCH=ON "
+        "&& cmake --build build/probe --target limit_probe"
+    )
+
+
+def mode_of(engine: str) -> tuple[str, int]:
+    """The mode and the threads or depth in an engine's name."""
+    _, mode, width = engine.split(":")
+    return mode, int(width)
+
+
+# What the probe may reach at most, in samples/s: it stops by samples, not by the clock, and a run
+# should last about as long as an engine's. Rounded up from the first measurements.
+_RATES = {
+    ("A", PREAD): 10_000,
+    ("A", MMAP): 500,
+    ("A", URING): 15_000,
+    ("A", PREAD_DIRECT): 15_000,
+    ("B", PREAD): 75_000,
+    ("B", MMAP): 5_000,
+    ("B", URING): 120_000,
+    ("B", URING_4K): 120_000,
+    ("B", PREAD_DIRECT): 75_000,
+}
+
+
+def cap_samples(data: DataSet, engine: str, temperature: str, seconds: float) -> int:
+    """The samples of one probe run: an epoch when hot, else about `seconds` worth."""
+    if temperature == "hot":
+        return data.samples
+    return min(data.samples, round(_RATES[data.name, mode_of(engine)[0]] * seconds))
+
+
+def command(engine: str, path: Path, data: DataSet, seed: int, samples: int) -> list[str]:
+    """The probe's command line for one run."""
+    mode, width = mode_of(engine)
+    options = {
+        "manifest": path / MANIFEST,
+        "file": path / PACKED,
+        "mode": mode,
+        "threads": width,
+        "batch": data.batch_size,
+        "seed": seed,
+        "samples": samples,
+    }
+    words = [str(find_probe())]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    return words
