@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks import datasets
 from benchmarks.check import FlatBatch
 from benchmarks.loaders import Plain
@@ -44,7 +46,7 @@ class Exact(Plain):
         for batch in loader:
             # Samples of a direct read lie where the read put them: in any order, with gaps.
             yield FlatBatch(
-                data=batch.data,
+                data=np.asarray(batch.data),
                 starts=batch.offsets,
                 ends=batch.offsets + batch.lengths,
                 labels=batch.labels if labelled else None,

@@ -1,6 +1,9 @@
 """The loader benchmark judges by its own figures: it must measure, count and refuse rightly."""
 
+import itertools
 import json
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from benchmarks.results import Key, Results
 from benchmarks.run_one import Run, RunSpec, numpy_baseline, run
 from benchmarks.targets import directory_targets, judge
 
-from benchmarks import cache, datasets, forms, limits, loader, loaders, tables
+from benchmarks import cache, datasets, directory, forms, limits, loader, loaders, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 3
@@ -355,3 +358,34 @@ def test_every_probe_has_a_rate_to_be_capped_by():
         data = datasets.data_set(name)
         for engine in (*probes, *limits.HOT):
             assert 0 < limits.cap_samples(data, engine, "cold", 2.5) <= data.samples
+
+
+# ---- the directory benchmark ----
+
+
+def test_directory_names_look_like_imagenet_and_every_one_is_different():
+    names = directory.all_names(2500)
+    starts, text = names.offsets.tolist(), names.blob.tobytes()
+    listed = [text[a:b].decode() for a, b in itertools.pairwise(starts)]
+    assert len(set(listed)) == len(listed) == 2500
+    assert all(re.fullmatch(r"(n\d{8})/\1_\d+\.JPEG", name) for name in listed)
+    assert names.labels.tolist() == sorted(names.labels.tolist())
+
+
+@pytest.mark.parametrize(("samples", "wanted"), [(2500, 700), (2500, 2500), (40, 40)])
+def test_random_directory_names_come_with_their_indices(samples, wanted):
+    names = directory.all_names(samples)
+    starts, text = names.offsets.tolist(), names.blob.tobytes()
+    asked, expected = directory.random_names(samples, wanted)
+    assert len(asked) == len(set(asked)) == wanted
+    for name, index in zip(asked, expected.tolist(), strict=True):
+        assert text[starts[index] : starts[index + 1]].decode() == name
+
+
+def test_name_bytes_are_read_from_the_section_table(tmp_path):
+    sections = [(1, 13, 8192, 1300, 100, 0), (8, 2, 9500, 14, 7, 0), (9, 0, 9600, 900, 100, 0)]
+    table = b"".join(struct.pack("<IIQQQQ24x", *section) for section in sections)
+    header = struct.pack("<40xI84x", len(sections)) + table
+    path = tmp_path / "names.hrd"
+    path.write_bytes(header.ljust(4096, b"\0"))
+    assert directory.name_bytes(path) == 914
