@@ -109,14 +109,22 @@ def random_names(samples: int, wanted: int) -> tuple[list[str], NDArray[np.int64
 
 def write(path: Path, samples: int) -> None:
     """Writes a directory of `samples` names, with extents, checksums and labels."""
-    from headrace.store import directory_writer
+    from headrace.store.directory_writer import DirectoryColumns, write_directory
 
     names = all_names(samples)
     rng = np.random.default_rng(_SEED)
     lengths = rng.integers(4_000, 2 * _MEAN_SAMPLE_BYTES, size=samples, dtype=np.uint64)
-    offsets = np.cumsum(lengths) - lengths + 4096
-    crcs = rng.integers(0, 1 << 32, size=samples, dtype=np.uint32)
-    directory_writer.write_directory(path, names, offsets, lengths, crcs)
+    columns = DirectoryColumns(
+        names=names.blob,
+        name_offsets=names.offsets,
+        volume=np.zeros(samples, np.uint8),
+        offset=np.cumsum(lengths) - lengths + 4096,
+        length=lengths,
+        crc=rng.integers(0, 1 << 32, size=samples, dtype=np.uint32),
+        labels=names.labels,
+        class_names=tuple(name.encode() for name in class_names()),
+    )
+    write_directory(columns, path)
 
 
 def _write_in_a_process(path: Path, samples: int) -> dict[str, float]:
@@ -143,7 +151,7 @@ def _open_ms(path: Path) -> tuple[object, float]:
     from headrace._native import Directory
 
     started = time.perf_counter()
-    directory = Directory.open(os.fspath(path))
+    directory = Directory.open(os.fsencode(path))
     return directory, 1e3 * (time.perf_counter() - started)
 
 
@@ -165,11 +173,10 @@ def measure_find(path: Path, samples: int, wanted: int) -> dict[str, float]:
     """Bulk look-ups of random names, checked; the first touches and checks the pages."""
     directory, _ = _open_ms(path)
     names, expected = random_names(samples, wanted)
-    queries = [name.encode() for name in names]
     nanoseconds = []
     for _ in range(LOOKUPS + 1):
         started = time.perf_counter()
-        found = directory.find_many(queries)  # type: ignore[attr-defined]
+        found = directory.find_many(names)  # type: ignore[attr-defined]
         nanoseconds.append(1e9 * (time.perf_counter() - started) / len(names))
         if not np.array_equal(found, expected):
             raise AssertionError("find_many found other samples than those that were written")

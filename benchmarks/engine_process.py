@@ -1,8 +1,8 @@
 """The process that an engine under test lives in; started by `run_one`, never by hand.
 
 It imports, says `ready`, waits for `go` while its parent empties or fills the page cache, opens,
-delivers one epoch or as much of it as the caps allow, reports, and waits for `bye` so that the
-parent can take the last memory sample of a process that still holds everything.
+delivers one epoch or as much of it as the caps allow, says `measured`, waits while its parent
+takes the last memory sample, makes up its accounts and reports.
 
 Messages are JSON lines on a pipe of their own: libraries print what they like on stdout.
 """
@@ -22,6 +22,8 @@ from benchmarks.check import Checker, WrongDeliveryError
 from benchmarks.processes import cpu_seconds_so_far, machine_cpu_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.datasets import DataSet
     from benchmarks.loaders import Loader
 
@@ -50,8 +52,18 @@ class Delivered:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-def deliver(loader: Loader, data: DataSet, path: Path, seed: int, caps: Caps) -> Delivered:
-    """Opens the data set, takes batches until the epoch or a cap ends, and checks every sample."""
+def deliver(
+    loader: Loader,
+    data: DataSet,
+    path: Path,
+    seed: int,
+    caps: Caps,
+    measured: Callable[[], None] = lambda: None,
+) -> Delivered:
+    """Opens the data set, takes batches until the epoch or a cap ends, and checks every sample.
+
+    `measured` is called before the accounts are made up, which takes memory of its own.
+    """
     result = Delivered()
     started = time.perf_counter()
     loader.open(data, path)
@@ -59,6 +71,7 @@ def deliver(loader: Loader, data: DataSet, path: Path, seed: int, caps: Caps) ->
     checker = Checker(data.samples)
     try:
         _timed(loader, seed, caps, checker, result)
+        measured()
         checker.finish(complete=result.complete)
     except WrongDeliveryError as error:
         result.wrong = str(error)
@@ -102,9 +115,13 @@ def main() -> int:
         if orders.readline() != "go\n":
             return 1
         caps = Caps(options.cap_samples, options.cap_seconds)
-        result = deliver(loader, data, Path(options.path), options.seed, caps)
+
+        def measured() -> None:
+            print(json.dumps({"event": "measured"}), file=reports, flush=True)
+            orders.readline()
+
+        result = deliver(loader, data, Path(options.path), options.seed, caps, measured)
         print(json.dumps({"event": "done", **asdict(result)}), file=reports, flush=True)
-        orders.readline()
         loader.close()
     return 0
 

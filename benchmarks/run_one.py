@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from benchmarks.cache import Temperature
     from benchmarks.datasets import DataSet
 
+ROOT = Path(__file__).resolve().parents[1]
+
 IMPORT_TIMEOUT_S = 120
 SLACK_S = 120
 """A run may overstep its cap by one batch: a cold batch of a slow engine takes seconds."""
@@ -102,6 +104,7 @@ class _Child:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            cwd=ROOT,  # where `-m benchmarks...` is found
             pass_fds=(orders_read, reports_write),
             start_new_session=True,  # so that its workers can be ended with it
         )
@@ -203,7 +206,9 @@ def _run_loader(spec: RunSpec, path: Path, paths: list[Path], result: Run) -> No
             report = child.receive(spec.cap_seconds + SLACK_S)
         finally:
             peak = sampler.stop()
-        child.send("bye")
+        if report["event"] == "measured":  # a wrong delivery ends the run before
+            child.send("account")
+            report = child.receive(SLACK_S)
     _note_memory(result, peak, sampler.taken)
     for name, value in report.items():
         if name != "event":
@@ -274,7 +279,7 @@ def parse(arguments: Sequence[str] | None = None) -> RunSpec:
         seed=options.seed,
         cap_samples=min(options.samples or data.samples, data.samples),
         cap_seconds=options.seconds,
-        root=options.dir,
+        root=options.dir.resolve(),
     )
 
 
