@@ -64,39 +64,20 @@ def mode_of(engine: str) -> tuple[str, int]:
     return mode, int(width)
 
 
-# What the probe may reach at most, in samples/s: it stops by samples, not by the clock, and a run
-# should last about as long as an engine's. Rounded up from the first measurements.
-_RATES = {
-    ("A", PREAD): 10_000,
-    ("A", MMAP): 500,
-    ("A", URING): 15_000,
-    ("A", PREAD_DIRECT): 15_000,
-    ("B", PREAD): 75_000,
-    ("B", MMAP): 5_000,
-    ("B", URING): 120_000,
-    ("B", URING_4K): 120_000,
-    ("B", PREAD_DIRECT): 75_000,
-}
-
-
-def cap_samples(data: DataSet, engine: str, temperature: str, seconds: float) -> int:
-    """The samples of one probe run: an epoch when hot, else about `seconds` worth."""
-    if temperature == "hot":
-        return data.samples
-    return min(data.samples, round(_RATES[data.name, mode_of(engine)[0]] * seconds))
-
-
-def command(engine: str, path: Path, data: DataSet, seed: int, samples: int) -> list[str]:
-    """The probe's command line for one run."""
+def command(
+    engine: str, path: Path, data: DataSet, seed: int, caps: tuple[int, float]
+) -> list[str]:
+    """The probe's command line for one run that ends at `caps`: samples, seconds."""
     mode, width = mode_of(engine)
     options = {
-        "manifest": path / MANIFEST,
-        "file": path / PACKED,
         "mode": mode,
-        "threads": width,
+        "file": path / PACKED,
+        "manifest": path / MANIFEST,
+        "depth" if mode in (URING, URING_4K) else "threads": width,
         "batch": data.batch_size,
         "seed": seed,
-        "samples": samples,
+        "samples": caps[0],
+        "seconds": caps[1],
     }
     words = [str(find_probe())]
     for name, value in options.items():

@@ -221,7 +221,8 @@ def _note_memory(result: Run, peak: Memory, taken: int) -> None:
 
 
 def _run_limit(spec: RunSpec, path: Path, paths: list[Path], result: Run) -> None:
-    command = limits.command(spec.engine, path, spec.data, spec.seed, spec.cap_samples)
+    caps = (spec.cap_samples, spec.cap_seconds)
+    command = limits.command(spec.engine, path, spec.data, spec.seed, caps)
     _prepare(spec, paths)
     result.resident_before = cache.resident_fraction(paths)
     with subprocess.Popen(

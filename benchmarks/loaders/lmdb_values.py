@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import datasets
 from benchmarks.forms import lmdb_key
@@ -28,7 +28,7 @@ class Lmdb(Plain):
     def load(self) -> None:
         import lmdb
 
-        self._lmdb = lmdb
+        self._lmdb: Any = lmdb  # its stubs know nothing of a key that must exist
 
     def open(self, data: DataSet, path: Path) -> None:
         self._data = data

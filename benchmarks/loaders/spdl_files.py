@@ -6,7 +6,7 @@ batches of paths go in, four threads read them. Four was its best on two cores.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import datasets
 from benchmarks.loaders import Plain
@@ -35,7 +35,7 @@ class Spdl(Plain):
     def load(self) -> None:
         import spdl.pipeline
 
-        self._pipeline_module = spdl.pipeline
+        self._pipeline_module: Any = spdl.pipeline
 
     def open(self, data: DataSet, path: Path) -> None:
         self._data = data

@@ -8,7 +8,7 @@ that a hot run knows which files to warm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import datasets
 from benchmarks.loaders import Plain
@@ -49,7 +49,7 @@ class Torch0(Plain):
     def load(self) -> None:
         import torch.utils.data
 
-        self._torch = torch
+        self._torch: Any = torch  # its stubs ask for a base class that it does not need
 
     def open(self, data: DataSet, path: Path) -> None:
         self._data = data

@@ -353,11 +353,26 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(capsys):
     assert "headrace" in capsys.readouterr().err
 
 
-def test_every_probe_has_a_rate_to_be_capped_by():
-    for name, probes in (("A", limits.COLD_A), ("B", limits.COLD_B)):
-        data = datasets.data_set(name)
-        for engine in (*probes, *limits.HOT):
-            assert 0 < limits.cap_samples(data, engine, "cold", 2.5) <= data.samples
+def test_probes_are_told_their_width_and_caps(tmp_path, monkeypatch):
+    probe = tmp_path / "limit_probe"
+    probe.touch(mode=0o755)
+    monkeypatch.setenv("HEADRACE_LIMIT_PROBE", str(probe))
+    data = datasets.data_set("B")
+    words = limits.command("limit:uring-direct:64", tmp_path, data, 7, (1000, 2.0))
+    assert words[0] == str(probe)
+    told = dict(zip(words[1::2], words[2::2], strict=True))
+    assert (told["--mode"], told["--depth"]) == ("uring-direct", "64")
+    assert (told["--batch"], told["--samples"], told["--seconds"]) == ("1024", "1000", "2.0")
+    words = limits.command("limit:pread:2", tmp_path, data, 7, (1000, 2.0))
+    assert words[words.index("--threads") + 1] == "2"
+
+
+def test_only_hot_runs_over_a_million_files_are_cut_short():
+    data = datasets.data_set("B")
+    assert loader.cap_samples(data, "openread", "hot") < data.samples
+    assert loader.cap_samples(data, "openread", "cold") == data.samples
+    assert loader.cap_samples(data, "lmdb", "hot") == data.samples
+    assert loader.cap_samples(data, "limit:mmap:1", "hot") == data.samples
 
 
 # ---- the directory benchmark ----
