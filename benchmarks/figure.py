@@ -39,6 +39,8 @@ def _panel(axes: Any, results: Results, dataset: str, temperature: str) -> None:
     else:
         axes.set_xlabel("samples/s", fontsize=8)
     axes.set_title(f"{_TITLES[dataset]}, {temperature}", fontsize=10, loc="left")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.margins(x=0.18)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

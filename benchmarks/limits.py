@@ -6,14 +6,19 @@ engine under the names `limit:MODE:N`, N threads or depth.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import forms
 from benchmarks.forms import MANIFEST, PACKED
 
 if TYPE_CHECKING:
     from benchmarks.datasets import DataSet
+
+BUILD = Path(__file__).resolve().parents[1] / "build"
 
 PREFIX = "limit:"
 
@@ -44,7 +49,7 @@ class NoProbeError(Exception):
     """The probe is not built."""
 
 
-def find_probe(root: Path = Path("build")) -> Path:
+def find_probe(root: Path = BUILD) -> Path:
     """The built probe: $HEADRACE_LIMIT_PROBE, or wherever the build put it below `build/`."""
     named = os.environ.get("HEADRACE_LIMIT_PROBE")
     found = [Path(named)] if named else sorted(root.rglob("limit_probe"))
@@ -56,6 +61,28 @@ def find_probe(root: Path = Path("build")) -> Path:
         "Build it with: cmake -S . -B build/probe -DHEADRACE_PYTHON=OFF -DHEADRACE_BENCH=ON "
         "&& cmake --build build/probe --target limit_probe"
     )
+
+
+def ensure_probe(source: Path) -> None:
+    """Builds the probe below `source`/build unless it is there; says so where it cannot."""
+    build = source / "build/probe"
+    with contextlib.suppress(NoProbeError):
+        find_probe(source / "build")
+        return
+    forms.say("building limit_probe")
+    configure = ["cmake", "-S", str(source), "-B", str(build)]
+    configure += ["-DHEADRACE_PYTHON=OFF", "-DHEADRACE_BENCH=ON"]
+    compile_it = ["cmake", "--build", str(build), "--target", "limit_probe"]
+    for words in (configure, compile_it):
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True)
+        except FileNotFoundError:
+            forms.say("cmake was not found: the limits are left out")
+            return
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr or error.stdout).strip().splitlines()[-1:]
+            forms.say(f"{' '.join(words)} failed: {''.join(last)}. The limits are left out.")
+            return
 
 
 def mode_of(engine: str) -> tuple[str, int]:

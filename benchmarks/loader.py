@@ -267,6 +267,8 @@ def main() -> int:
     if "cold" in options.temperatures and os.geteuid() != 0:
         forms.say("Cold runs drop the page cache, which needs root: run as root, or --only hot.")
         return 2
+    if any(spec.engine.startswith(limits.PREFIX) for spec in specs):
+        limits.ensure_probe(ROOT)
     circumstances = machine.describe(Path.cwd())
     failed = generate(specs)
     baseline = numpy_baseline()

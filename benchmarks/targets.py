@@ -106,14 +106,18 @@ def _blocked(results: Results) -> Target:
     runs = results.cell(key)
     if not runs:
         return target
-    level = runs[-1].facts.get("randomness_level")
-    shown = (
-        f"randomness level H/H_full {level:.3f}"
-        if isinstance(level, float)
-        else ("randomness level not reported")
+    facts = runs[-1].facts
+    level = ", ".join(
+        f"{name.replace('_', ' ')} {facts[name]:.3f}"
+        for name in ("randomness_level", "entropy_share")
+        if isinstance(facts.get(name), float)
     )
     return Target(
-        target.name, target.required, target.measured, target.verdict, f"{target.note}; {shown}"
+        target.name,
+        target.required,
+        target.measured,
+        target.verdict,
+        f"{target.note}; {level or 'no randomness level'}",
     )
 
 
