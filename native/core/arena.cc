@@ -40,6 +40,7 @@ Arena::~Arena() {
 BufferPtr Arena::acquire(size_t bytes) {
   const size_t capacity = size_class(bytes);
   Buffer buffer;
+  std::vector<Buffer> surplus;
   {
     std::lock_guard lock(mutex_);
     // The smallest free buffer that fits, unless it would waste more than half of itself.
@@ -53,10 +54,14 @@ BufferPtr Arena::acquire(size_t bytes) {
       free_bytes_ -= best->capacity;
       free_.erase(best);
     } else {
+      // Batches grew: free buffers that are too small make room for one that fits, so that what is
+      // mapped follows what is in use.
+      retire_locked(free_bytes_ - std::min(free_bytes_, capacity), &surplus);
       buffer.id = next_id_++;
       mapped_bytes_ += capacity;
     }
   }
+  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
   if (buffer.data == nullptr) {
     void* data =
         mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -78,6 +83,19 @@ BufferPtr Arena::acquire(size_t bytes) {
   });
 }
 
+// Moves the oldest free buffers to `surplus` until at most `bytes_max` are free: they have the
+// sizes that nobody asked for lately.
+void Arena::retire_locked(size_t bytes_max, std::vector<Buffer>* surplus) {
+  while (free_bytes_ > bytes_max) {
+    const Buffer oldest = free_.front();
+    free_.erase(free_.begin());
+    free_bytes_ -= oldest.capacity;
+    mapped_bytes_ -= oldest.capacity;
+    for (auto& [listener, inbox] : inboxes_) inbox.push_back(oldest.id);
+    surplus->push_back(oldest);
+  }
+}
+
 void Arena::release(const Buffer& buffer) {
   // In a forked child the lock may be held by a thread that does not exist there.
   if (getpid() != owner_pid_) return;
@@ -86,14 +104,7 @@ void Arena::release(const Buffer& buffer) {
     std::lock_guard lock(mutex_);
     free_.push_back(buffer);
     free_bytes_ += buffer.capacity;
-    // The oldest go first: they are the sizes that nobody asked for lately.
-    while (free_bytes_ > retained_bytes_max_ && !free_.empty()) {
-      surplus.push_back(free_.front());
-      free_bytes_ -= free_.front().capacity;
-      mapped_bytes_ -= free_.front().capacity;
-      for (auto& [listener, inbox] : inboxes_) inbox.push_back(free_.front().id);
-      free_.erase(free_.begin());
-    }
+    retire_locked(retained_bytes_max_, &surplus);
   }
   for (const Buffer& b : surplus) munmap(b.data, b.capacity);
 }
