@@ -1,0 +1,342 @@
+"""The sample directory in plain Python: slow, obvious, and the measure for the native one.
+
+Maps a `.hrd` file and answers from it. The header and the page checksums are checked when it is
+opened, each block of 65,536 bytes when it is first touched, so opening costs the same for any size.
+One instance serves one segment; it may be shared by threads (what it caches is idempotent).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import SampleNotFound, VolumeError
+from headrace.store import native
+from headrace.store.format import (
+    CHECKSUM_BLOCK_BYTES,
+    PAGE_BYTES,
+    Section,
+    SectionKind,
+    corrupt,
+    parse_header,
+)
+from headrace.store.names import NameTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from numpy.typing import NDArray
+
+
+class ReferenceDirectory:
+    """A mapped sample directory.
+
+    Has the face of `headrace._native.Directory`. Made by `open` or `from_fd`.
+
+    Raises:
+        CorruptStore: the header, the page checksums or, later, a touched block are damaged.
+    """
+
+    def __init__(self, data: mmap.mmap, path: str) -> None:
+        self.path = path
+        self._map = data
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._header = parse_header(self._map[:PAGE_BYTES], len(self._bytes), self.path)
+        self._checksums = self._load_checksums()
+        self._checked = np.zeros(len(self._checksums), bool)
+        self._rows, self._layout = self._header.rows
+        self._tree = NameTree(self.samples, self._header.levels, self._name_block, self.path)
+        self._part_names = self._strings(SectionKind.PART_NAMES)
+        self._class_names = self._strings(SectionKind.CLASS_NAMES)
+
+    @classmethod
+    def open(cls, path: bytes | str) -> ReferenceDirectory:
+        """The directory in the file at `path`."""
+        text = os.fsdecode(path)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise VolumeError(
+                f"{text}: cannot be opened: {e.strerror}.", path=text, errno=e.errno
+            ) from e
+        try:
+            return cls.from_fd(fd, text)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def from_fd(cls, fd: int, label: str) -> ReferenceDirectory:
+        """The directory in an open file; `fd` stays the caller's."""
+        size = os.fstat(fd).st_size
+        if size < PAGE_BYTES:
+            raise corrupt(
+                label, "file size in bytes", found=size, expected=f"{PAGE_BYTES:,} or more"
+            )
+        return cls(mmap.mmap(fd, size, access=mmap.ACCESS_READ), label)
+
+    @property
+    def samples(self) -> int:
+        """Samples in this segment."""
+        return self._header.samples
+
+    @property
+    def extents(self) -> int:
+        """Extents in this segment."""
+        return self._header.extents
+
+    @property
+    def uuid(self) -> bytes:
+        """The segment's uuid, 16 bytes."""
+        return self._header.uuid
+
+    @property
+    def has_crc(self) -> bool:
+        """Whether the extents have checksums."""
+        return self._layout.crc > 0
+
+    def header(self) -> bytes:
+        """The header page: what the fingerprint is made of."""
+        return self._map[:PAGE_BYTES]
+
+    @property
+    def part_names(self) -> list[bytes]:
+        """The names of the parts."""
+        return self._part_names
+
+    @property
+    def class_names(self) -> list[bytes]:
+        """The names of labels 0, 1, ...; empty where labels have none."""
+        return self._class_names
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
+        section = self._header.section(SectionKind.LABEL)
+        return None if section is None else self._column(section, f"<i{section.width}")
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The user's columns by name, each (n,) and read-only."""
+        return {
+            section.name: self._column(section, f"<{chr(section.parameters[0])}{section.width}")
+            for section in self._header.sections
+            if section.kind == SectionKind.USER_COLUMN
+        }
+
+    def name(self, i: int) -> bytes:
+        """The name of sample `i`."""
+        return self._tree.name(self._rank(self._index(i)))
+
+    def names(self, indices: Sequence[int] | NDArray[Any]) -> list[bytes]:
+        """The names of many samples."""
+        return [self.name(int(i)) for i in indices]
+
+    def index_at_rank(self, rank: int) -> int:
+        """The sample at a rank of the sorted name order."""
+        return self._from_rank(self._index(rank))
+
+    def sorted_names(self) -> Iterator[bytes]:
+        """All names in sorted order."""
+        return iter(self._tree)
+
+    def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
+        """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
+        found = np.empty(len(names), np.int64)
+        for k, name in enumerate(names):
+            rank = self._tree.search(os.fsencode(name))
+            found[k] = -1 if rank < 0 else self._from_rank(rank)
+        return found
+
+    def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, NDArray[np.int64]]:
+        """Where samples lie.
+
+        Args:
+            indices: (k,) sample indices.
+
+        Returns:
+            One int64 element per extent, in order: `sample`, `part`, `volume`, `offset`, `length`,
+            `crc` (0 where there is none) and `mtime_ns` (-1 where there is none).
+        """
+        wanted = np.asarray(indices, np.int64)
+        if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.samples):
+            self._index(int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max()))
+        begin, end = self._extent_bounds(wanted)
+        counts = end - begin
+        ends = np.cumsum(counts)
+        rows = np.repeat(begin - (ends - counts), counts) + np.arange(int(counts.sum()))
+        samples = np.repeat(wanted, counts)
+        return {"sample": samples, "part": self._parts(rows), **self._row_fields(rows)}
+
+    def verify(self) -> list[int]:
+        """Checks every block; returns the file offsets of the damaged ones."""
+        payload = self._bytes[self._header.payload_offset :]
+        computed = native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
+        bad = np.flatnonzero(computed != self._checksums)
+        return [self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
+
+    # -- the file -------------------------------------------------------------------------------
+
+    def _load_checksums(self) -> NDArray[np.uint32]:
+        raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
+        computed = native.crc32c(raw.tobytes())
+        if computed != self._header.checksum_crc:
+            raise corrupt(
+                self.path, "checksum of the page checksums", found=f"{computed:08x}",
+                expected=f"{self._header.checksum_crc:08x}", offset=PAGE_BYTES,
+            )  # fmt: skip
+        return raw.view("<u4")
+
+    def _touch_blocks(self, blocks: Sequence[int] | NDArray[Any] | range) -> None:
+        for b in blocks:
+            if self._checked[b]:
+                continue
+            start = self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES
+            computed = native.crc32c(self._bytes[start : start + CHECKSUM_BLOCK_BYTES])
+            if computed != self._checksums[b]:
+                raise corrupt(
+                    self.path, f"checksum of block {b}", found=f"{computed:08x}",
+                    expected=f"{int(self._checksums[b]):08x}", offset=start,
+                )  # fmt: skip
+            self._checked[b] = True
+
+    def _touch(self, start: int, end: int) -> NDArray[np.uint8]:
+        """The file's bytes `start` to `end - 1`, checked."""
+        base = self._header.payload_offset
+        if end > start:
+            first = (start - base) // CHECKSUM_BLOCK_BYTES
+            self._touch_blocks(range(first, (end - 1 - base) // CHECKSUM_BLOCK_BYTES + 1))
+        return self._bytes[start:end]
+
+    def _touch_elements(self, section: Section, elements: NDArray[np.int64]) -> None:
+        if not len(elements):
+            return
+        start = section.offset - self._header.payload_offset + elements * section.width
+        blocks = np.concatenate([start, start + section.width - 1]) // CHECKSUM_BLOCK_BYTES
+        self._touch_blocks(np.unique(blocks))
+
+    def _gather(self, section: Section, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Elements of a column of unsigned integers of any width, as int64."""
+        self._touch_elements(section, elements)
+        table = self._bytes[section.offset : section.offset + section.size_bytes]
+        return _widen(table.reshape(section.count, section.width)[elements]).view(np.int64)
+
+    def _column(self, section: Section, dtype: str) -> NDArray[Any]:
+        return self._touch(section.offset, section.offset + section.size_bytes).view(dtype)
+
+    def _strings(self, kind: SectionKind) -> list[bytes]:
+        section = self._header.section(kind)
+        if section is None:
+            return []
+        end = section.offset + section.size_bytes
+        data = self._touch(section.offset, end).tobytes()
+        strings = []
+        at = 0
+        for _ in range(section.count):
+            size = int.from_bytes(data[at : at + 2], "little")
+            strings.append(data[at + 2 : at + 2 + size])
+            at += 2 + size
+            if at > len(data):
+                break
+        if at != len(data):
+            raise corrupt(
+                self.path, f"strings of {kind.name.lower()}", found=f"{at} bytes",
+                expected=f"{len(data)} bytes", offset=section.offset,
+            )  # fmt: skip
+        return strings
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _name_block(self, level: int, block: int) -> tuple[memoryview, int]:
+        offsets = self._header.section(SectionKind.NAME_OFFSETS, level=level)
+        blob = self._header.section(SectionKind.NAME_BLOCKS, level=level)
+        assert offsets is not None
+        assert blob is not None
+        start, end = self._gather(offsets, np.array([block, block + 1])).tolist()
+        if not 0 <= start <= end <= blob.size_bytes:
+            raise corrupt(
+                self.path, f"name block {block} of level {level}", found=(start, end),
+                expected=f"within {blob.size_bytes} bytes", offset=offsets.offset,
+            )  # fmt: skip
+        at = blob.offset + start
+        return memoryview(self._touch(at, blob.offset + end)), at
+
+    def _index(self, i: int) -> int:
+        if not 0 <= i < self.samples:
+            raise SampleNotFound(
+                f"{self.path}: sample index {i}, expected 0 to {self.samples - 1}.", path=self.path
+            )
+        return i
+
+    def _rank(self, i: int) -> int:
+        return self._permuted(SectionKind.INDEX_TO_RANK, i)
+
+    def _from_rank(self, rank: int) -> int:
+        return self._permuted(SectionKind.RANK_TO_INDEX, rank)
+
+    def _permuted(self, kind: SectionKind, i: int) -> int:
+        section = self._header.section(kind)
+        if section is None:
+            return i
+        value = int(self._gather(section, np.array([i]))[0])
+        if not 0 <= value < self.samples:
+            raise corrupt(
+                self.path, f"element {i} of {kind.name.lower()}", found=value,
+                expected=f"0 to {self.samples - 1}", offset=section.offset + i * section.width,
+            )  # fmt: skip
+        return value
+
+    # -- extents --------------------------------------------------------------------------------
+
+    def _extent_bounds(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        section = self._header.section(SectionKind.FIRST_EXTENT)
+        if section is None:
+            return indices, indices + 1
+        begin = self._gather(section, indices)
+        end = self._gather(section, indices + 1)
+        bad = np.flatnonzero((begin < 0) | (begin >= end) | (end > self.extents))
+        if len(bad):
+            i = int(bad[0])
+            raise corrupt(
+                self.path, f"extents of sample {int(indices[i])}",
+                found=(int(begin[i]), int(end[i])),
+                expected=f"one or more within 0 to {self.extents}", offset=section.offset,
+            )  # fmt: skip
+        return begin, end
+
+    def _row_fields(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+        self._touch_elements(self._rows, rows)
+        start, width = self._rows.offset, self._rows.width
+        table = self._bytes[start : start + self._rows.size_bytes].reshape(-1, width)[rows]
+        layout = self._layout
+        fields: dict[str, NDArray[np.int64]] = {}
+        at = 0
+        for name in ("volume", "offset", "length", "crc", "mtime"):
+            field_width = getattr(layout, name)
+            fields[name] = _widen(table[:, at : at + field_width]).view(np.int64)
+            at += field_width
+        mtime = fields.pop("mtime")
+        fields["mtime_ns"] = mtime if layout.mtime else np.full(len(rows), -1, np.int64)
+        return fields
+
+    def _parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        section = self._header.section(SectionKind.PART)
+        if section is None:
+            return np.zeros(len(rows), np.int64)
+        parts = self._gather(section, rows)
+        if len(parts) and int(parts.max()) >= len(self._part_names):
+            raise corrupt(
+                self.path, "part of an extent", found=int(parts.max()),
+                expected=f"below {len(self._part_names)}", offset=section.offset,
+            )  # fmt: skip
+        return parts
+
+
+def _widen(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """(k, width) little-endian bytes as (k,) uint64."""
+    wide = np.zeros((len(columns), 8), np.uint8)
+    wide[:, : columns.shape[1]] = columns
+    return wide.view("<u8").reshape(-1)

@@ -1,0 +1,400 @@
+"""Writes a sample directory (`.hrd`) from columns.
+
+Everything is vectorised and written in slices, straight into place: sizes are known before the first
+byte goes out, so the file is laid out once and its page checksums are taken from the mapped result.
+Peak memory is the columns plus the built name tree plus a few slices.
+
+The segment's uuid is taken from its content (the page checksums), so equal samples packed twice make
+equal directories, equal fingerprints, and orders that resume across both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store import native
+from headrace.store.format import (
+    CHECKSUM_BLOCK_BYTES,
+    COLUMN_NAME_BYTES_MAX,
+    COLUMN_PADDING_BYTES,
+    PAGE_BYTES,
+    PARTS_MAX,
+    SECTION_ALIGNMENT,
+    SECTIONS_MAX,
+    DirectoryHeader,
+    RowLayout,
+    Section,
+    SectionKind,
+)
+from headrace.store.names import NameLevels, build_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_SLICE = 1 << 20
+"""Elements converted at once: small enough for the L2 cache's neighbourhood, large enough for numpy."""
+
+_ROW_FIELDS = ("volume", "offset", "length", "crc", "mtime")
+
+
+@dataclass(slots=True)
+class DirectoryColumns:
+    """All that a sample directory says of n samples and their m extents.
+
+    Attributes:
+        names: (bytes,) uint8, the names back to back in index order.
+        name_offsets: (n+1,) uint64, where each name begins.
+        volume: (m,) unsigned integers.
+        offset: (m,) unsigned integers, in the volume.
+        length: (m,) unsigned integers, in bytes.
+        crc: (m,) uint32, or None for no checksums.
+        mtime: (m,) int64 nanoseconds, or None.
+        first_extent: (n+1,) unsigned integers, or None where extent i is sample i's.
+        part: (m,) unsigned integers into `part_names`, ascending within a sample, or None for one part.
+        part_names: the names of the parts.
+        labels: (n,) integers, -1 for none, or None.
+        class_names: the names of labels 0, 1, ..., or None.
+        columns: more columns of n numbers each, by name.
+    """
+
+    names: NDArray[np.uint8]
+    name_offsets: NDArray[np.uint64]
+    volume: NDArray[Any]
+    offset: NDArray[Any]
+    length: NDArray[Any]
+    crc: NDArray[np.uint32] | None = None
+    mtime: NDArray[np.int64] | None = None
+    first_extent: NDArray[Any] | None = None
+    part: NDArray[Any] | None = None
+    part_names: tuple[bytes, ...] = (b"",)
+    labels: NDArray[Any] | None = None
+    class_names: tuple[bytes, ...] | None = None
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """n."""
+        return len(self.name_offsets) - 1
+
+    @property
+    def extents(self) -> int:
+        """m."""
+        return len(self.length)
+
+    def name(self, i: int) -> bytes:
+        """The name of sample `i`."""
+        return self.names[int(self.name_offsets[i]) : int(self.name_offsets[i + 1])].tobytes()
+
+    @property
+    def firsts(self) -> NDArray[Any]:
+        """(n+1,) first extents, also where they are implied."""
+        if self.first_extent is not None:
+            return self.first_extent
+        return np.arange(self.samples + 1, dtype=np.uint64)
+
+
+def write_directory(columns: DirectoryColumns, target: str | Path | int) -> DirectoryHeader:
+    """Writes the directory to a new file, or into an open empty one, and syncs it.
+
+    Args:
+        columns: what to write.
+        target: a path, or a descriptor (of a memfd, say).
+
+    Returns:
+        The header as written.
+
+    Raises:
+        SourceError: two samples have the same name, or a column cannot be stored.
+    """
+    _check(columns)
+    if isinstance(target, int):
+        return _write(columns, target)
+    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        header = _write(columns, fd)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return header
+
+
+def create_memory_directory(columns: DirectoryColumns) -> tuple[int, DirectoryHeader]:
+    """Writes the directory into an anonymous memory file.
+
+    Returns:
+        Its descriptor, which the caller closes, and the header.
+    """
+    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
+    try:
+        return fd, write_directory(columns, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def width_of(largest: int) -> int:
+    """Bytes that hold `largest`, at least 1."""
+    return max(1, (largest.bit_length() + 7) // 8)
+
+
+def pack_unsigned(values: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    """(n,) integers as (n, width) little-endian bytes."""
+    wide = np.ascontiguousarray(values, dtype="<u8")
+    return np.ascontiguousarray(wide.view(np.uint8).reshape(len(wide), 8)[:, :width])
+
+
+def _check(columns: DirectoryColumns) -> None:
+    n, m = columns.samples, columns.extents
+    shapes = {"volume": m, "offset": m, "length": m, "crc": m, "mtime": m, "part": m, "labels": n}
+    for name, count in shapes.items():
+        values = getattr(columns, name)
+        if values is not None and len(values) != count:
+            raise ValueError(f"column {name} has {len(values)} elements, expected {count}")
+    if columns.first_extent is None and n != m:
+        raise ValueError(f"first_extent is missing for {n} samples with {m} extents")
+    if columns.first_extent is not None and len(columns.first_extent) != n + 1:
+        raise ValueError(f"first_extent has {len(columns.first_extent)} elements, expected {n + 1}")
+    if not 1 <= len(columns.part_names) <= PARTS_MAX:
+        raise SourceError(
+            f"The samples have {len(columns.part_names):,} different parts, expected 1 to "
+            f"{PARTS_MAX:,}.",
+            next_step="Check that the parts of a sample are named alike in all samples.",
+        )
+    for name, values in columns.columns.items():
+        _check_user_column(name, values, n)
+
+
+def _check_user_column(name: str, values: NDArray[Any], n: int) -> None:
+    if values.shape != (n,) or values.dtype.kind not in "iuf" or values.dtype.itemsize > 8:
+        raise SourceError(
+            f"Column {name!r} has shape {values.shape} and type {values.dtype}, expected ({n},) and "
+            "an integer or float of at most 8 bytes.",
+            next_step="Store what is larger as a part of the sample.",
+        )
+    if not 1 <= len(name.encode()) <= COLUMN_NAME_BYTES_MAX:
+        raise SourceError(
+            f"The name of column {name!r} is {len(name.encode())} bytes long, expected 1 to "
+            f"{COLUMN_NAME_BYTES_MAX}.",
+            next_step="Rename the column.",
+        )
+
+
+Chunks = "Iterator[NDArray[np.uint8]]"
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A section before it has its place: the entry and what fills it."""
+
+    kind: SectionKind
+    width: int
+    size_bytes: int
+    count: int
+    source: Any
+    parameters: bytes = bytes(8)
+    name: str = ""
+
+    def chunks(self) -> Iterator[NDArray[np.uint8]]:
+        """The section's bytes, slice by slice."""
+        if self.kind == SectionKind.EXTENT_ROWS:
+            yield from _row_chunks(self.source, RowLayout(*self.parameters[:5]))
+        elif self.kind in (SectionKind.LABEL, SectionKind.USER_COLUMN):
+            for i in range(0, self.count, _SLICE):
+                yield np.ascontiguousarray(self.source[i : i + _SLICE]).view(np.uint8)
+        elif self.width:
+            for i in range(0, self.count, _SLICE):
+                yield pack_unsigned(self.source[i : i + _SLICE], self.width).reshape(-1)
+        else:
+            yield self.source
+
+
+def _row_chunks(columns: DirectoryColumns, layout: RowLayout) -> Iterator[NDArray[np.uint8]]:
+    for i in range(0, columns.extents, _SLICE):
+        count = min(_SLICE, columns.extents - i)
+        rows = np.empty((count, layout.row_bytes), np.uint8)
+        at = 0
+        for name in _ROW_FIELDS:
+            width = getattr(layout, name)
+            if not width:
+                continue
+            values = getattr(columns, name)[i : i + count]
+            signed = np.ascontiguousarray(values, dtype="<i8" if name == "mtime" else "<u8")
+            rows[:, at : at + width] = signed.view(np.uint8).reshape(count, 8)[:, :width]
+            at += width
+        yield rows.reshape(-1)
+
+
+def _row_layout(columns: DirectoryColumns) -> RowLayout:
+    def width(values: NDArray[Any]) -> int:
+        largest = int(values.max()) if len(values) else 0
+        return width_of(largest) if largest else 0
+
+    return RowLayout(
+        volume=width(columns.volume),
+        offset=width(columns.offset),
+        # At least 1, so that a row is never empty.
+        length=max(1, width(columns.length)),
+        crc=0 if columns.crc is None else 4,
+        mtime=0 if columns.mtime is None else 8,
+    )
+
+
+def _unsigned(kind: SectionKind, values: NDArray[Any], largest: int, level: int = 0) -> _Draft:
+    width = width_of(largest)
+    parameters = bytes([level]) + bytes(7)
+    return _Draft(kind, width, width * len(values), len(values), values, parameters)
+
+
+def _strings(kind: SectionKind, strings: Sequence[bytes]) -> _Draft:
+    blob = b"".join(len(s).to_bytes(2, "little") + s for s in strings)
+    return _Draft(kind, 0, len(blob), len(strings), np.frombuffer(blob, np.uint8))
+
+
+def _draft_labels(columns: DirectoryColumns) -> Iterator[_Draft]:
+    labels = columns.labels
+    if labels is None or not len(labels) or int(labels.max()) < 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    dtype = next(
+        np.dtype(f"<i{w}")
+        for w in (1, 2, 4, 8)
+        if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)
+    )
+    stored = labels.astype(dtype, copy=False)
+    yield _Draft(SectionKind.LABEL, dtype.itemsize, stored.nbytes, len(stored), stored)
+
+
+def _draft_names(tree: NameLevels, samples: int) -> Iterator[_Draft]:
+    counts = samples
+    for level, (offsets, blob) in enumerate(tree.levels):
+        yield _unsigned(SectionKind.NAME_OFFSETS, offsets, len(blob), level)
+        yield _Draft(SectionKind.NAME_BLOCKS, 0, len(blob), counts, blob, bytes([level]) + bytes(7))
+        counts = -(-counts // 16)
+    if tree.rank_to_index is not None:
+        ranks = tree.rank_to_index
+        inverse = np.empty(samples, np.uint64)
+        inverse[ranks] = np.arange(samples, dtype=np.uint64)
+        yield _unsigned(SectionKind.RANK_TO_INDEX, ranks, samples - 1)
+        yield _unsigned(SectionKind.INDEX_TO_RANK, inverse, samples - 1)
+
+
+def _drafts(columns: DirectoryColumns) -> Iterator[_Draft]:
+    tree = build_levels(columns.names, columns.name_offsets)
+    layout = _row_layout(columns)
+    yield _Draft(
+        SectionKind.EXTENT_ROWS, layout.row_bytes, layout.row_bytes * columns.extents,
+        columns.extents, columns, layout.to_parameters(),
+    )  # fmt: skip
+    if columns.first_extent is not None and columns.extents != columns.samples:
+        yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, columns.extents)
+    parts = len(columns.part_names)
+    if columns.part is not None and parts > 1:
+        yield _Draft(
+            SectionKind.PART, 1 if parts <= 256 else 2,
+            columns.extents * (1 if parts <= 256 else 2), columns.extents, columns.part,
+        )  # fmt: skip
+    yield _strings(SectionKind.PART_NAMES, columns.part_names)
+    yield from _draft_labels(columns)
+    if columns.class_names is not None:
+        yield _strings(SectionKind.CLASS_NAMES, columns.class_names)
+    for name, values in columns.columns.items():
+        stored = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        yield _Draft(
+            SectionKind.USER_COLUMN, stored.itemsize, stored.nbytes, len(stored), stored,
+            stored.dtype.kind.encode() + bytes(7), name,
+        )  # fmt: skip
+    yield from _draft_names(tree, columns.samples)
+
+
+def _place(drafts: list[_Draft], payload_offset: int) -> tuple[list[Section], int]:
+    sections = []
+    end = payload_offset
+    for draft in drafts:
+        offset = -(-end // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
+        sections.append(
+            Section(
+                draft.kind,
+                draft.width,
+                offset,
+                draft.size_bytes,
+                draft.count,
+                draft.parameters,
+                draft.name,
+            )  # fmt: skip
+        )
+        end = offset + draft.size_bytes + (COLUMN_PADDING_BYTES if draft.width else 0)
+    return sections, end
+
+
+def _payload_offset(drafts: list[_Draft]) -> int:
+    """Where the payload begins: after as many page checksums as it needs itself."""
+    _, end = _place(drafts, 0)
+    blocks = -(-end // CHECKSUM_BLOCK_BYTES)
+    return -(-(PAGE_BYTES + 4 * blocks) // PAGE_BYTES) * PAGE_BYTES
+
+
+def _write(columns: DirectoryColumns, fd: int) -> DirectoryHeader:
+    drafts = list(_drafts(columns))
+    if len(drafts) > SECTIONS_MAX:
+        raise SourceError(
+            f"The directory needs {len(drafts)} sections, expected at most {SECTIONS_MAX}.",
+            next_step=f"Store {len(drafts) - SECTIONS_MAX} columns fewer.",
+        )
+    payload_offset = _payload_offset(drafts)
+    sections, end = _place(drafts, payload_offset)
+    os.ftruncate(fd, end)
+    for draft, section in zip(drafts, sections, strict=True):
+        at = section.offset
+        for chunk in draft.chunks():
+            write_all(fd, chunk, at)
+            at += len(chunk)
+        draft.source = None
+    checksums = _page_checksums(fd, payload_offset, end)
+    write_all(fd, checksums.view(np.uint8), PAGE_BYTES)
+    header = DirectoryHeader(
+        file_bytes=end,
+        samples=columns.samples,
+        extents=columns.extents,
+        payload_offset=payload_offset,
+        checksum_count=len(checksums),
+        checksum_crc=native.crc32c(checksums.tobytes()),
+        part_count=len(columns.part_names),
+        uuid=_content_uuid(columns, checksums),
+        sections=tuple(sections),
+    )
+    write_all(fd, np.frombuffer(header.to_page(), np.uint8), 0)
+    return header
+
+
+def _content_uuid(columns: DirectoryColumns, checksums: NDArray[np.uint32]) -> bytes:
+    counts = np.array([columns.samples, columns.extents], "<u8").tobytes()
+    return hashlib.sha256(b"headrace segment" + counts + checksums.tobytes()).digest()[:16]
+
+
+def _page_checksums(fd: int, payload_offset: int, end: int) -> NDArray[np.uint32]:
+    if end == payload_offset:
+        return np.zeros(0, "<u4")
+    with mmap.mmap(fd, end, access=mmap.ACCESS_READ) as mapped:
+        payload = np.frombuffer(mapped, np.uint8)[payload_offset:end]
+        checksums = native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
+        del payload  # the map cannot close while an array looks into it
+    return checksums
+
+
+def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int) -> None:
+    """Writes all of `data` at `offset`, however often the kernel writes short."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(fd, view[: 1 << 30], offset)
+        view = view[written:]
+        offset += written

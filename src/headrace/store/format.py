@@ -1,0 +1,439 @@
+"""The sample directory's frame: header page and section entries of `.hrd`, as docs/format.md says.
+
+Turns `DirectoryHeader` into 4,096 bytes and back. Parsing believes nothing: every number is checked
+against the file's real size before anything is allocated or mapped from it, so that a reader may
+index the sections without looking again. What the sections hold is the directory's business.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from headrace.errors import CorruptStore
+from headrace.store.native import crc32c
+
+MAGIC = b"HRDIR\x00\r\n"
+VERSION = 1
+PAGE_BYTES = 4096
+CHECKSUM_BLOCK_BYTES = 65_536
+SECTION_ALIGNMENT = 64
+COLUMN_PADDING_BYTES = 8
+SAMPLES_MAX = 1 << 48
+SECTIONS_MAX = 60
+PARTS_MAX = 65_535
+NAME_BYTES_MAX = 65_535
+NAMES_PER_BLOCK = 16
+LEVELS_MAX = 16
+COLUMN_NAME_BYTES_MAX = 24
+
+_HEADER = struct.Struct("<8sIIQQQIIQQIIQ16s32s")
+_SECTION = struct.Struct("<IIQQQ8s24s")
+_CRC_FIELD = slice(12, 16)
+_RESTORE = "Restore the file from a copy, or pack or index the source again."
+
+
+class SectionKind(IntEnum):
+    """What a section holds."""
+
+    EXTENT_ROWS = 1
+    FIRST_EXTENT = 2
+    PART = 3
+    PART_NAMES = 4
+    LABEL = 5
+    CLASS_NAMES = 6
+    USER_COLUMN = 7
+    NAME_OFFSETS = 8
+    NAME_BLOCKS = 9
+    RANK_TO_INDEX = 10
+    INDEX_TO_RANK = 11
+
+
+_LEVELLED = frozenset({SectionKind.NAME_OFFSETS, SectionKind.NAME_BLOCKS})
+_BLOBS = frozenset({SectionKind.PART_NAMES, SectionKind.CLASS_NAMES, SectionKind.NAME_BLOCKS})
+_UNPADDED = _BLOBS | {SectionKind.LABEL, SectionKind.USER_COLUMN}
+_WIDTHS: dict[SectionKind, tuple[int, ...]] = {
+    SectionKind.FIRST_EXTENT: tuple(range(1, 9)),
+    SectionKind.PART: (1, 2),
+    SectionKind.LABEL: (1, 2, 4, 8),
+    SectionKind.NAME_OFFSETS: tuple(range(1, 9)),
+    SectionKind.RANK_TO_INDEX: tuple(range(1, 9)),
+    SectionKind.INDEX_TO_RANK: tuple(range(1, 9)),
+}
+_COLUMN_WIDTHS = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section entry of the header."""
+
+    kind: SectionKind
+    width: int
+    offset: int
+    size_bytes: int
+    count: int
+    parameters: bytes = bytes(8)
+    name: str = ""
+
+    @property
+    def level(self) -> int:
+        """The level of a name section."""
+        return self.parameters[0]
+
+    @property
+    def end(self) -> int:
+        """The first byte after the section and the padding that a reader may load."""
+        padding = 0 if self.kind in _UNPADDED else COLUMN_PADDING_BYTES
+        return self.offset + self.size_bytes + padding
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where each field stands within an extent row; a width of 0 means absent."""
+
+    volume: int
+    offset: int
+    length: int
+    crc: int
+    mtime: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.volume + self.offset + self.length + self.crc + self.mtime
+
+    def to_parameters(self) -> bytes:
+        """The section entry's eight parameter bytes."""
+        return bytes([self.volume, self.offset, self.length, self.crc, self.mtime, 0, 0, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryHeader:
+    """The header page of a `.hrd` file."""
+
+    file_bytes: int
+    samples: int
+    extents: int
+    payload_offset: int
+    checksum_count: int
+    checksum_crc: int
+    part_count: int
+    uuid: bytes
+    sections: tuple[Section, ...] = field(default=())
+
+    def section(self, kind: SectionKind, *, level: int = 0) -> Section | None:
+        """The section of `kind` (and level), or None where the file has none."""
+        for section in self.sections:
+            if section.kind == kind and (kind not in _LEVELLED or section.level == level):
+                return section
+        return None
+
+    @property
+    def rows(self) -> tuple[Section, RowLayout]:
+        """The extent rows and the layout of a row."""
+        section = self.section(SectionKind.EXTENT_ROWS)
+        assert section is not None
+        return section, RowLayout(*section.parameters[:5])
+
+    @property
+    def levels(self) -> int:
+        """The number of levels of the name tree."""
+        return sum(section.kind == SectionKind.NAME_BLOCKS for section in self.sections)
+
+    def to_page(self) -> bytes:
+        """The header's 4,096 bytes, CRC included."""
+        page = bytearray(PAGE_BYTES)
+        _HEADER.pack_into(
+            page, 0, MAGIC, VERSION, 0, self.file_bytes, self.samples, self.extents,
+            len(self.sections), CHECKSUM_BLOCK_BYTES, PAGE_BYTES, self.checksum_count,
+            self.checksum_crc, self.part_count, self.payload_offset, self.uuid, bytes(32),
+        )  # fmt: skip
+        for i, section in enumerate(self.sections):
+            _SECTION.pack_into(
+                page, _HEADER.size + i * _SECTION.size, section.kind, section.width,
+                section.offset, section.size_bytes, section.count, section.parameters,
+                section.name.encode(),
+            )  # fmt: skip
+        page[_CRC_FIELD] = crc32c(page).to_bytes(4, "little")
+        return bytes(page)
+
+
+def corrupt(
+    path: str,
+    what: str,
+    *,
+    found: object,
+    expected: object,
+    offset: int | None = None,
+    next_step: str = _RESTORE,
+) -> CorruptStore:
+    """The error for a file of a store that contradicts itself: what, where, found, expected."""
+    where = "" if offset is None else f" (offset {offset:,})"
+    return CorruptStore(
+        f"{path}: {what} is {found}, expected {expected}{where}.",
+        path=path,
+        offset_bytes=offset,
+        next_step=next_step,
+    )
+
+
+def page_crc(page: bytes) -> tuple[int, int]:
+    """CRC of a header page with its CRC field zero, and the CRC that the page states."""
+    zeroed = page[:12] + bytes(4) + page[16:]
+    return crc32c(zeroed), int.from_bytes(page[_CRC_FIELD], "little")
+
+
+def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) -> None:
+    """Checks length, magic, version and CRC of a header page.
+
+    Raises:
+        CorruptStore: where one of them is wrong.
+    """
+    if len(page) < PAGE_BYTES:
+        raise corrupt(
+            path, "file size in bytes", found=len(page), expected=f"{PAGE_BYTES:,} or more"
+        )
+    if page[:8] != magic:
+        raise corrupt(
+            path,
+            "magic",
+            found=page[:8].hex(" "),
+            expected=magic.hex(" "),
+            offset=0,
+            next_step=f"This file is no {what} of a headrace store.",
+        )
+    stated_version = int.from_bytes(page[8:12], "little")
+    computed, stated = page_crc(page)
+    if computed != stated:
+        raise corrupt(
+            path, "header checksum", found=f"{computed:08x}", expected=f"{stated:08x}", offset=12
+        )
+    if stated_version != version:
+        raise corrupt(
+            path,
+            "format version",
+            found=stated_version,
+            expected=version,
+            offset=8,
+            next_step="Use the version of headrace that wrote it, or a newer one.",
+        )
+
+
+def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
+    """Parses and checks the header page of a directory.
+
+    Args:
+        page: the file's first 4,096 bytes.
+        file_bytes: the file's real size.
+        path: for messages.
+
+    Raises:
+        CorruptStore: any field contradicts another or the file's size.
+    """
+    check_page(page, MAGIC, VERSION, path, "sample directory")
+    (
+        _, _, _, stated_bytes, samples, extents, section_count, block_bytes, checksum_offset,
+        checksum_count, checksum_crc, part_count, payload_offset, uuid, reserved,
+    ) = _HEADER.unpack_from(page)  # fmt: skip
+
+    def expect(ok: bool, what: str, found: object, expected: object, offset: int) -> None:
+        if not ok:
+            raise corrupt(path, what, found=found, expected=expected, offset=offset)
+
+    expect(
+        stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16
+    )
+    expect(samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24)
+    expect(
+        samples <= extents <= file_bytes,  # an extent's row takes a byte at least
+        "number of extents",
+        extents,
+        f"{samples} to {file_bytes}",
+        32,
+    )
+    expect(
+        section_count <= SECTIONS_MAX,
+        "number of sections",
+        section_count,
+        f"at most {SECTIONS_MAX}",
+        40,
+    )
+    expect(
+        block_bytes == CHECKSUM_BLOCK_BYTES,
+        "checksum block size",
+        block_bytes,
+        CHECKSUM_BLOCK_BYTES,
+        44,
+    )
+    expect(
+        checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48
+    )
+    expect(
+        payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes,
+        "payload offset", payload_offset, f"a multiple of {PAGE_BYTES} inside the file", 72,
+    )  # fmt: skip
+    blocks = -(-(file_bytes - payload_offset) // CHECKSUM_BLOCK_BYTES)
+    expect(checksum_count == blocks, "number of page checksums", checksum_count, blocks, 56)
+    expect(
+        PAGE_BYTES + 4 * checksum_count <= payload_offset,
+        "end of the page checksums", PAGE_BYTES + 4 * checksum_count,
+        f"at most the payload offset {payload_offset}", 56,
+    )  # fmt: skip
+    expect(1 <= part_count <= PARTS_MAX, "number of parts", part_count, f"1 to {PARTS_MAX}", 68)
+    end = _HEADER.size + section_count * _SECTION.size
+    expect(not any(reserved), "reserved field", reserved.hex(), "zero", 96)
+    expect(not any(page[end:PAGE_BYTES]), "rest of the header page", "not zero", "zero", end)
+    header = DirectoryHeader(
+        file_bytes, samples, extents, payload_offset, checksum_count, checksum_crc, part_count, uuid,
+        tuple(_parse_section(page, i, path) for i in range(section_count)),
+    )  # fmt: skip
+    _check_sections(header, path)
+    return header
+
+
+def _parse_section(page: bytes, i: int, path: str) -> Section:
+    at = _HEADER.size + i * _SECTION.size
+    kind, width, offset, size_bytes, count, parameters, name = _SECTION.unpack_from(page, at)
+    try:
+        section_kind = SectionKind(kind)
+    except ValueError:
+        raise corrupt(
+            path, "kind of a section", found=kind, expected="1 to 11", offset=at
+        ) from None
+    try:
+        text = name.rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        raise corrupt(
+            path, "name of a section", found=name, expected="UTF-8", offset=at + 40
+        ) from None
+    return Section(section_kind, width, offset, size_bytes, count, parameters, text)
+
+
+def _check_sections(header: DirectoryHeader, path: str) -> None:
+    end = header.payload_offset
+    for section in sorted(header.sections, key=lambda s: s.offset):
+        what = f"section {section.kind.name.lower()}"
+        if section.offset % SECTION_ALIGNMENT:
+            raise corrupt(
+                path, f"offset of {what}", found=section.offset, expected="a multiple of 64"
+            )
+        if section.offset < end:
+            raise corrupt(
+                path, f"offset of {what}", found=section.offset,
+                expected=f"{end} or more: sections must not overlap",
+            )  # fmt: skip
+        if section.end > header.file_bytes:
+            raise corrupt(
+                path, f"end of {what}", found=section.end, expected=f"at most {header.file_bytes}"
+            )
+        end = section.end
+        _check_shape(header, section, path, what)
+    _check_presence(header, path)
+
+
+def _check_shape(header: DirectoryHeader, section: Section, path: str, what: str) -> None:
+    """Width, count and size of one section agree with its kind and with the header."""
+    width = section.width
+    if section.kind in _BLOBS:
+        if width != 0:
+            raise corrupt(path, f"width of {what}", found=width, expected=0)
+    elif section.kind == SectionKind.EXTENT_ROWS:
+        _check_row(section, path)
+    elif section.kind == SectionKind.USER_COLUMN:
+        if width not in _COLUMN_WIDTHS.get(chr(section.parameters[0]), ()):
+            raise corrupt(
+                path, f"type of column {section.name!r}", found=(chr(section.parameters[0]), width),
+                expected="a numpy integer or float",
+            )  # fmt: skip
+    elif width not in _WIDTHS[section.kind]:
+        raise corrupt(path, f"width of {what}", found=width, expected=_WIDTHS[section.kind])
+    expected = _expected_count(header, section)
+    if expected is not None and section.count != expected:
+        raise corrupt(path, f"elements of {what}", found=section.count, expected=expected)
+    if section.kind not in _BLOBS and section.size_bytes != section.count * width:
+        raise corrupt(
+            path, f"bytes of {what}", found=section.size_bytes, expected=section.count * width
+        )
+    # A string takes two bytes of length, a name at least one of a block: no count may promise more.
+    smallest = 1 if section.kind == SectionKind.NAME_BLOCKS else 2
+    if section.kind in _BLOBS and section.count * smallest > section.size_bytes:
+        raise corrupt(
+            path, f"strings of {what}", found=section.count,
+            expected=f"at most {section.size_bytes // smallest} in {section.size_bytes} bytes",
+        )  # fmt: skip
+
+
+def _check_row(section: Section, path: str) -> None:
+    layout = RowLayout(*section.parameters[:5])
+    good = (
+        max(layout.volume, layout.offset, layout.length) <= 8
+        and layout.volume <= 4
+        and layout.crc in (0, 4)
+        and layout.mtime in (0, 8)
+        and layout.row_bytes == section.width
+        and section.width > 0
+    )
+    if not good:
+        raise corrupt(
+            path, "layout of the extent rows", found=(layout, section.width),
+            expected="widths up to 8 that add up to the row",
+        )  # fmt: skip
+
+
+def level_counts(samples: int) -> list[int]:
+    """Names in each level of a name tree over `samples` names, from level 0 upwards."""
+    if samples == 0:
+        return []
+    counts = [samples]
+    while counts[-1] > NAMES_PER_BLOCK:
+        counts.append(-(-counts[-1] // NAMES_PER_BLOCK))
+    return counts
+
+
+def _expected_count(header: DirectoryHeader, section: Section) -> int | None:
+    kind = section.kind
+    if kind in (SectionKind.EXTENT_ROWS, SectionKind.PART):
+        return header.extents
+    if kind == SectionKind.FIRST_EXTENT:
+        return header.samples + 1
+    if kind == SectionKind.PART_NAMES:
+        return header.part_count
+    if kind == SectionKind.CLASS_NAMES:
+        return None
+    if kind in _LEVELLED:
+        counts = level_counts(header.samples)
+        names = counts[section.level] if section.level < len(counts) else 0
+        return names if kind == SectionKind.NAME_BLOCKS else -(-names // NAMES_PER_BLOCK) + 1
+    return header.samples
+
+
+def _check_presence(header: DirectoryHeader, path: str) -> None:
+    """Each section stands once, and those that depend on others stand exactly where they must."""
+    keys = [
+        (
+            s.kind,
+            s.level if s.kind in _LEVELLED else s.name if s.kind == SectionKind.USER_COLUMN else 0,
+        )
+        for s in header.sections
+    ]
+    present = set(keys)
+    if len(present) != len(keys):
+        raise corrupt(path, "list of sections", found="a section twice", expected="each once")
+    required = {(SectionKind.EXTENT_ROWS, 0), (SectionKind.PART_NAMES, 0)}
+    for level in range(len(level_counts(header.samples))):
+        required |= {(SectionKind.NAME_OFFSETS, level), (SectionKind.NAME_BLOCKS, level)}
+    missing = [f"{kind.name.lower()} {level or ''}".strip() for kind, level in required - present]
+    if header.extents > header.samples and (SectionKind.FIRST_EXTENT, 0) not in present:
+        missing.append("first_extent")
+    if header.part_count > 1 and (SectionKind.PART, 0) not in present:
+        missing.append("part")
+    ranks = {(SectionKind.RANK_TO_INDEX, 0), (SectionKind.INDEX_TO_RANK, 0)}
+    if len(ranks & present) == 1:
+        missing.append("the other of rank_to_index and index_to_rank")
+    surplus = [key for key in present if key[0] in _LEVELLED and key not in required]
+    if missing or surplus:
+        raise corrupt(
+            path, "list of sections", found=f"without {', '.join(missing)}" if missing else surplus,
+            expected="every section that the counts ask for",
+        )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Indexing in place: a sample directory over somebody else's files, without a copy.
+
+With checksums (the default) each sample is read once, in parallel, so that later reads are checked;
+TFRecord files carry them already. Without, the recorded sizes and modification times are all that
+stands between a changed file and the training.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.journal import PackedSamples
+from headrace.store.manifest import Manifest, Segment, VolumeEntry, fingerprint_of
+from headrace.store.native import crc32c
+from headrace.store.pack import (
+    WriteReport,
+    disk_errors,
+    keep_samples,
+)
+from headrace.store.partial import open_partial, partial_path
+from headrace.store.publish import check_target, exchange_folder, publish_folder
+from headrace.store.sources.detect import open_source
+from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
+from headrace.store.sources.scan import Problem, Scan, SourceOptions, no_samples
+
+if TYPE_CHECKING:
+    from headrace.store.pack import Progress
+
+
+def index(
+    source: Any,
+    target: str | os.PathLike[str],
+    *,
+    checksum: bool = True,
+    workers: int | None = None,
+    overwrite: bool = False,
+    on_error: str = "raise",
+    extensions: tuple[str, ...] | None = None,
+    prefix_names: bool = False,
+    progress: Progress | None = None,
+) -> WriteReport:
+    """Makes a store whose volumes are the source's own files.
+
+    Args:
+        source: a folder, an uncompressed tar, TFRecord, npy or npz file (or several tar or TFRecord
+            files: a list or a pattern).
+        target: the store's folder.
+        checksum: read every sample once to record its checksum.
+        workers: threads that read.
+        overwrite: replace the store at `target`, atomically.
+        on_error: `raise`, or `skip` samples that cannot be read and report them.
+        extensions: folders: take only files that end so.
+        prefix_names: several files: put the file's name before the samples' names.
+        progress: called with (samples done, samples, bytes done, bytes).
+
+    Raises:
+        StoreExists: something stands at `target`.
+        SourceError: the source cannot be indexed as it is.
+        SourceChanged: it changed meanwhile.
+    """
+    started = time.monotonic()
+    threads = workers or min(8, 2 * (os.cpu_count() or 1))
+    place = Path(os.path.abspath(os.fspath(target)))  # noqa: PTH100
+    check_target(place, overwrite=overwrite)
+    scan = open_source(source, SourceOptions(extensions, prefix_names, on_error, threads))
+    if not isinstance(scan, Scan):
+        raise SourceError(
+            f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so its "
+            "samples have no place that could be indexed.",
+            next_step="Pack it instead, or decompress it first.",
+        )
+    skipped = list(scan.skipped)
+    with open_partial(partial_path(place)) as partial:
+        try:
+            columns = scan.columns
+            if checksum and columns.crc is None:
+                columns, problems = _add_checksums(scan, threads, on_error, progress)
+                skipped += problems
+            if not columns.samples:
+                raise no_samples(str(place))
+            partial.begin({"version": 1, "index": True})
+            with disk_errors(partial.path):
+                _write(columns, scan, partial.store)
+                if os.path.lexists(place):
+                    check_target(place, overwrite=overwrite)
+                    exchange_folder(partial.store, place)
+                else:
+                    publish_folder(partial.store, place)
+        finally:
+            # Nothing of an index is worth keeping for a second try.
+            partial.remove()
+    return WriteReport(
+        str(place), columns.samples, int(columns.length.sum()), 0, skipped,
+        time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _write(columns: DirectoryColumns, scan: Scan, folder: Path) -> None:
+    header = write_directory(columns, folder / "segment-0000.hrd")
+    segment = Segment(
+        directory="segment-0000.hrd",
+        directory_bytes=header.file_bytes,
+        uuid=header.uuid.hex(),
+        samples=header.samples,
+        extents=header.extents,
+        volumes=tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns) for v in scan.volumes),
+        source=scan.source,
+    )
+    Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,)).save(folder)
+
+
+def _add_checksums(
+    scan: Scan, workers: int, on_error: str, progress: Progress | None
+) -> tuple[DirectoryColumns, list[Problem]]:
+    """Reads every sample once."""
+    reader = ScanReader(scan, on_error=on_error)
+    pieces: list[PackedSamples] = []
+    problems: list[Problem] = []
+    total = int(scan.columns.length.sum())
+    samples = done = 0
+
+    def take(future: Future[SourceBatch]) -> None:
+        nonlocal samples, done
+        batch = future.result()
+        pieces.append(PackedSamples(batch.counts, batch.length, batch.crc))
+        problems.extend(batch.problems)
+        samples += len(batch.counts)
+        done += batch.plan.size_bytes
+        if progress is not None:
+            progress(samples, scan.columns.samples, done, total)
+        reader.recycle(batch)
+
+    ahead: deque[Future[SourceBatch]] = deque()
+    with ThreadPoolExecutor(workers, "headrace-index") as pool:
+        try:
+            for plan in plan_batches(scan):
+                ahead.append(pool.submit(_read, reader, scan, plan))
+                if len(ahead) > workers:
+                    take(ahead.popleft())
+            while ahead:
+                take(ahead.popleft())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    packed = PackedSamples.join(pieces)
+    keep = packed.counts > 0
+    columns = scan.columns if keep.all() else keep_samples(scan.columns, keep)
+    columns.crc = packed.crc
+    return columns, problems
+
+
+def _read(reader: ScanReader, scan: Scan, plan: Any) -> SourceBatch:
+    batch = reader.read(plan)
+    if plan.large:
+        first = int(scan.columns.firsts[plan.begin])
+        try:
+            for k in range(len(batch.length)):
+                value = 0
+                for piece in reader.pieces(first + k):
+                    value = crc32c(piece, value)
+                batch.crc[k] = value
+        except SourceError as e:
+            if not reader.skip:
+                raise
+            batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
+            batch.counts[:] = 0
+            batch.length, batch.crc = batch.length[:0], np.zeros(0, np.uint32)
+    return batch

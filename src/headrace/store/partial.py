@@ -1,0 +1,113 @@
+"""`TARGET.partial/`: the folder in which a store is built before it is published.
+
+It holds the lock (a `flock` on the folder itself), the journal, and `store/`, which becomes the target
+by one rename. Whoever finds it after a crash resumes from the journal or starts over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import SourceChanged, StoreExists, VolumeError
+from headrace.store.journal import Journal
+from headrace.store.publish import busy, locked, sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ATTEMPTS = 10
+
+
+@dataclass(slots=True)
+class Partial:
+    """An open, locked partial folder."""
+
+    path: Path
+    journal: Journal
+
+    @property
+    def store(self) -> Path:
+        """The folder that will be published."""
+        return self.path / "store"
+
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Starts over with an empty folder."""
+        shutil.rmtree(self.store, ignore_errors=True)
+        self.store.mkdir()
+        sync_folder(self.path)
+        self.journal.begin(identity)
+
+    def resume(self, identity: dict[str, Any]) -> None:
+        """Goes on with what is there, or begins where nothing is.
+
+        Raises:
+            SourceChanged: an earlier run packed other data or in another way.
+        """
+        before = self.journal.identity
+        if before is None or not self.store.is_dir():
+            self.begin(identity)
+            return
+        different = sorted(k for k in identity if identity[k] != before.get(k))
+        if different:
+            raise SourceChanged(
+                f"{self.path}: an interrupted run packed something else here: "
+                + "; ".join(f"{k} was {before.get(k)!r}, is {identity[k]!r}" for k in different)
+                + ".",
+                path=str(self.path),
+                next_step="Restore the source as it was, or pass resume=False to start over.",
+            )
+
+    def remove(self) -> None:
+        """Removes the folder, when its content is published or worthless."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def partial_path(target: Path) -> Path:
+    """Where `target` is built."""
+    return target.with_name(target.name + ".partial")
+
+
+@contextlib.contextmanager
+def open_partial(path: Path) -> Iterator[Partial]:
+    """Makes or takes the partial folder and locks it while the block runs.
+
+    Raises:
+        StoreError: another process is building there.
+    """
+    with contextlib.ExitStack() as stack:
+        for _ in range(_ATTEMPTS):
+            try:
+                _make(path)
+                stack.enter_context(locked(path, what="building"))
+                break
+            except FileNotFoundError:
+                continue  # its owner published it between our two steps
+        else:
+            raise busy(path, "building")
+        journal = Journal(path / "journal")
+        stack.callback(journal.close)
+        yield Partial(path, journal)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        known = {"journal", "store"}
+        strange = sorted(p.name for p in path.iterdir() if p.name not in known)
+        if strange:
+            raise StoreExists(
+                f"{path} holds {strange[0]!r}, expected a folder that headrace made.",
+                path=str(path),
+                next_step="Move it away or choose another target.",
+            ) from None
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise VolumeError(
+            f"{path}: cannot be made: {e.strerror}.", path=str(path), errno=e.errno
+        ) from e

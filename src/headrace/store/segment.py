@@ -1,0 +1,137 @@
+"""An open segment: its directory (native where this build has it) and its volumes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from headrace.errors import StoreNotFound
+from headrace.store import native
+from headrace.store.directory_reference import ReferenceDirectory
+from headrace.store.format import corrupt
+from headrace.store.volumes import Volumes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.store.manifest import Segment
+
+
+class Directory(Protocol):
+    """What the native directory and the reference have in common."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def extents(self) -> int: ...
+    @property
+    def has_crc(self) -> bool: ...
+    @property
+    def uuid(self) -> bytes: ...
+    @property
+    def part_names(self) -> list[bytes]: ...
+    @property
+    def class_names(self) -> list[bytes]: ...
+    @property
+    def labels(self) -> NDArray[Any] | None: ...
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]: ...
+    def header(self) -> bytes: ...
+    def name(self, index: int, /) -> bytes: ...
+    def names(self, indices: NDArray[np.int64], /) -> list[bytes]: ...
+    def find_many(self, names: Sequence[str | bytes], /) -> NDArray[np.int64]: ...
+    def extents_of(self, indices: NDArray[np.int64], /) -> dict[str, NDArray[np.int64]]: ...
+    def verify(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where one part of one sample lies."""
+
+    index: int
+    name: bytes
+    part: int
+    volume: int
+    offset: int
+    length: int
+    crc: int | None
+    mtime_ns: int | None
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """One segment of an open store.
+
+    Attributes:
+        entry: its manifest entry.
+        base: global index of its first sample.
+        directory: its sample directory.
+        volumes: its volumes.
+    """
+
+    entry: Segment
+    base: int
+    directory: Directory
+    volumes: Volumes
+
+    def extents(self, index: int) -> list[Extent]:
+        """The extents of the sample with the global index `index`."""
+        local = index - self.base
+        name = self.directory.name(local)
+        found = self.directory.extents_of(np.array([local], np.int64))
+        out = []
+        for k in range(len(found["length"])):
+            mtime = int(found["mtime_ns"][k])
+            out.append(
+                Extent(
+                    index,
+                    name,
+                    int(found["part"][k]),
+                    int(found["volume"][k]),
+                    int(found["offset"][k]),
+                    int(found["length"][k]),
+                    int(found["crc"][k]) if self.directory.has_crc else None,
+                    None if mtime == -1 else mtime,
+                )
+            )
+        return out
+
+
+def directory_class(*, reference: bool = False) -> Any:
+    """The native directory, or the reference where this build has none or it is asked for."""
+    return (None if reference else native.find("Directory")) or ReferenceDirectory
+
+
+def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = False) -> OpenSegment:
+    """Opens a segment's directory and checks it against the manifest.
+
+    Raises:
+        CorruptStore: it is damaged, or not the one that the manifest means.
+    """
+    path = os.path.join(folder, entry.directory)  # noqa: PTH118
+    try:
+        size = os.stat(path).st_size  # noqa: PTH116
+    except FileNotFoundError:
+        raise StoreNotFound(
+            f"{path}: the sample directory is missing.",
+            path=path,
+            next_step="Restore the file from a copy, or pack or index the source again.",
+        ) from None
+    if size != entry.directory_bytes:
+        raise corrupt(
+            path, "file size in bytes", found=f"{size:,}", expected=f"{entry.directory_bytes:,}"
+        )
+    directory = directory_class(reference=reference).open(os.fsencode(path))
+    for what, found, expected in (
+        ("uuid", directory.uuid.hex(), entry.uuid),
+        ("number of samples", directory.samples, entry.samples),
+        ("number of extents", directory.extents, entry.extents),
+    ):
+        if found != expected:
+            raise corrupt(path, what, found=found, expected=f"{expected} as the manifest says")
+    return OpenSegment(entry, base, directory, Volumes(folder, entry))

@@ -1,0 +1,322 @@
+"""Writes the volumes of one packed segment, so that a kill at any point can be resumed.
+
+One writer appends samples back to back, begins a new volume when the next sample would not fit, and
+vouches for them in the journal after each `journal_bytes`. Where a sample goes depends on the lengths
+alone: an interrupted and resumed pack makes the same bytes as one that ran through.
+
+The header pages are written last, because the volumes' uuids come from the content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import VolumeError
+from headrace.store.directory_writer import DirectoryColumns, write_all, write_directory
+from headrace.store.journal import Journal, PackedSamples
+from headrace.store.manifest import Segment, VolumeEntry
+from headrace.store.native import crc32c
+from headrace.store.volume_format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+VOLUME_BYTES = 4 << 30
+JOURNAL_BYTES = 64 << 20
+"""Bytes between two records of the journal: what a kill can cost, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where extents went: (m,) uint32 volumes and (m,) uint64 offsets."""
+
+    volume: NDArray[np.uint32]
+    offset: NDArray[np.uint64]
+
+
+class Placer:
+    """Decides where samples go: a pure function of their sizes so far.
+
+    Args:
+        volume_bytes: a volume ends before it would grow beyond this, unless one sample alone does.
+    """
+
+    def __init__(self, volume_bytes: int) -> None:
+        if volume_bytes <= DATA_OFFSET:
+            raise ValueError(f"volume_bytes is {volume_bytes}, expected more than {DATA_OFFSET}")
+        self._limit = volume_bytes
+        self.ends = [DATA_OFFSET]
+
+    def place(self, counts: NDArray[np.int64], length: NDArray[np.uint64]) -> Placement:
+        """Places the next samples, of `counts` extents each."""
+        first = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=first[1:])
+        before = np.zeros(len(length) + 1, np.int64)
+        np.cumsum(length.astype(np.int64), out=before[1:])
+        ends = before[first]
+        volume = np.zeros(len(length), np.uint32)
+        offset = np.zeros(len(length), np.uint64)
+        sample = 0
+        while sample < len(counts):
+            room = self._limit - self.ends[-1]
+            stop = int(np.searchsorted(ends, ends[sample] + room, side="right")) - 1
+            if stop <= sample:
+                if self.ends[-1] > DATA_OFFSET:
+                    self.ends.append(DATA_OFFSET)
+                    continue
+                stop = sample + 1
+            a, b = int(first[sample]), int(first[stop])
+            volume[a:b] = len(self.ends) - 1
+            offset[a:b] = (before[a:b] - ends[sample] + self.ends[-1]).astype(np.uint64)
+            self.ends[-1] += int(ends[stop] - ends[sample])
+            sample = stop
+        return Placement(volume, offset)
+
+
+class SegmentWriter:
+    """Appends samples to the volumes of one segment.
+
+    Args:
+        folder: where the segment's files are written.
+        number: the segment's number in its store.
+        journal: what is packed for sure; the writer goes on from there.
+        volume_bytes: size at which a new volume begins.
+        journal_bytes: bytes between records.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        journal: Journal,
+        *,
+        volume_bytes: int = VOLUME_BYTES,
+        journal_bytes: int = JOURNAL_BYTES,
+    ) -> None:
+        self.folder = folder
+        self.number = number
+        self._journal = journal
+        self._placer = Placer(volume_bytes)
+        self._journal_bytes = journal_bytes
+        self._fds: dict[int, int] = {}
+        self._dirty: set[int] = set()
+        self._pending: list[PackedSamples] = []
+        self._pending_bytes = 0
+        self._samples: list[PackedSamples] = [journal.done]
+        self._places = [self._placer.place(journal.done.counts, journal.done.length)]
+        self.samples_done = len(journal.done.counts)
+        self.bytes_done = int(journal.done.length.sum())
+        self.samples_durable = self.samples_done
+
+    @property
+    def stem(self) -> str:
+        """How the segment's files begin."""
+        return f"segment-{self.number:04d}"
+
+    def resumable(self) -> bool:
+        """Whether the volumes are at least as long as the journal says."""
+        for number, end in enumerate(self._placer.ends):
+            path = self._path(number)
+            if end > DATA_OFFSET and (not path.is_file() or path.stat().st_size < end):
+                return False
+        return True
+
+    def append(self, samples: PackedSamples, data: Iterator[memoryview] | list[memoryview]) -> None:
+        """Appends samples whose bytes are `data`, back to back.
+
+        Raises:
+            VolumeError: the disk is full or refuses the data.
+        """
+        place = self._placer.place(samples.counts, samples.length)
+        with self._translated():
+            for volume, offset, piece in _cut(place, samples.length, data):
+                write_all(self._fd(volume), piece, offset)
+                self._dirty.add(volume)
+        self.record(samples, place)
+
+    def append_large(
+        self, counts: NDArray[np.int64], length: NDArray[np.uint64],
+        extents: Iterator[Iterator[memoryview]],
+    ) -> None:  # fmt: skip
+        """Appends one sample too large for memory; its checksums are taken on the way."""
+        ends = list(self._placer.ends)
+        place = self._placer.place(counts, length)
+        try:
+            crc = self._write_large(place, extents)
+        except BaseException:
+            # Nothing vouches for what was written: the next sample takes its place.
+            self._placer.ends = ends
+            raise
+        self.record(PackedSamples(counts, length, crc), place)
+
+    def skip(self, samples: int) -> None:
+        """Takes note of samples that are left out."""
+        nothing = PackedSamples(
+            np.zeros(samples, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
+        )
+        self.record(nothing, Placement(np.zeros(0, np.uint32), np.zeros(0, np.uint64)))
+
+    def _write_large(
+        self, place: Placement, extents: Iterator[Iterator[memoryview]]
+    ) -> NDArray[np.uint32]:
+        crc = np.zeros(len(place.volume), np.uint32)
+        for k, pieces in enumerate(extents):
+            at, value = int(place.offset[k]), 0
+            for piece in pieces:
+                with self._translated():
+                    write_all(self._fd(int(place.volume[k])), piece, at)
+                value = crc32c(piece, value)
+                at += len(piece)
+            crc[k] = value
+            self._dirty.add(int(place.volume[k]))
+        return crc
+
+    def record(self, samples: PackedSamples, place: Placement) -> None:
+        """Takes note of appended samples; commits when enough have come together."""
+        self._samples.append(samples)
+        self._places.append(place)
+        self._pending.append(samples)
+        written = int(samples.length.sum())
+        self._pending_bytes += written
+        self.bytes_done += written
+        self.samples_done += len(samples.counts)
+        if self._pending_bytes >= self._journal_bytes:
+            self.commit()
+
+    def commit(self) -> None:
+        """Makes everything appended so far durable, and says so in the journal."""
+        if not self._pending:
+            return
+        with self._translated():
+            for number in sorted(self._dirty):
+                os.fdatasync(self._fd(number))
+            self._journal.append(PackedSamples.join(self._pending))
+        self._dirty.clear()
+        self._pending.clear()
+        self._pending_bytes = 0
+        self.samples_durable = self.samples_done
+
+    def packed(self) -> PackedSamples:
+        """All samples appended so far, those of earlier runs included."""
+        joined = PackedSamples.join(self._samples)
+        self._samples = [joined]
+        return joined
+
+    def finish(self, columns: DirectoryColumns, source: dict[str, Any]) -> tuple[Segment, bytes]:
+        """Writes the directory and the volumes' headers, and syncs everything.
+
+        Args:
+            columns: of the packed samples; extents are filled in here.
+            source: where the samples came from.
+
+        Returns:
+            The segment's manifest entry and its directory's header page.
+        """
+        packed = self.packed()
+        columns.volume = np.concatenate([p.volume for p in self._places])
+        columns.offset = np.concatenate([p.offset for p in self._places])
+        columns.length, columns.crc = packed.length, packed.crc
+        self._places.clear()
+        with self._translated():
+            header = write_directory(columns, self.folder / f"{self.stem}.hrd")
+            entries = [self._finish_volume(i, header.uuid) for i in range(len(self._placer.ends))]
+        segment = Segment(
+            directory=f"{self.stem}.hrd",
+            directory_bytes=header.file_bytes,
+            uuid=header.uuid.hex(),
+            samples=header.samples,
+            extents=header.extents,
+            volumes=tuple(entries),
+            source=source,
+        )
+        return segment, header.to_page()
+
+    def close(self) -> None:
+        """Closes the volumes."""
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    def _finish_volume(self, number: int, segment_uuid: bytes) -> VolumeEntry:
+        fd = self._fd(number)
+        size = padded_size(self._placer.ends[number])
+        uuid = volume_uuid(segment_uuid, number)
+        # Cut first: a killed run may have left bytes beyond the end, and the padding is zeros.
+        os.ftruncate(fd, self._placer.ends[number])
+        os.ftruncate(fd, size)
+        write_all(fd, VolumeHeader(uuid, segment_uuid, number).to_page(), 0)
+        os.fsync(fd)
+        return VolumeEntry("packed", self._path(number).name, size, uuid=uuid.hex())
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self.stem}-{number:04d}.hrv"
+
+    def _fd(self, number: int) -> int:
+        fd = self._fds.get(number)
+        if fd is None:
+            # Volumes are filled in turn; only unsynced ones and the newest stay open.
+            for other in [n for n in self._fds if n not in self._dirty]:
+                os.close(self._fds.pop(other))
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = self._fds[number] = os.open(self._path(number), flags, 0o666)
+        return fd
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turns the system's refusals into one clear error."""
+        try:
+            yield
+        except VolumeError:
+            raise
+        except OSError as e:
+            full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise VolumeError(
+                f"{self.folder}: writing failed after {self.samples_done:,} samples and "
+                f"{self.bytes_done:,} bytes: {e.strerror}.",
+                path=str(self.folder),
+                errno=e.errno,
+                next_step=(
+                    "What is packed so far is kept: free some space and run the same command again "
+                    "to resume."
+                    if full
+                    else "What is packed so far is kept: run the same command again to resume."
+                ),
+            ) from e
+
+
+def _cut(
+    place: Placement, length: NDArray[np.uint64], data: Iterator[memoryview] | list[memoryview]
+) -> Iterator[tuple[int, int, memoryview]]:
+    """Cuts back-to-back bytes where they go to another volume: (volume, offset, bytes)."""
+    if not len(length):
+        return
+    ends = np.cumsum(length.astype(np.int64))
+    turns = [*np.flatnonzero(np.diff(place.volume.astype(np.int64))).tolist(), len(length) - 1]
+    runs = []
+    begin = 0
+    for last in turns:
+        runs.append((int(place.volume[last]), int(place.offset[begin]), int(ends[last])))
+        begin = last + 1
+    at = 0
+    run = iter(runs)
+    volume, offset, end = next(run)
+    for piece in data:
+        rest = piece
+        while rest:
+            while at == end:
+                volume, offset, end = next(run)
+            step = min(len(rest), end - at)
+            yield volume, offset, rest[:step]
+            at += step
+            offset += step
+            rest = rest[step:]

@@ -1,0 +1,123 @@
+"""Finds out what a source is, from its path and its first bytes."""
+
+from __future__ import annotations
+
+import glob
+import os
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import SourceError
+from headrace.store.sources.folder import scan_folder
+from headrace.store.sources.iterable import stream_iterable
+from headrace.store.sources.npy import scan_npy
+from headrace.store.sources.scan import Scan, SourceOptions, Stream
+from headrace.store.sources.tar import compression_of, open_tar
+from headrace.store.sources.tfrecord import looks_like_tfrecord, scan_tfrecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SUPPORTED = (
+    "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
+    ".npy and .npz files, or an iterable of samples"
+)
+
+
+def open_source(source: Any, options: SourceOptions) -> Scan | Stream:
+    """Lists a source, whatever it is.
+
+    Args:
+        source: a path, a pattern with `*`, `?` or `[`, a list of tar or TFRecord files, or an
+            iterable of samples.
+
+    Raises:
+        SourceError: it is nothing that headrace can read, or is damaged.
+    """
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return _open_path(os.fsdecode(source), options)
+    if isinstance(source, (list, tuple)) and _all_paths(source):
+        return _open_files([os.fsdecode(p) for p in source], options)
+    return stream_iterable(source)
+
+
+def _all_paths(items: Sequence[Any]) -> bool:
+    return bool(items) and all(isinstance(item, (str, os.PathLike)) for item in items)
+
+
+def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
+    if os.path.isdir(path):  # noqa: PTH112 - surrogates survive
+        if os.path.isfile(os.path.join(path, "store.json")):  # noqa: PTH113, PTH118
+            raise SourceError(
+                f"{path} is a headrace store, expected {_SUPPORTED}.",
+                path=path,
+                next_step="Open it, or copy its folder.",
+            )
+        return scan_folder(path, options)
+    if os.path.lexists(path):
+        return _open_files([path], options)
+    files = sorted(glob.glob(path)) if glob.has_magic(path) else []  # noqa: PTH207
+    if not files:
+        raise SourceError(
+            f"{path}: there is no such file or folder.",
+            path=path,
+            next_step="Check the path.",
+        )
+    return _open_files(files, options)
+
+
+def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    kinds = {path: detect_file(path) for path in paths}
+    if len(set(kinds.values())) > 1:
+        other = next(p for p in paths if kinds[p] != kinds[paths[0]])
+        raise SourceError(
+            f"{paths[0]} is {kinds[paths[0]]} and {other} is {kinds[other]}, expected files of one "
+            "kind.",
+            path=other,
+            next_step="Name files of one kind.",
+        )
+    kind = kinds[paths[0]]
+    if kind == "tar":
+        return open_tar(paths, options)
+    if kind == "tfrecord":
+        return scan_tfrecord(paths, options)
+    if len(paths) > 1:
+        raise SourceError(
+            f"{len(paths)} {kind} files were given, expected one.",
+            path=paths[1],
+            next_step="Give them one by one, or append them.",
+        )
+    return scan_npy(paths[0], options)
+
+
+def detect_file(path: str) -> str:
+    """`tar`, `tfrecord`, `npy` or `npz`.
+
+    Raises:
+        SourceError: it is none of these, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+            head = f.read(1024)
+    except OSError as e:
+        raise SourceError(
+            f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Check the path."
+        ) from e
+    name = os.path.basename(path).lower()  # noqa: PTH119
+    if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
+        return "npy"
+    if name.endswith(".npz"):
+        return "npz"
+    # A file's own name counts before its content, so that a damaged tar is called that.
+    if name.endswith((".tar", ".tgz", ".tbz2", ".txz")) or ".tar." in name:
+        return "tar"
+    if ".tfrecord" in name or looks_like_tfrecord(head):
+        return "tfrecord"
+    if head[257:262] == b"ustar" or (
+        compression_of(head) and name.endswith((".gz", ".bz2", ".xz"))
+    ):
+        return "tar"
+    raise SourceError(
+        f"{path}: begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
+        path=path,
+        next_step="Turn it into one of these, or pack it from an iterable.",
+    )

@@ -1,0 +1,282 @@
+"""Reads a scan's samples in batches, in order, for packing, indexing and repair.
+
+Each batch is one buffer, filled by one thread. Files are checked after they were read: a file that
+grew, shrank or was touched since the listing is an error, never a torn sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import SourceChanged, SourceError
+from headrace.store.native import crc32c
+from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+BATCH_BYTES = 16 << 20
+"""Bytes read by one task: long enough to hide its hand-over, short enough to keep few in memory."""
+
+BATCH_SAMPLES = 8192
+"""Samples read by one task, for tiny samples."""
+
+LARGE_BYTES = 128 << 20
+"""A sample above this is copied in pieces instead of being held in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Samples `begin` to `end - 1`, read together; `large` marks one that is read in pieces."""
+
+    begin: int
+    end: int
+    size_bytes: int
+    large: bool
+
+
+@dataclass(slots=True)
+class SourceBatch:
+    """The bytes of a batch.
+
+    Attributes:
+        plan: which samples.
+        data: their extents back to back (skipped samples' left out); None for a large one.
+        counts: (samples,) int64, extents of each sample; 0 for a skipped one.
+        length: (extents,) uint64.
+        crc: (extents,) uint32.
+        problems: why samples were skipped.
+        buffer: what `data` looks into, to be given back.
+    """
+
+    plan: BatchPlan
+    data: memoryview | None
+    counts: NDArray[np.int64]
+    length: NDArray[np.uint64]
+    crc: NDArray[np.uint32]
+    problems: list[Problem]
+    buffer: bytearray | None = None
+
+
+def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> Iterator[BatchPlan]:
+    """Cuts the samples from `begin` on into batches."""
+    firsts = scan.columns.firsts.astype(np.int64)
+    ends = np.zeros(scan.columns.extents + 1, np.int64)
+    np.cumsum(scan.columns.length.astype(np.int64), out=ends[1:])
+    ends = ends[firsts]  # bytes before each sample
+    n = scan.columns.samples
+    while begin < n:
+        end = int(np.searchsorted(ends, ends[begin] + batch_bytes, side="right")) - 1
+        end = min(max(end, begin + 1), begin + BATCH_SAMPLES, n)
+        size = int(ends[end] - ends[begin])
+        yield BatchPlan(begin, end, size, size > LARGE_BYTES)
+        begin = end
+
+
+class ScanReader:
+    """Reads the extents of a scan. Safe for several threads."""
+
+    def __init__(self, scan: Scan, *, on_error: str = "raise") -> None:
+        self._scan = scan
+        self.skip = on_error == "skip"
+        self._firsts = scan.columns.firsts
+        self._buffers: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+
+    def read(self, plan: BatchPlan) -> SourceBatch:
+        """Reads one batch.
+
+        Raises:
+            SourceChanged: a file is not as it was listed.
+            SourceError: a file cannot be read.
+        """
+        first, last = int(self._firsts[plan.begin]), int(self._firsts[plan.end])
+        counts = np.diff(self._firsts[plan.begin : plan.end + 1].astype(np.int64))
+        length = self._scan.columns.length[first:last].astype(np.uint64)
+        if plan.large:
+            return SourceBatch(plan, None, counts, length, np.zeros(len(length), np.uint32), [])
+        buffer = self._take_buffer(plan.size_bytes)
+        batch = SourceBatch(plan, None, counts, length, np.zeros(0, np.uint32), [], buffer)
+        crc: list[int] = []
+        kept: list[int] = []
+        at = 0
+        with _Files(self._scan) as files:
+            view = memoryview(buffer)
+            for k, sample in enumerate(range(plan.begin, plan.end)):
+                begin, end = int(self._firsts[sample]), int(self._firsts[sample + 1])
+                try:
+                    sample_crc, after = self._read_sample(files, begin, end, view, at, sample)
+                except SourceError as e:
+                    if not self.skip:
+                        raise
+                    batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
+                    counts[k] = 0
+                    continue
+                crc += sample_crc
+                kept += range(begin - first, end - first)
+                at = after
+        batch.data = view[:at]
+        batch.crc = np.array(crc, np.uint32)
+        batch.length = length[kept] if batch.problems else length
+        return batch
+
+    def recycle(self, batch: SourceBatch) -> None:
+        """Gives a batch's buffer back, so that its memory is touched once."""
+        buffer, batch.buffer, batch.data = batch.buffer, None, None
+        if buffer is not None and len(buffer) == BATCH_BYTES:
+            self._buffers.put(buffer)
+
+    def pieces(self, extent: int, piece_bytes: int = BATCH_BYTES) -> Iterator[memoryview]:
+        """The bytes of one extent, piece by piece; each piece is valid until the next."""
+        sample = int(np.searchsorted(self._firsts, extent, side="right")) - 1
+        size = int(self._scan.columns.length[extent])
+        stated = self._scan.columns.crc
+        buffer = bytearray(min(piece_bytes, size))
+        value = 0
+        with _Files(self._scan) as files:
+            for start in range(0, size, piece_bytes):
+                view = memoryview(buffer)[: min(piece_bytes, size - start)]
+                files.read(extent, sample, view, start)
+                value = crc32c(view, value)
+                yield view
+            if stated is not None and value != int(stated[extent]):
+                raise files.wrong_crc(extent, sample, value)
+
+    def read_sample(self, sample: int) -> list[tuple[bytes, int]]:
+        """The extents of one sample as (bytes, CRC)."""
+        out = []
+        with _Files(self._scan) as files:
+            for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
+                data = bytearray(int(self._scan.columns.length[extent]))
+                files.read(extent, sample, memoryview(data), 0)
+                out.append((bytes(data), crc32c(data)))
+        return out
+
+    def _read_sample(
+        self, files: _Files, begin: int, end: int, view: memoryview, at: int, sample: int
+    ) -> tuple[list[int], int]:
+        columns = self._scan.columns
+        crc = []
+        for extent in range(begin, end):
+            size = int(columns.length[extent])
+            piece = view[at : at + size]
+            files.read(extent, sample, piece, 0)
+            crc.append(crc32c(piece))
+            if columns.crc is not None and crc[-1] != int(columns.crc[extent]):
+                raise files.wrong_crc(extent, sample, crc[-1])
+            at += size
+        return crc, at
+
+    def _take_buffer(self, size: int) -> bytearray:
+        if size > BATCH_BYTES:
+            return bytearray(size)
+        try:
+            return self._buffers.get_nowait()
+        except queue.Empty:
+            return bytearray(BATCH_BYTES)
+
+
+class _Files:
+    """The source files that one batch has open; closing checks that none changed meanwhile."""
+
+    def __init__(self, scan: Scan) -> None:
+        self._scan = scan
+        self._open: dict[int, int] = {}
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                for number, fd in self._open.items():
+                    volume = self._scan.volumes[number]
+                    status = os.fstat(fd)
+                    check_unchanged(volume.path, status, volume.bytes or 0, volume.mtime_ns)
+        finally:
+            for fd in self._open.values():
+                os.close(fd)
+
+    def read(self, extent: int, sample: int, view: memoryview, start: int) -> None:
+        """Fills `view` from byte `start` of an extent."""
+        columns = self._scan.columns
+        number = int(columns.volume[extent])
+        volume = self._scan.volumes[number]
+        if volume.kind == "tree":
+            self._read_tree_file(extent, sample, view, start)
+            return
+        with _translated(volume.path):
+            fd = self._open.get(number)
+            if fd is None:
+                fd = self._open[number] = os.open(volume.path, os.O_RDONLY | os.O_CLOEXEC)
+            offset = int(columns.offset[extent]) + start
+            if read_fully(fd, view, offset) < len(view):
+                check_unchanged(volume.path, os.fstat(fd), volume.bytes or 0, volume.mtime_ns)
+                raise source_changed(volume.path, "file", "shorter", "as long as listed")
+
+    def path(self, extent: int, sample: int) -> str:
+        """The file that holds an extent."""
+        volume = self._scan.volumes[int(self._scan.columns.volume[extent])]
+        if volume.kind != "tree":
+            return volume.path
+        return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))  # noqa: PTH118
+
+    def wrong_crc(self, extent: int, sample: int, found: int) -> SourceError:
+        """The error for a sample that its own format says is damaged."""
+        columns: Any = self._scan.columns
+        return SourceError(
+            f"{self.path(extent, sample)}: the checksum of sample "
+            f"{os.fsdecode(columns.name(sample))!r} is {found:08x}, the file says "
+            f"{int(columns.crc[extent]):08x} (offset {int(columns.offset[extent]):,}).",
+            path=self.path(extent, sample),
+            offset_bytes=int(columns.offset[extent]),
+            next_step="The source is damaged: restore it, or pass on_error='skip'.",
+        )
+
+    def _read_tree_file(self, extent: int, sample: int, view: memoryview, start: int) -> None:
+        columns = self._scan.columns
+        path = self.path(extent, sample)
+        with _translated(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                read_fully(fd, view, start)
+                mtime = None if columns.mtime is None else int(columns.mtime[extent])
+                check_unchanged(path, os.fstat(fd), int(columns.length[extent]), mtime)
+            finally:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceChanged(
+            f"{path}: vanished after it was listed.",
+            path=path,
+            next_step="Wait until nobody writes there, then pack or index again.",
+        ) from None
+    except OSError as e:
+        raise SourceError(
+            f"{path}: cannot be read: {e.strerror}.",
+            path=path,
+            next_step="Make it readable, or pass on_error='skip' to leave it out.",
+        ) from e
+
+
+def read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """Fills `view` from `offset`; returns fewer bytes than asked for only at the file's end."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done

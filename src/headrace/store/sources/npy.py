@@ -1,0 +1,227 @@
+"""Numpy's files as a source: each row of an array is a sample.
+
+`.npy`: the rows of one array. `.npz` (uncompressed): arrays of one first dimension; each key is a part,
+and a one-dimensional integer array called `label`, `labels` or `y` gives the labels instead. The rows'
+shape and type are kept in the segment's `source`, so that arrays can be made of the bytes again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from headrace.errors import SourceError
+from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.names import join_names
+from headrace.store.sources.scan import Scan, SourceOptions, SourceVolume, no_samples
+from headrace.store.sources.shards import damaged
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LABEL_KEYS = ("label", "labels", "y")
+_DIGITS = 7
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """Where an array's rows lie in the file."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.shape[0] * self.row_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "dtype": npy_format.dtype_to_descr(self.dtype)}
+
+
+def scan_npy(path: str, options: SourceOptions) -> Scan:
+    """Lists the rows of a `.npy` or `.npz` file.
+
+    Raises:
+        SourceError: the file is damaged, compressed, or its arrays cannot be cut into rows.
+    """
+    absolute = os.path.abspath(path)  # noqa: PTH100
+    try:
+        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+            status = os.fstat(f.fileno())
+            arrays = _list_arrays(f, path)
+            rows, labels = _split_labels(f, arrays, path)
+    except OSError as e:
+        if isinstance(e, SourceError):
+            raise
+        raise SourceError(
+            f"{path}: cannot be read: {e.strerror or e}.", path=path, next_step="Check the file."
+        ) from e
+    for array in arrays:
+        if array.end > status.st_size:
+            raise damaged(
+                path, f"end of array {array.key!r}", f"{array.end:,}",
+                f"at most the file's size {status.st_size:,}", array.offset,
+            )  # fmt: skip
+    volume = SourceVolume("file", absolute, status.st_size, status.st_mtime_ns)
+    source = {
+        "kind": "npz" if arrays[0].key else "npy",
+        "path": absolute,
+        "arrays": {a.key: a.to_json() for a in rows},
+        **options.to_json(),
+    }
+    return Scan(_columns(rows, labels), (volume,), source)
+
+
+def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
+    head = f.read(6)
+    f.seek(0)
+    if head == b"\x93NUMPY":
+        arrays = [_read_header(f, path, "", 0)]
+    else:
+        arrays = _list_npz(f, path)
+    for array in arrays:
+        if not array.shape or array.shape[0] != arrays[0].shape[0]:
+            raise SourceError(
+                f"{path}: array {array.key!r} has the shape {array.shape}, expected rows, as many "
+                f"as in {arrays[0].key!r} {arrays[0].shape}.",
+                path=path,
+                next_step="Save arrays of one first dimension together.",
+            )
+    if not arrays or arrays[0].shape[0] == 0:
+        raise no_samples(path)
+    return arrays
+
+
+def _list_npz(f: IO[bytes], path: str) -> list[_Array]:
+    arrays = []
+    try:
+        with zipfile.ZipFile(f) as archive:
+            for info in archive.infolist():
+                key = info.filename.removesuffix(".npy")
+                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+                    raise SourceError(
+                        f"{path}: array {key!r} is compressed, expected plain bytes.",
+                        path=path,
+                        offset_bytes=info.header_offset,
+                        next_step="Save it with numpy.savez instead of savez_compressed.",
+                    )
+                with archive.open(info) as member:
+                    header = _read_header(member, path, key, _data_offset(f, info, path))
+                if header.end - _data_offset(f, info, path) > info.file_size:
+                    raise damaged(
+                        path, f"size of array {key!r}", info.file_size,
+                        header.end, info.header_offset,
+                    )  # fmt: skip
+                arrays.append(header)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, ValueError) as e:
+        raise SourceError(
+            f"{path}: is no sound npz file: {e}.",
+            path=path,
+            next_step="The file is truncated or damaged: fetch it again.",
+        ) from e
+    return arrays
+
+
+def _data_offset(f: IO[bytes], info: zipfile.ZipInfo, path: str) -> int:
+    """Where a stored member's bytes begin: the local header has its own lengths."""
+    at = f.tell()
+    f.seek(info.header_offset)
+    magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(f.read(_LOCAL_HEADER.size))
+    f.seek(at)
+    if magic != b"PK\x03\x04":
+        raise damaged(path, "magic of a member", magic, "PK 03 04", info.header_offset)
+    return int(info.header_offset) + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+
+
+def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
+    """The header of one array; its data begin where reading stops."""
+    begin = f.tell()
+    try:
+        version = npy_format.read_magic(f)
+        readers = {
+            (1, 0): npy_format.read_array_header_1_0,
+            (2, 0): npy_format.read_array_header_2_0,
+        }
+        if version not in readers:
+            raise ValueError(f"version {version} of the format is not supported")
+        shape, fortran, dtype = readers[version](f)
+    except (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError) as e:
+        raise SourceError(
+            f"{path}: the header of array {key!r} is unreadable: {e} (offset {start:,}).",
+            path=path,
+            offset_bytes=start,
+            next_step="The file is truncated or damaged: save it again with numpy.",
+        ) from e
+    if dtype.hasobject:
+        raise SourceError(
+            f"{path}: array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
+            path=path,
+            offset_bytes=start,
+            next_step="Convert it to a plain type: headrace never unpickles.",
+        )
+    if fortran and len(shape) > 1:
+        raise SourceError(
+            f"{path}: array {key!r} is in Fortran order, expected C order (rows in one piece).",
+            path=path,
+            offset_bytes=start,
+            next_step="Save numpy.ascontiguousarray(array).",
+        )
+    if any(not isinstance(s, int) or s < 0 for s in shape):
+        raise damaged(path, f"shape of array {key!r}", shape, "sizes of 0 or more", start)
+    return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
+
+
+def _split_labels(
+    f: IO[bytes], arrays: list[_Array], path: str
+) -> tuple[list[_Array], NDArray[Any] | None]:
+    labels = [
+        a for a in arrays if a.key in _LABEL_KEYS and len(a.shape) == 1 and a.dtype.kind in "iu"
+    ]
+    if len(labels) != 1 or len(arrays) == 1:
+        return arrays, None
+    array = labels[0]
+    f.seek(array.offset)
+    data = f.read(array.end - array.offset)
+    if len(data) < array.end - array.offset:
+        raise damaged(
+            path,
+            f"array {array.key!r}",
+            f"{len(data)} bytes",
+            array.end - array.offset,
+            array.offset,
+        )
+    return [a for a in arrays if a is not array], np.frombuffer(data, array.dtype).astype(np.int64)
+
+
+def _columns(arrays: list[_Array], labels: NDArray[Any] | None) -> DirectoryColumns:
+    n, k = arrays[0].shape[0], len(arrays)
+    arrays = sorted(arrays, key=lambda a: os.fsencode(a.key))
+    digits = max(_DIGITS, len(str(n - 1)))
+    names, offsets = join_names([b"%0*d" % (digits, i) for i in range(n)])
+    rows = np.arange(n, dtype=np.uint64)[:, None]
+    starts = np.array([a.offset for a in arrays], np.uint64)
+    sizes = np.array([a.row_bytes for a in arrays], np.uint64)
+    return DirectoryColumns(
+        names=names,
+        name_offsets=offsets,
+        volume=np.zeros(n * k, np.uint8),
+        offset=(starts + rows * sizes).reshape(-1),
+        length=np.tile(sizes, n),
+        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
+        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
+        part_names=tuple(os.fsencode(a.key) for a in arrays),
+        labels=labels,
+    )

@@ -1,0 +1,437 @@
+"""Tar files as a source, with WebDataset's grouping.
+
+Members whose path agrees up to the first dot of the base name are the parts of one sample: `cats/7.jpg`
+and `cats/7.cls` make sample `cats/7` with the parts `jpg` and `cls`. They must stand side by side. A
+`cls` part that holds an integer is also the sample's label.
+
+Only headers are read, and the members' bytes are used where they lie. A compressed tar has no such
+places: it can be packed (front to back, through `tarfile`) but not indexed. Links, devices and sparse
+members cannot be samples; folders and names that begin with a dot are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.names import join_names, printable
+from headrace.store.sources.scan import (
+    Problem,
+    Scan,
+    SourceOptions,
+    Stream,
+    StreamItem,
+    no_samples,
+    raise_problems,
+)
+from headrace.store.sources.shards import (
+    ShardListing,
+    Window,
+    damaged,
+    list_shards,
+    shard_labels,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BLOCK = 512
+_EXTENSION_BYTES_MAX = 1 << 20
+"""Longest long name or pax header that is believed."""
+
+_LABEL_PART = b"cls"
+_LABEL_BYTES_MAX = 32
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_SPECIAL = {
+    b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device",
+    b"6": "a FIFO", b"S": "a sparse file", b"M": "a piece of a multi-volume file",
+    b"D": "an incremental folder", b"V": "a volume label",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A regular file in a tar."""
+
+    name: bytes
+    offset: int
+    size: int
+
+
+def compression_of(head: bytes) -> str | None:
+    """How a file that begins with `head` is compressed, or None."""
+    return next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+
+
+def open_tar(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    """Lists tar files; a stream if they are compressed.
+
+    Raises:
+        SourceError: a file is damaged, or its members make no samples.
+    """
+    compressed = [p for p in paths if _compression(p)]
+    if compressed and len(compressed) < len(paths):
+        plain = next(p for p in paths if p not in compressed)
+        raise SourceError(
+            f"{compressed[0]} is compressed and {plain} is not, expected one kind.",
+            path=plain,
+            next_step="Decompress all of them.",
+        )
+    if compressed:
+        return _stream_tar(paths, options)
+    return scan_tar(paths, options)
+
+
+def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
+    """Lists uncompressed tar files without reading their members."""
+    problems: list[Problem] = []
+    prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
+    by_path = dict(zip(paths, prefixes, strict=True))
+
+    def scan(path: str) -> ShardListing:
+        return _scan_shard(path, by_path[path], problems)
+
+    shards = list_shards(paths, scan, options.workers)
+    problems.sort(key=lambda p: (p.path, p.offset_bytes or 0))
+    if options.on_error == "raise":
+        raise_problems(paths[0], problems)
+    shards = [s for s in shards if s.names]
+    if not shards:
+        raise no_samples(paths[0])
+    _check_keys(shards)
+    source = {"kind": "tar", "paths": [os.path.abspath(p) for p in paths], **options.to_json()}  # noqa: PTH100
+    return Scan(_join(shards), tuple(s.volume for s in shards), source, problems)
+
+
+def split_key(name: bytes) -> tuple[bytes, bytes]:
+    """WebDataset's (key, part) of a member's name."""
+    folder, slash, base = name.rpartition(b"/")
+    key, _, part = base.partition(b".")
+    return folder + slash + key, part
+
+
+def _compression(path: str) -> str | None:
+    try:
+        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+            return compression_of(f.read(8))
+    except OSError as e:
+        raise SourceError(
+            f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Make it readable."
+        ) from e
+
+
+# -- one tar file -----------------------------------------------------------------------------------
+
+
+def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> ShardListing:
+    with Window(path) as window:
+        listing = ShardListing(window.volume())
+        groups = _Groups(path, prefix, listing)
+        for member in read_members(window, problems):
+            label = None
+            if split_key(member.name)[1] == _LABEL_PART and member.size <= _LABEL_BYTES_MAX:
+                label = _parse_label(window.read(member.offset, member.size))
+            groups.add(member, label)
+        groups.end()
+    return listing
+
+
+def _parse_label(data: bytes) -> int | None:
+    text = data.strip()
+    return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 19 else None
+
+
+class _Groups:
+    """Collects adjacent members of one key into samples."""
+
+    def __init__(self, path: str, prefix: bytes, listing: ShardListing) -> None:
+        self._path = path
+        self._prefix = prefix + b"/" if prefix else b""
+        self._listing = listing
+        self._key: bytes | None = None
+        self._members: list[tuple[bytes, Member]] = []
+        self._label = -1
+
+    def add(self, member: Member, label: int | None) -> None:
+        key, part = split_key(member.name)
+        if key != self._key:
+            self.end()
+            self._key = key
+        if any(part == other for other, _ in self._members):
+            raise SourceError(
+                f"{self._path}: sample {printable(key)} has the part {printable(part)} twice "
+                f"(offset {member.offset:,}).",
+                path=self._path,
+                offset_bytes=member.offset,
+                next_step="Rename or remove one of the two members.",
+            )
+        self._members.append((part, member))
+        if label is not None:
+            self._label = label
+
+    def end(self) -> None:
+        """Closes the sample at hand."""
+        if self._key is None:
+            return
+        listing = self._listing
+        listing.names.append(self._prefix + self._key)
+        listing.counts.append(len(self._members))
+        listing.labels.append(self._label)
+        for part, member in sorted(self._members, key=lambda m: m[0]):
+            listing.parts.append(part)
+            listing.offset.append(member.offset)
+            listing.length.append(member.size)
+        self._key, self._label = None, -1
+        self._members.clear()
+
+
+def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
+    """The regular files of a tar, in its order. What cannot be a sample goes to `problems`.
+
+    Raises:
+        SourceError: the tar is truncated or damaged.
+    """
+    at = 0
+    long_name: bytes | None = None
+    pax: dict[bytes, bytes] = {}
+    while True:
+        header = window.read(at, _BLOCK)
+        if len(header) < _BLOCK:
+            raise damaged(
+                window.path, "tar", f"{window.size:,} bytes long", "an end marker of zeros", at
+            )
+        if not any(header):
+            return
+        _check_header(window.path, header, at)
+        kind, size = header[156:157], _number(window.path, header[124:136], at)
+        data = at + _BLOCK
+        if kind in (b"L", b"K", b"x", b"g", b"X"):
+            extension = _extension(window, data, size)
+            if kind == b"L":
+                long_name = extension.rstrip(b"\0")
+            elif kind != b"K":
+                pax |= _parse_pax(window.path, extension, data)
+            at = data + -(-size // _BLOCK) * _BLOCK
+            continue
+        if b"size" in pax:
+            size = _pax_size(window.path, pax[b"size"], at)
+        name = pax.get(b"path") or long_name or _short_name(header)
+        if data + size > window.size:
+            raise damaged(
+                window.path, f"end of member {printable(name)}", f"{data + size:,}",
+                f"at most the file's size {window.size:,}", at,
+            )  # fmt: skip
+        if any(key.startswith(b"GNU.sparse") for key in pax):
+            kind = b"S"
+        if kind in (b"0", b"\0", b"7") and not name.endswith(b"/"):
+            if not name.rpartition(b"/")[2].startswith(b"."):
+                yield Member(_clean(name), data, size)
+        elif kind != b"5" and not name.endswith(b"/"):
+            what = _SPECIAL.get(kind, f"a member of type {kind!r}")
+            problems.append(Problem(window.path, f"{printable(name)} is {what}", at))
+        long_name, pax = None, {}
+        at = data + -(-size // _BLOCK) * _BLOCK
+
+
+def _clean(name: bytes) -> bytes:
+    """A member's name without a leading `./` or `/`."""
+    while name.startswith((b"./", b"/")):
+        name = name.removeprefix(b".").lstrip(b"/")
+    return name
+
+
+def _check_header(path: str, header: bytes, at: int) -> None:
+    stated = header[148:156]
+    try:
+        expected = int(stated.strip(b" \0") or b"0", 8)
+    except ValueError:
+        expected = -1
+    blanked = header[:148] + b" " * 8 + header[156:]
+    unsigned = sum(blanked)
+    signed = unsigned - 256 * sum(b > 127 for b in blanked)
+    if expected not in (unsigned, signed):
+        found = stated.strip(b" \0").decode(errors="backslashreplace")
+        raise damaged(path, "checksum of a member's header", found, f"{unsigned:o}", at)
+
+
+def _number(path: str, digits: bytes, at: int) -> int:
+    """A size: octal text, or base 256 where the first bit is set."""
+    if digits[0] == 0x80:
+        return int.from_bytes(digits[1:], "big")
+    try:
+        return int(digits.strip(b" \0") or b"0", 8)
+    except ValueError:
+        raise damaged(path, "size of a member", digits, "octal digits", at) from None
+
+
+def _short_name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0]
+    # Only POSIX ustar has a prefix there; GNU keeps times in the same bytes.
+    return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
+
+
+def _extension(window: Window, offset: int, size: int) -> bytes:
+    if size > _EXTENSION_BYTES_MAX:
+        raise damaged(
+            window.path, "size of an extended header", size, f"at most {_EXTENSION_BYTES_MAX}",
+            offset - _BLOCK,
+        )  # fmt: skip
+    data = window.read(offset, size)
+    if len(data) < size:
+        raise damaged(window.path, "extended header", f"{len(data)} bytes", f"{size} bytes", offset)
+    return data
+
+
+def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
+    """Records of the form `length key=value\\n`."""
+    out = {}
+    i = 0
+    while i < len(data) and data[i] != 0:
+        digits, space, _ = data[i : i + 20].partition(b" ")
+        size = int(digits) if space and digits.isdigit() else 0
+        record = data[i + len(digits) + 1 : i + size]
+        key, equals, value = record.partition(b"=")
+        if not equals or not record.endswith(b"\n") or i + size > len(data):
+            raise damaged(
+                path, "record of a pax header", data[i : i + 20], "length key=value", at + i
+            )
+        out[key] = value[:-1]
+        i += size
+    return out
+
+
+def _pax_size(path: str, digits: bytes, at: int) -> int:
+    if not digits.isdigit() or len(digits) > 19:
+        raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
+    return int(digits)
+
+
+# -- several tar files ------------------------------------------------------------------------------
+
+
+def _check_keys(shards: list[ShardListing]) -> None:
+    """Each key stands once: within a file its members are adjacent, and no two files share one."""
+    seen: dict[bytes, str] = {}
+    for shard in shards:
+        path = shard.volume.path
+        for name in shard.names:
+            other = seen.setdefault(name, path)
+            if other is not path:
+                raise SourceError(
+                    f"{path}: sample {printable(name)} stands in {other} too, expected unique keys.",
+                    path=path,
+                    next_step="Pass prefix_names=True to put the file's name before each key.",
+                )
+        if len(set(shard.names)) < len(shard.names):
+            once: set[bytes] = set()
+            twice = next(n for n in shard.names if n in once or once.add(n))  # type: ignore[func-returns-value]
+            raise SourceError(
+                f"{path}: the members of sample {printable(twice)} do not stand side by side.",
+                path=path,
+                next_step="Write the tar with the members sorted by name.",
+            )
+
+
+def _join(shards: list[ShardListing]) -> DirectoryColumns:
+    names, name_offsets = join_names([n for s in shards for n in s.names])
+    n = len(name_offsets) - 1
+    m = sum(len(s.offset) for s in shards)
+    counts = np.concatenate([np.array(s.counts, np.uint64) for s in shards])
+    firsts = np.zeros(n + 1, np.uint64)
+    np.cumsum(counts, out=firsts[1:])
+    parts = sorted({p for s in shards for p in s.parts})
+    number = {p: i for i, p in enumerate(parts)}
+    labels = np.concatenate([np.array(s.labels, np.int64) for s in shards])
+    return DirectoryColumns(
+        names=names,
+        name_offsets=name_offsets,
+        volume=np.repeat(np.arange(len(shards), dtype=np.uint32), [len(s.offset) for s in shards]),
+        offset=np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
+        length=np.concatenate([np.array(s.length, np.uint64) for s in shards]),
+        first_extent=firsts if m != n else None,
+        part=(
+            np.fromiter((number[p] for s in shards for p in s.parts), np.uint32, m)
+            if len(parts) > 1
+            else None
+        ),
+        part_names=tuple(parts),
+        labels=labels if int(labels.max()) >= 0 else None,
+    )
+
+
+# -- compressed -------------------------------------------------------------------------------------
+
+
+def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
+    source = {
+        "kind": "compressed tar",
+        "paths": [os.path.abspath(p) for p in paths],  # noqa: PTH100
+        **options.to_json(),
+    }
+    prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
+
+    def items() -> Iterator[StreamItem]:
+        for path, prefix in zip(paths, prefixes, strict=True):
+            yield from _stream_file(path, prefix, options)
+
+    return Stream(items, source)
+
+
+def _stream_file(path: str, prefix: bytes, options: SourceOptions) -> Iterator[StreamItem]:
+    key: bytes | None = None
+    parts: dict[bytes, bytes] = {}
+    for name, data in _stream_members(path, options):
+        member_key, part = split_key(name)
+        if member_key != key:
+            if key is not None:
+                yield _stream_item(prefix, key, parts)
+            key, parts = member_key, {}
+        if part in parts:
+            raise SourceError(
+                f"{path}: sample {printable(member_key)} has the part {printable(part)} twice.",
+                path=path,
+                next_step="Rename or remove one of the two members.",
+            )
+        parts[part] = data
+    if key is not None:
+        yield _stream_item(prefix, key, parts)
+
+
+def _stream_item(prefix: bytes, key: bytes, parts: dict[bytes, bytes]) -> StreamItem:
+    label = _parse_label(parts[_LABEL_PART]) if _LABEL_PART in parts else None
+    name = prefix + b"/" + key if prefix else key
+    return StreamItem(name, tuple(sorted(parts.items())), -1 if label is None else label)
+
+
+def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, bytes]]:
+    try:
+        with tarfile.open(path, "r|*", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                name = _clean(member.name.encode("utf-8", "surrogateescape"))
+                if member.isdir() or name.rpartition(b"/")[2].startswith(b"."):
+                    continue
+                file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+                if file is not None:
+                    yield name, file.read()
+                elif options.on_error == "raise":
+                    raise_problems(path, [Problem(path, f"{printable(name)} is no regular file")])
+    except (tarfile.TarError, EOFError, OSError, ValueError) as e:
+        if isinstance(e, SourceError):
+            raise
+        raise SourceError(
+            f"{path}: cannot be unpacked: {e}.",
+            path=path,
+            next_step="The file is truncated, damaged or of an unknown compression: fetch it again.",
+        ) from e

@@ -1,0 +1,479 @@
+"""`Store`: an open store, the object that users and loaders hold.
+
+Joins the segments into one sequence of samples: names, labels, columns, look-up, single reads. It knows
+no loaders and no order. It may be shared by threads, inherited by fork and sent by pickle (as its
+path and fingerprint: the receiver opens it again and refuses other data).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from headrace.errors import HeadraceError, SampleNotFound, SourceChanged, StoreNotFound
+from headrace.store import native
+from headrace.store.directory_writer import create_memory_directory
+from headrace.store.failures import Failure
+from headrace.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    Segment,
+    VolumeEntry,
+    fingerprint_of,
+    load_manifest,
+)
+from headrace.store.names import printable
+from headrace.store.reader_reference import ReferenceReader
+from headrace.store.segment import Extent, OpenSegment, directory_class, open_segment
+from headrace.store.sources.detect import open_source
+from headrace.store.sources.scan import Scan, SourceOptions
+from headrace.store.volumes import Volumes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+CHECKED_RANGE_BYTES = 4 << 20
+"""A range of a part up to this long is cut from the whole part, so that its checksum is checked."""
+
+_NAMES_AT_ONCE = 4096
+
+
+def open_store(path: str | os.PathLike[str], *, reference: bool = False) -> Store:
+    """Opens a packed store, an index, or a folder, tar, TFRecord, npy or npz file directly.
+
+    Args:
+        path: the store's folder, or the source. A source opened directly is listed anew each time
+            and has no checksums (TFRecord excepted).
+        reference: use the plain-Python directory and reader.
+
+    Raises:
+        StoreNotFound: there is nothing at `path`.
+        CorruptStore: the store is damaged, or a volume is missing or not the right one.
+        SourceChanged: an indexed file is not as it was.
+        SourceError: `path` is neither a store nor a source that can be opened directly.
+    """
+    where = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
+    if os.path.lexists(os.path.join(where, FILE_NAME)):  # noqa: PTH118
+        return _open_folder(where, None, reference=reference)
+    if not os.path.lexists(where) and not _has_magic(where):
+        raise StoreNotFound(
+            f"{where}: there is no store and no data.",
+            path=where,
+            next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
+        )
+    return _open_source(where, reference=reference)
+
+
+def _has_magic(path: str) -> bool:
+    return any(c in path for c in "*?[")
+
+
+def _open_folder(where: str, segments: int | None, *, reference: bool) -> Store:
+    manifest = load_manifest(where)
+    kept = manifest.segments[:segments]
+    opened: list[OpenSegment] = []
+    base = 0
+    for entry in kept:
+        opened.append(open_segment(where, entry, base, reference=reference))
+        base += entry.samples
+    fingerprint = fingerprint_of([s.directory.header() for s in opened])
+    manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
+    if fingerprint != manifest.fingerprint:
+        from headrace.store.format import corrupt
+
+        raise corrupt(
+            os.path.join(where, FILE_NAME), "fingerprint", found=fingerprint,  # noqa: PTH118
+            expected=manifest.fingerprint,
+        )  # fmt: skip
+    for segment in opened:
+        segment.volumes.check_all()
+    return Store(where, manifest, opened, reference=reference)
+
+
+def _open_source(where: str, *, reference: bool) -> Store:
+    scan = open_source(where, SourceOptions())
+    if not isinstance(scan, Scan):
+        raise SourceChanged(
+            f"{where} can only be read front to back.",
+            path=where,
+            next_step="Pack it: headrace.pack(source, target).",
+        )
+    fd, header = create_memory_directory(scan.columns)
+    try:
+        directory = directory_class(reference=reference).from_fd(fd, where)
+    finally:
+        os.close(fd)
+    entry = Segment(
+        "segment-0000.hrd", header.file_bytes, header.uuid.hex(), header.samples, header.extents,
+        tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns) for v in scan.volumes), scan.source,
+    )  # fmt: skip
+    manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
+    segment = OpenSegment(entry, 0, directory, Volumes(where, entry))
+    return Store(where, manifest, [segment], reference=reference, direct=True)
+
+
+class Store:
+    """An open store. Made by `open_store`."""
+
+    def __init__(
+        self,
+        path: str,
+        manifest: Manifest,
+        segments: list[OpenSegment],
+        *,
+        reference: bool = False,
+        direct: bool = False,
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.segments = segments
+        self._reference = reference
+        self._direct = direct
+        self._bases = [s.base for s in segments]
+        self._samples = sum(s.directory.samples for s in segments)
+        self._closed = False
+        self._reader = ReferenceReader(self.segment_of)
+        self._catalog: Any | None = None
+        self._catalog_pid = -1
+        self._nbytes: int | None = None
+        self._part_names = list(dict.fromkeys(p for s in segments for p in s.directory.part_names))
+        self.names = Names(self)
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Store({self.path!r}, {self._samples:,} samples{state})"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self.path, len(self.segments), self.fingerprint, self._reference, self._direct)
+        return _reopen, state
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal samples, names, labels and layout give equal fingerprints."""
+        return self.manifest.fingerprint
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+        if self._nbytes is None:
+            self._nbytes = sum(int(lengths.sum()) for s in self.segments for lengths in _lengths(s))
+        return self._nbytes
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
+        found = [s.directory.labels for s in self.segments]
+        if all(labels is None for labels in found):
+            return None
+        if len(found) == 1:
+            return found[0]
+        filled = [
+            np.full(s.directory.samples, -1, np.int8) if labels is None else labels
+            for s, labels in zip(self.segments, found, strict=True)
+        ]
+        return _read_only(np.concatenate(filled))
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of labels 0, 1, ..., or None."""
+        # A later segment's list begins with the earlier one's: appending sees to it.
+        longest = max((s.directory.class_names for s in self.segments), key=len)
+        return [os.fsdecode(name) for name in longest] or None
+
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The user's columns by name, each (n,) and read-only."""
+        found = [s.directory.columns for s in self.segments]
+        if len(found) == 1:
+            return found[0]
+        return {
+            name: _read_only(np.concatenate([columns[name] for columns in found]))
+            for name in found[0]
+            if all(name in columns for columns in found)
+        }
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts that samples may have; one empty name where they have one part."""
+        return [os.fsdecode(p) for p in self._part_names]
+
+    def find(self, name: str | bytes) -> int:
+        """The index of the sample named `name`.
+
+        Raises:
+            SampleNotFound: there is none.
+        """
+        index = int(self.find_many([name])[0])
+        if index < 0:
+            raise SampleNotFound(
+                f"{self.path}: there is no sample named {printable(os.fsencode(name))}.",
+                path=self.path,
+                next_step="The names are in `store.names`.",
+            )
+        return index
+
+    def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
+        """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
+        self._check_open()
+        if isinstance(names, (str, bytes)):
+            raise TypeError(f"names is {names!r}, expected a sequence of names")
+        wanted = [n if isinstance(n, bytes) else os.fsencode(n) for n in names]
+        found = np.full(len(wanted), -1, np.int64)
+        for segment in self.segments:
+            missing = np.flatnonzero(found < 0)
+            if not len(missing):
+                break
+            queries = wanted if len(missing) == len(wanted) else [wanted[i] for i in missing]
+            local = segment.directory.find_many(queries)
+            found[missing] = np.where(local < 0, -1, local + segment.base)
+        return found
+
+    def read(
+        self,
+        sample: int | str | bytes,
+        start: int | None = None,
+        size: int | None = None,
+        part: str | bytes | None = None,
+    ) -> memoryview:
+        """The bytes of a sample, or a range of them.
+
+        Args:
+            sample: its index (negative ones count from the end) or its name.
+            start: first byte; 0 if not given.
+            size: number of bytes; to the end if not given. Fewer come at the end.
+            part: which part, for samples of several.
+
+        Returns:
+            A read-only view of the bytes.
+
+        Raises:
+            SampleNotFound: no such sample, or it has no such part.
+            ValueError: the sample has several parts and none was named, or the range is negative.
+            CorruptSample: the bytes differ from their checksum. Ranges of parts larger than 4 MiB
+                are not checked.
+            SourceChanged: an indexed file is not as it was.
+            VolumeError: the system refuses the read.
+        """
+        self._check_open()
+        if (start is not None and start < 0) or (size is not None and size < 0):
+            raise ValueError(f"start is {start} and size is {size}, expected 0 or more")
+        index = self.index_of(sample)
+        extent = self._extent(index, part)
+        first = start or 0
+        whole = first == 0 and (size is None or size >= extent.length)
+        if whole or extent.length <= CHECKED_RANGE_BYTES:
+            data = self._read_extent(extent, 0, None)
+            return data if whole else data[first : None if size is None else first + size]
+        return self._read_extent(extent, first, size)
+
+    def parts_of(self, sample: int | str | bytes) -> dict[str, int]:
+        """The parts of a sample and their sizes in bytes, in the order of `parts`."""
+        self._check_open()
+        index = self.index_of(sample)
+        segment = self.segment_of(index)
+        names = segment.directory.part_names
+        return {os.fsdecode(names[e.part]): e.length for e in segment.extents(index)}
+
+    def close(self) -> None:
+        """Closes the volumes. Arrays that were handed out stay valid."""
+        self._closed = True
+        self._catalog = None
+        for segment in self.segments:
+            segment.volumes.close()
+
+    # -- for loaders, verify and repair -----------------------------------------------------------
+
+    def index_of(self, sample: int | str | bytes) -> int:
+        """The index 0..n-1 of a sample given by index (negative: from the end) or name."""
+        if isinstance(sample, (str, bytes)):
+            return self.find(sample)
+        index = int(sample)
+        if not -self._samples <= index < self._samples:
+            raise SampleNotFound(
+                f"{self.path}: there is no sample {index}, expected {-self._samples} to "
+                f"{self._samples - 1}.",
+                path=self.path,
+            )
+        return index + self._samples if index < 0 else index
+
+    def segment_of(self, index: int) -> OpenSegment:
+        """The segment that holds the sample with index `index`."""
+        return self.segments[bisect_right(self._bases, index) - 1]
+
+    @property
+    def catalog(self) -> Any | None:
+        """The native catalog of this process, or None where this build has none."""
+        if self._reference:
+            return None
+        if self._catalog is None or self._catalog_pid != os.getpid():
+            # A forked child makes its own: it must not share locks with its parent.
+            cls = native.find("Catalog")
+            if cls is None:
+                return None
+            self._catalog = cls([(s.directory, s.volumes.native()) for s in self.segments])
+            self._catalog_pid = os.getpid()
+        return self._catalog
+
+    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
+        """The error for a failure that the native catalog or reader reports of sample `index`."""
+        segment = self.segment_of(index)
+        kind = str(failure["kind"])
+        found, expected = "an incomplete read", f"{failure['length']} bytes"
+        if kind == "checksum":
+            found = f"{failure['crc_found']:08x}"
+            expected = f"{failure['crc_expected']:08x}"
+        elif kind == "changed":
+            found, expected = "no file or another size or modification time", "the indexed file"
+        name = segment.directory.name(index - segment.base)
+        path = str(failure["path"])
+        tree = any(v.kind == "tree" for v in segment.entry.volumes)
+        if tree:
+            path = os.path.join(path, os.fsdecode(name))  # noqa: PTH118
+        return Failure(
+            kind, index, name, path, int(failure["offset"]), found, expected,
+            int(failure["errno"]), any(v.kind != "packed" for v in segment.entry.volumes),
+        ).to_error()  # fmt: skip
+
+    def _extent(self, index: int, part: str | bytes | None) -> Extent:
+        segment = self.segment_of(index)
+        extents = segment.extents(index)
+        names = segment.directory.part_names
+        if part is None:
+            if len(extents) == 1:
+                return extents[0]
+            shown = [os.fsdecode(names[e.part]) for e in extents]
+            raise ValueError(f"sample {index} has the parts {shown}: name one, part={shown[-1]!r}")
+        wanted = os.fsencode(part)
+        for extent in extents:
+            if names[extent.part] == wanted:
+                return extent
+        raise SampleNotFound(
+            f"{self.path}: sample {index} has no part {os.fsdecode(wanted)!r}, it has "
+            f"{[os.fsdecode(names[e.part]) for e in extents]}.",
+            path=self.path,
+        )
+
+    def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
+        catalog = self.catalog
+        if catalog is None:
+            return memoryview(self._reader.read(extent, start, size)).toreadonly()
+        segment = self.segment_of(extent.index)
+        part = self._part_names.index(segment.directory.part_names[extent.part])
+        batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)
+        if batch.failed:
+            raise self.failure_error(extent.index, catalog.failures(batch)[0])
+        return memoryview(batch.data).toreadonly()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"the store {self.path} is closed")
+
+
+def _lengths(segment: OpenSegment) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, segment.directory.samples, 1 << 20):
+        stop = min(start + (1 << 20), segment.directory.samples)
+        yield segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))["length"]
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _reopen(path: str, segments: int, fingerprint: str, reference: bool, direct: bool) -> Store:
+    """Opens a pickled store again: the same samples, or an error."""
+    if direct:
+        store = _open_source(path, reference=reference)
+    else:
+        store = _open_folder(path, segments, reference=reference)
+    if store.fingerprint != fingerprint:
+        raise SourceChanged(
+            f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "
+            "changed after the store was opened.",
+            path=path,
+            next_step="Open it again in the main process.",
+        )
+    return store
+
+
+class Names(Sequence[str]):
+    """The names of a store's samples, by index; read when asked for.
+
+    Bytes that are no UTF-8 come as surrogates (`os.fsdecode`), and `os.fsencode` gives them back.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """One name, or the names of a slice."""
+        self._store._check_open()  # noqa: SLF001 - its own other half
+        if isinstance(index, slice):
+            return self.many(range(*index.indices(len(self))))
+        at = int(index)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"index {at}, expected {-len(self)} to {len(self) - 1}")
+        return self.many([at + len(self) if at < 0 else at])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _NAMES_AT_ONCE):
+            yield from self[start : start + _NAMES_AT_ONCE]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, (str, bytes)) and int(self._store.find_many([name])[0]) >= 0
+
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        """The index of a name, by the name tree.
+
+        Raises:
+            ValueError: no sample has it, in this range.
+        """
+        found = int(self._store.find_many([value])[0])
+        if found < 0 or found not in range(len(self))[start:stop]:
+            raise ValueError(f"{value!r} is not among the names")
+        return found
+
+    def many(self, indices: Sequence[int] | NDArray[Any]) -> list[str]:
+        """The names of many samples."""
+        wanted = np.asarray(indices, np.int64)
+        out: list[str] = [""] * len(wanted)
+        for segment in self._store.segments:
+            inside = (wanted >= segment.base) & (wanted < segment.base + segment.directory.samples)
+            where = np.flatnonzero(inside)
+            local = np.ascontiguousarray(wanted[where] - segment.base)
+            for k, name in zip(where, segment.directory.names(local), strict=True):
+                out[k] = os.fsdecode(name)
+        return out
