@@ -12,6 +12,19 @@ from headrace.cli.output import printable
 
 __all__ = ["report"]
 
+_WORDS = (
+    ("pass overwrite=True", "give --overwrite"),
+    ("overwrite=True", "--overwrite"),
+    ("pass on_error='skip'", "give --skip-errors"),
+    ("pass resume=False", "give --restart"),
+    ("headrace.pack(source, target)", "headrace pack SOURCE TARGET"),
+    ("headrace.pack()", "headrace pack"),
+    ("headrace.index()", "headrace index"),
+    ("The names are in `store.names`.", "`headrace ls` lists the names."),
+    ("name one, part=", "name one, --part "),
+)
+"""The library speaks Python; here the same advice is an option."""
+
 
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Prints the error and returns the exit code.
@@ -40,6 +53,8 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         code, verbose = exit_codes.BUG, True
         message = f"headrace failed: {type(error).__name__}: {error}"
         next_step = "This is a mistake in headrace; please report it with the traceback above."
+    message = _in_our_words(message)
+    next_step = _in_our_words(next_step) if next_step else None
     if verbose and not isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
@@ -49,6 +64,12 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         if next_step:
             print(f"  next: {printable(next_step)}", file=sys.stderr)
     return code
+
+
+def _in_our_words(text: str) -> str:
+    for python, ours in _WORDS:
+        text = text.replace(python, ours)
+    return text
 
 
 def _print_json(error: BaseException, message: str, next_step: str | None) -> None:

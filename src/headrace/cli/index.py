@@ -26,9 +26,10 @@ def index(  # noqa: PLR0913 - one parameter per option
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
     ] = False,
-    checksums: Annotated[
-        bool, typer.Option("--checksums", help="Read every sample once and keep its checksum.")
-    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option(help="Read every sample once and keep its checksum, to check later reads."),
+    ] = True,
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
@@ -51,7 +52,7 @@ def index(  # noqa: PLR0913 - one parameter per option
             target,
             workers=workers,
             overwrite=overwrite,
-            checksums=checksums,
+            checksum=checksum,
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
