@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
+#include <thread>
 
 #include "core/crc32c.h"
 #include "core/error.h"
@@ -23,6 +25,10 @@ constexpr uint32_t kBlockBytes = 65536;
 constexpr uint64_t kSamplesMax = uint64_t{1} << 48;
 constexpr uint64_t kColumnPadding = 8;
 constexpr uint64_t kStringsMax = 10'000'000;
+
+// Bulk look-ups of names are shared out among threads; starting one costs what 100 look-ups do.
+constexpr unsigned kFindThreadsMax = 8;
+constexpr size_t kFindQueriesPerThread = 16384;
 
 enum SectionKind : uint32_t {
   kExtentRows = 1,
@@ -358,6 +364,23 @@ int64_t Directory::label(uint64_t sample) const {
 }
 
 void Directory::find(std::span<const std::string_view> queries, std::span<int64_t> indices) const {
+  const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1u, kFindThreadsMax);
+  const size_t threads = std::clamp(queries.size() / kFindQueriesPerThread, size_t{1}, cores);
+  const size_t share = (queries.size() + threads - 1) / threads;
+  std::vector<std::future<void>> others;
+  for (size_t begin = share; begin < queries.size(); begin += share) {
+    const size_t count = std::min(share, queries.size() - begin);
+    others.push_back(std::async(std::launch::async, [=, this] {
+      find_some(queries.subspan(begin, count), indices.subspan(begin, count));
+    }));
+  }
+  const size_t first = std::min(share, queries.size());
+  find_some(queries.first(first), indices.first(first));
+  for (auto& other : others) other.get();
+}
+
+void Directory::find_some(std::span<const std::string_view> queries,
+                          std::span<int64_t> indices) const {
   names_.find(queries, indices);
   if (!rank_to_index_) return;
   for (int64_t& index : indices) {

@@ -50,7 +50,7 @@ struct ReaderOptions {
 class Reader;
 struct Plan;
 
-class Job {
+class Job : public std::enable_shared_from_this<Job> {
  public:
   // Waits up to `seconds`. Returns null when the time is over; throws what the worker met.
   std::shared_ptr<Batch> wait(double seconds);

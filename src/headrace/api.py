@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from headrace.config import place_in_job, reader_options
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
-from headrace.store import Store, append, index, open_store, pack, repair, verify
+from headrace.store import Store, append, index, open_store, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.plane.failures import OnError
+    from headrace.plane.skipped import OnError
 
-__all__ = ["append", "index", "loader", "open", "order_for", "pack", "repair", "verify"]
+__all__ = ["append", "index", "loader", "open", "order_for", "pack"]
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
 

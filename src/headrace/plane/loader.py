@@ -16,7 +16,7 @@ import numpy as np
 from headrace.io import BatchReader
 from headrace.order import Blocked, OrderState, Slices, order_hash
 from headrace.plane.batch import Batch
-from headrace.plane.failures import OnError, Skipped, error_of
+from headrace.plane.skipped import OnError, Skipped
 from headrace.plane.prefetch import read_batches, read_windows
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.config import ReaderOptions
+    from headrace.errors import HeadraceError
     from headrace.order import Order
 
 __all__ = ["Loader", "LoaderStats", "SampleSource"]
@@ -37,14 +38,19 @@ class SampleSource(Protocol):
         """Identifies the data."""
 
     @property
-    def part_names(self) -> Sequence[str]:
+    def parts(self) -> Sequence[str]:
         """Names of the parts of its samples."""
 
+    @property
     def catalog(self) -> _native.Catalog:
         """Directories and volumes, opened in this process."""
 
-    def name_of(self, index: int) -> str:
-        """The name of a sample."""
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names."""
+
+    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
+        """The error for a failed slot of a native batch."""
 
 
 @dataclass(slots=True)
@@ -107,12 +113,13 @@ class Loader:
         self.stats = LoaderStats()
         self.skipped: list[Skipped] = []
         self._on_error = on_error
-        self._part_names = tuple(parts) or tuple(source.part_names)
-        self._part_numbers = _numbers_of(self._part_names, source.part_names)
+        self._part_names = tuple(parts) or tuple(source.parts)
+        self._part_numbers = _numbers_of(self._part_names, source.parts)
         self._state = OrderState.begin(order, source.fingerprint)
         self._started = False
         self._reader: BatchReader | None = None
         self._passes = 0
+        self._last_hash: str | None = None
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; the same on every rank."""
@@ -136,6 +143,11 @@ class Loader:
         hashes add up (`headrace.order.combine_hashes`) to that of a run on one rank.
         """
         return f"{self._state.order_hash:016x}"
+
+    @property
+    def last_order_hash(self) -> str | None:
+        """The order hash of the last epoch that was delivered to its end, or None."""
+        return self._last_hash
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` with the next `for`. Not needed: epochs advance by themselves."""
@@ -198,6 +210,7 @@ class Loader:
                 yield batch
         finally:
             batches.close()
+        self._last_hash = self.order_hash
         self._state = self._state.next_epoch()
         self._started = False
 
@@ -207,7 +220,7 @@ class Loader:
         spans: Iterable[tuple[int, int]],
     ) -> Generator[_native.Batch, None, None]:
         if self._reader is None or not self._reader.usable:
-            self._reader = BatchReader(self.source.catalog(), self._part_numbers, self.options)
+            self._reader = BatchReader(self.source.catalog, self._part_numbers, self.options)
         if isinstance(self.order, Blocked):
             return read_windows(self._reader, self.order, epoch, spans)
         return read_batches(self._reader, self.order, epoch, spans)
@@ -216,14 +229,14 @@ class Loader:
         if native.failed == 0:
             return Batch(native, self._part_names, epoch=epoch, position=position)
         keep = np.ones(native.samples, np.bool_)
-        for failure in self.source.catalog().failures(native):
+        for failure in self.source.catalog.failures(native):
             sample = failure["slot"] // native.parts
             index = int(native.indices[sample])
-            error = error_of(failure, index, self.source.name_of)
+            error = self.source.failure_error(index, failure)
             if self._on_error == "raise":
                 raise error
             if keep[sample]:
-                self.skipped.append(Skipped(index, self.source.name_of(index), str(error)))
+                self.skipped.append(Skipped(index, self.source.names[index], str(error)))
             keep[sample] = False
         return Batch(native, self._part_names, epoch=epoch, position=position, keep=keep)
 
