@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
+from headrace import _native
 from headrace.config import place_in_job, reader_options
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
-from headrace.store import Store, append, index, open_store, pack
+from headrace.store import Store, append, index, open_store, pack, repair, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.plane.skipped import OnError
 
-__all__ = ["append", "index", "loader", "open", "order_for", "pack"]
+__all__ = ["append", "index", "loader", "open", "order_for", "pack", "repair", "verify"]
+
+if _native.build_type == "Debug":
+    warnings.warn("headrace's native core is a debug build: it is slow", stacklevel=2)
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
 
