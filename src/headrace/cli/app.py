@@ -47,20 +47,21 @@ class _Commands(TyperGroup):
             if as_json or isinstance(e, typer.Abort):
                 code = report(ValueError(str(e)), as_json=as_json, verbose=False)
             else:
-                e.show()  # type: ignore[attr-defined]  # typer does not export the class
+                e.show()  # type: ignore[attr-defined]  # those that get here can
                 code = exit_codes.USAGE
         except BrokenPipeError:
             # The reader of our output has gone (`headrace ls ... | head`).
             sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at exit
             code = exit_codes.OK
-        except (Exception, KeyboardInterrupt) as e:
+        except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
             code = report(e, as_json=as_json, verbose=_verbose(given))
         sys.exit(code or exit_codes.OK)
 
 
 def _verbose(given: list[str]) -> bool:
     return any(
-        argument == "--verbose" or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
+        argument == "--verbose"
+        or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
         for argument in given
     )
 
