@@ -41,7 +41,9 @@ BufferPtr Arena::acquire(size_t bytes) {
   const size_t capacity = size_class(bytes);
   Buffer buffer;
   std::vector<Buffer> surplus;
-  {
+  // A forked child gets memory of its own, with no identity: see `release`.
+  const bool foreign = getpid() != owner_pid_;
+  if (!foreign) {
     std::lock_guard lock(mutex_);
     // The smallest free buffer that fits, unless it would waste more than half of itself.
     auto best = free_.end();
@@ -66,8 +68,10 @@ BufferPtr Arena::acquire(size_t bytes) {
     void* data =
         mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-      std::lock_guard lock(mutex_);
-      mapped_bytes_ -= capacity;
+      if (!foreign) {
+        std::lock_guard lock(mutex_);
+        mapped_bytes_ -= capacity;
+      }
       throw Error(ErrorKind::kVolume,
                   "cannot allocate a batch buffer of " + std::to_string(capacity) +
                       " bytes; use a smaller batch or raise the job's memory limit",
@@ -98,7 +102,10 @@ void Arena::retire_locked(size_t bytes_max, std::vector<Buffer>* surplus) {
 
 void Arena::release(const Buffer& buffer) {
   // In a forked child the lock may be held by a thread that does not exist there.
-  if (getpid() != owner_pid_) return;
+  if (getpid() != owner_pid_) {
+    munmap(buffer.data, buffer.capacity);
+    return;
+  }
   std::vector<Buffer> surplus;
   {
     std::lock_guard lock(mutex_);

@@ -3,7 +3,8 @@
 // The first touch of fresh memory costs four times the copy into it (page faults), so buffers are
 // kept when their user lets go of them and handed out again. A buffer has an identity that is never
 // reused, by which engines register it with the kernel once. Thread-safe. Buffers may outlive the
-// arena.
+// user's reference to the arena. A forked child may use it too, without recycling: its buffers have
+// the id 0, which engines do not register.
 #pragma once
 
 #include <cstddef>

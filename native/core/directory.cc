@@ -214,8 +214,13 @@ void Directory::use_user_column(const Section& s) {
   if (s.count != samples_ || !width_ok || !kind_ok || s.name[0] == '\0') {
     fail("a user column contradicts the header", s.entry_offset);
   }
-  columns_.push_back({std::string(s.name, strnlen(s.name, sizeof s.name)), kind, s.width, s.offset,
-                      s.count, false});
+  const std::string name(s.name, strnlen(s.name, sizeof s.name));
+  for (const ColumnInfo& other : columns_) {
+    if (!other.label && other.name == name) {
+      fail("two user columns have the same name", s.entry_offset);
+    }
+  }
+  columns_.push_back({name, kind, s.width, s.offset, s.count, false});
 }
 
 std::vector<std::string> Directory::strings(const Section& s) const {
@@ -252,6 +257,7 @@ void Directory::use_sections(const std::vector<Section>& sections) {
         break;
       case kPart:
         part_ = index_column(s, extents_, "part");
+        if (s.width > 2) fail("the part column is wider than a part number", s.entry_offset);
         break;
       case kPartNames:
         part_names_ = strings(s);
@@ -295,9 +301,13 @@ void Directory::use_names(const std::vector<Section>& sections) {
     bool blob = false;
     for (const Section& s : sections) {
       if (s.kind == kNameOffsets && s.parameters[0] == number) {
+        if (level.offsets) fail("a name level appears twice", s.entry_offset);
         level.offsets = index_column(s, blocks + 1, "name block offsets");
       } else if (s.kind == kNameBlob && s.parameters[0] == number) {
-        if (s.count != names) fail("a name level has the wrong count", s.entry_offset);
+        if (blob) fail("a name level appears twice", s.entry_offset);
+        if (s.count != names || s.width != 0) {
+          fail("a name level has the wrong count or width", s.entry_offset);
+        }
         level.blob_offset = s.offset;
         level.blob_bytes = s.bytes;
         blob = true;
@@ -309,6 +319,11 @@ void Directory::use_names(const std::vector<Section>& sections) {
     levels.push_back(level);
     if (blocks == 1) break;
     names = blocks;
+  }
+  for (const Section& s : sections) {
+    if ((s.kind == kNameOffsets || s.kind == kNameBlob) && s.parameters[0] >= levels.size()) {
+      fail("there are more name levels than names", s.entry_offset);
+    }
   }
   names_ = NameTree(&file_, std::move(levels));
 }

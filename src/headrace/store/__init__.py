@@ -2,6 +2,23 @@
 
 from headrace.store.index import index
 from headrace.store.pack import PackOptions, WriteReport, append, pack
+from headrace.store.repair import RepairReport, repair
 from headrace.store.store import Names, Store, open_store
+from headrace.store.verify import BadSample, VerifyReport, VolumeProblem, verify
 
-__all__ = ["Names", "PackOptions", "Store", "WriteReport", "append", "index", "open_store", "pack"]
+__all__ = [
+    "BadSample",
+    "Names",
+    "PackOptions",
+    "RepairReport",
+    "Store",
+    "VerifyReport",
+    "VolumeProblem",
+    "WriteReport",
+    "append",
+    "index",
+    "open_store",
+    "pack",
+    "repair",
+    "verify",
+]

@@ -70,7 +70,7 @@ def index(
     """
     started = time.monotonic()
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
-    place = Path(os.path.abspath(os.fspath(target)))  # noqa: PTH100
+    place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
     scan = open_source(source, SourceOptions(extensions, prefix_names, on_error, threads))
     if not isinstance(scan, Scan):

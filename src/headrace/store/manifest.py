@@ -135,7 +135,7 @@ def load_manifest(folder: str | Path) -> Manifest:
         StoreNotFound: there is none.
         CorruptStore: it is damaged or contradicts itself.
     """
-    path = os.path.join(os.fspath(folder), FILE_NAME)  # noqa: PTH118 - surrogates survive
+    path = os.path.join(os.fspath(folder), FILE_NAME)
     data = _read(path)
     try:
         document = json.loads(data)
@@ -152,7 +152,7 @@ def load_manifest(folder: str | Path) -> Manifest:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+        with open(path, "rb") as f:
             data = f.read(BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFound(

@@ -141,7 +141,7 @@ def pack(
     """
     options = _options(options, volume_bytes, workers)
     started = time.monotonic()
-    place = Path(os.path.abspath(os.fspath(target)))  # noqa: PTH100 - no symlinks resolved
+    place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
     found = open_source(source, SourceOptions(extensions, prefix_names, on_error, options.workers))
     with open_partial(partial_path(place)) as partial:
@@ -183,7 +183,7 @@ def append(
     """
     options = _options(options, volume_bytes, workers)
     started = time.monotonic()
-    place = Path(os.path.abspath(os.fspath(store)))  # noqa: PTH100
+    place = Path(os.path.abspath(os.fspath(store)))
     manifest = load_manifest(place)
     with ExitStack() as stack:
         stack.enter_context(locked(place, what="appending to"))
@@ -360,7 +360,9 @@ class _Job:
             reader.recycle(batch)
             self._tell(writer, scan.columns.samples, total)
         counts = writer.packed().counts
-        return scan.columns if counts.all() else keep_samples(scan.columns, counts > 0)
+        columns = scan.columns if counts.all() else keep_samples(scan.columns, counts > 0)
+        # A packed sample has no modification time: equal bytes make equal stores.
+        return replace(columns, mtime=None)
 
     def _read_ahead(self, scan: Scan, reader: ScanReader, begin: int) -> Iterator[SourceBatch]:
         plans = plan_batches(scan, begin, self._options.batch_bytes)

@@ -162,7 +162,7 @@ class ReferenceReader:
         path = segment.volumes.paths[extent.volume]
         if segment.volumes.entries[extent.volume].kind != "tree":
             return path
-        return os.path.join(path, os.fsdecode(extent.name))  # noqa: PTH118
+        return os.path.join(path, os.fsdecode(extent.name))
 
     def _failure(
         self,

@@ -113,9 +113,9 @@ def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = Fa
     Raises:
         CorruptStore: it is damaged, or not the one that the manifest means.
     """
-    path = os.path.join(folder, entry.directory)  # noqa: PTH118
+    path = os.path.join(folder, entry.directory)
     try:
-        size = os.stat(path).st_size  # noqa: PTH116
+        size = os.stat(path).st_size
     except FileNotFoundError:
         raise StoreNotFound(
             f"{path}: the sample directory is missing.",

@@ -59,8 +59,8 @@ def open_store(path: str | os.PathLike[str], *, reference: bool = False) -> Stor
         SourceChanged: an indexed file is not as it was.
         SourceError: `path` is neither a store nor a source that can be opened directly.
     """
-    where = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-    if os.path.lexists(os.path.join(where, FILE_NAME)):  # noqa: PTH118
+    where = os.path.abspath(os.fsdecode(path))
+    if os.path.lexists(os.path.join(where, FILE_NAME)):
         return _open_folder(where, None, reference=reference)
     if not os.path.lexists(where) and not _has_magic(where):
         raise StoreNotFound(
@@ -89,7 +89,7 @@ def _open_folder(where: str, segments: int | None, *, reference: bool) -> Store:
         from headrace.store.format import corrupt
 
         raise corrupt(
-            os.path.join(where, FILE_NAME), "fingerprint", found=fingerprint,  # noqa: PTH118
+            os.path.join(where, FILE_NAME), "fingerprint", found=fingerprint,
             expected=manifest.fingerprint,
         )  # fmt: skip
     for segment in opened:
@@ -354,7 +354,7 @@ class Store:
         path = str(failure["path"])
         tree = any(v.kind == "tree" for v in segment.entry.volumes)
         if tree:
-            path = os.path.join(path, os.fsdecode(name))  # noqa: PTH118
+            path = os.path.join(path, os.fsdecode(name))
         return Failure(
             kind, index, name, path, int(failure["offset"]), found, expected,
             int(failure["errno"]), any(v.kind != "packed" for v in segment.entry.volumes),

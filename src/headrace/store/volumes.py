@@ -33,7 +33,7 @@ class Volumes:
 
     def __init__(self, folder: str, segment: Segment) -> None:
         self.entries = segment.volumes
-        self.paths = [os.path.join(folder, v.path) for v in segment.volumes]  # noqa: PTH118
+        self.paths = [os.path.join(folder, v.path) for v in segment.volumes]
         self._segment_uuid = segment.uuid
         self._fds: dict[int, int] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -116,7 +116,7 @@ class Volumes:
         return [
             (
                 "tree" if entry.kind == "tree" else "file",
-                os.fsencode(os.path.abspath(path)),  # noqa: PTH100
+                os.fsencode(os.path.abspath(path)),
                 entry.bytes or 0,
                 -1 if entry.mtime_ns is None else entry.mtime_ns,
             )
@@ -131,7 +131,7 @@ class Volumes:
             raise _missing(entry.kind, path, e) from e
 
     def _check_tree(self, path: str) -> None:
-        if os.path.isdir(path):  # noqa: PTH112
+        if os.path.isdir(path):
             return
         raise SourceChanged(
             f"{path}: the folder is gone, expected the files that were indexed there.",

@@ -45,8 +45,8 @@ def _all_paths(items: Sequence[Any]) -> bool:
 
 
 def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
-    if os.path.isdir(path):  # noqa: PTH112 - surrogates survive
-        if os.path.isfile(os.path.join(path, "store.json")):  # noqa: PTH113, PTH118
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, "store.json")):
             raise SourceError(
                 f"{path} is a headrace store, expected {_SUPPORTED}.",
                 path=path,
@@ -55,7 +55,7 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
         return scan_folder(path, options)
     if os.path.lexists(path):
         return _open_files([path], options)
-    files = sorted(glob.glob(path)) if glob.has_magic(path) else []  # noqa: PTH207
+    files = sorted(glob.glob(path)) if glob.has_magic(path) else []
     if not files:
         raise SourceError(
             f"{path}: there is no such file or folder.",
@@ -96,13 +96,13 @@ def detect_file(path: str) -> str:
         SourceError: it is none of these, or cannot be read.
     """
     try:
-        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+        with open(path, "rb") as f:
             head = f.read(1024)
     except OSError as e:
         raise SourceError(
             f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Check the path."
         ) from e
-    name = os.path.basename(path).lower()  # noqa: PTH119
+    name = os.path.basename(path).lower()
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
         return "npy"
     if name.endswith(".npz"):

@@ -226,7 +226,7 @@ class _Files:
         volume = self._scan.volumes[int(self._scan.columns.volume[extent])]
         if volume.kind != "tree":
             return volume.path
-        return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))  # noqa: PTH118
+        return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))
 
     def wrong_crc(self, extent: int, sample: int, found: int) -> SourceError:
         """The error for a sample that its own format says is damaged."""

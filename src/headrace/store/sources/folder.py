@@ -49,7 +49,7 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
             there are no samples.
     """
     options = options or SourceOptions()
-    root = os.path.abspath(os.fspath(path))  # noqa: PTH100 - os.fsencode needs the exact string
+    root = os.path.abspath(os.fspath(path))
     listing = _list_tree(os.fsencode(root), options)
     if options.on_error == "raise":
         raise_problems(root, listing.problems)

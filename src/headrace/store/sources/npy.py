@@ -57,9 +57,9 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
     Raises:
         SourceError: the file is damaged, compressed, or its arrays cannot be cut into rows.
     """
-    absolute = os.path.abspath(path)  # noqa: PTH100
+    absolute = os.path.abspath(path)
     try:
-        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+        with open(path, "rb") as f:
             status = os.fstat(f.fileno())
             arrays = _list_arrays(f, path)
             rows, labels = _split_labels(f, arrays, path)

@@ -75,7 +75,7 @@ class Window:
 
     def volume(self) -> SourceVolume:
         """The file as a volume."""
-        return SourceVolume("file", os.path.abspath(self.path), self.size, self.mtime_ns)  # noqa: PTH100
+        return SourceVolume("file", os.path.abspath(self.path), self.size, self.mtime_ns)
 
 
 @dataclass(slots=True)
@@ -107,10 +107,10 @@ def list_shards(
 
 def shard_labels(paths: list[str]) -> list[bytes]:
     """A short unique name for each file: its base name, or what differs of its path."""
-    base = [os.path.basename(p) for p in paths]  # noqa: PTH119
+    base = [os.path.basename(p) for p in paths]
     if len(set(base)) < len(base):
-        common = os.path.commonpath([os.path.abspath(p) for p in paths])  # noqa: PTH100
-        base = [os.path.relpath(os.path.abspath(p), common) for p in paths]  # noqa: PTH100
+        common = os.path.commonpath([os.path.abspath(p) for p in paths])
+        base = [os.path.relpath(os.path.abspath(p), common) for p in paths]
     return [os.fsencode(b) for b in base]
 
 

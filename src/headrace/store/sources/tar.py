@@ -110,7 +110,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     if not shards:
         raise no_samples(paths[0])
     _check_keys(shards)
-    source = {"kind": "tar", "paths": [os.path.abspath(p) for p in paths], **options.to_json()}  # noqa: PTH100
+    source = {"kind": "tar", "paths": [os.path.abspath(p) for p in paths], **options.to_json()}
     return Scan(_join(shards), tuple(s.volume for s in shards), source, problems)
 
 
@@ -123,7 +123,7 @@ def split_key(name: bytes) -> tuple[bytes, bytes]:
 
 def _compression(path: str) -> str | None:
     try:
-        with open(path, "rb") as f:  # noqa: PTH123 - surrogates survive
+        with open(path, "rb") as f:
             return compression_of(f.read(8))
     except OSError as e:
         raise SourceError(
@@ -377,7 +377,7 @@ def _join(shards: list[ShardListing]) -> DirectoryColumns:
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = {
         "kind": "compressed tar",
-        "paths": [os.path.abspath(p) for p in paths],  # noqa: PTH100
+        "paths": [os.path.abspath(p) for p in paths],
         **options.to_json(),
     }
     prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)

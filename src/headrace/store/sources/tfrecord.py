@@ -75,7 +75,7 @@ def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
         length=np.concatenate([np.array(s.length, np.uint64) for s in shards]),
         crc=np.concatenate([np.array(s.crc, np.uint32) for s in shards]),
     )
-    absolute = [os.path.abspath(p) for p in paths]  # noqa: PTH100
+    absolute = [os.path.abspath(p) for p in paths]
     source = {"kind": "tfrecord", "paths": absolute, **options.to_json()}
     return Scan(columns, tuple(s.volume for s in shards), source)
 

@@ -1,0 +1,372 @@
+"""Verifying: reads everything a store says it has, and names each thing that is not so.
+
+Checks every block of the directories, size, header and tail of every volume, and every sample's
+checksum. Goes on after a failure: the report lists all of them. What it reads it does not trust: a
+damaged directory makes its samples unreadable, never wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import CorruptStore, HeadraceError, StoreError
+from headrace.store.manifest import FILE_NAME, fingerprint_of, load_manifest
+from headrace.store.native import crc32c
+from headrace.store.reader_reference import ReferenceReader
+from headrace.store.segment import OpenSegment, open_segment
+from headrace.store.sources.extents import read_fully
+from headrace.store.volume_format import DATA_OFFSET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.store.manifest import Manifest
+
+    Progress = Callable[[int, int | None, int, int | None], None]
+
+_SAMPLES_AT_ONCE = 4096
+_SPAN_BYTES = 8 << 20
+_CHECKSUM_BLOCK = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """One sample (or one part of it) that does not give the bytes it should.
+
+    Attributes:
+        index: its index in the store.
+        name: its name.
+        part: number of the part within its segment.
+        path: the file.
+        offset_bytes: where in the file.
+        length: how long it should be.
+        kind: `checksum`, `short`, `missing`, `changed`, `system` or `directory`.
+        found: what was read.
+        expected: what the directory says.
+    """
+
+    index: int
+    name: str
+    part: int
+    path: str
+    offset_bytes: int
+    length: int
+    kind: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.index} ({self.name!r}): {self.path}, offset {self.offset_bytes:,}, "
+            f"{self.length:,} bytes: {self.kind}: found {self.found}, expected {self.expected}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeProblem:
+    """A volume that is not as the manifest says."""
+
+    segment: int
+    volume: int
+    path: str
+    message: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was found.
+
+    Attributes:
+        path: the store.
+        samples: samples in the store.
+        checked_samples: samples whose bytes were read and compared with a checksum.
+        checked_bytes: their bytes.
+        unchecked_samples: samples that have no checksum, or whose directory is damaged.
+        bad_samples: samples that are not as they should be.
+        bad_blocks: (path, offset) of damaged blocks of the directories.
+        volume_problems: volumes that are not as they should be.
+        problems: what else is wrong (a missing directory, a wrong fingerprint).
+        seconds: how long it took.
+    """
+
+    path: str
+    samples: int = 0
+    checked_samples: int = 0
+    checked_bytes: int = 0
+    unchecked_samples: int = 0
+    bad_samples: list[BadSample] = field(default_factory=list)
+    bad_blocks: list[tuple[str, int]] = field(default_factory=list)
+    volume_problems: list[VolumeProblem] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.bad_samples or self.bad_blocks or self.volume_problems or self.problems)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Checks a store, completely.
+
+    Args:
+        path: the store's folder.
+        workers: threads that read.
+        progress: called with (samples done, samples, bytes done, None).
+
+    Raises:
+        StoreNotFound: there is no store.
+        CorruptStore: `store.json` itself is damaged, so nothing else can be checked.
+    """
+    started = time.monotonic()
+    where = os.path.abspath(os.fsdecode(path))
+    manifest = load_manifest(where)
+    report = VerifyReport(where, manifest.samples)
+    segments = open_leniently(where, manifest, report)
+    threads = workers or min(8, 2 * (os.cpu_count() or 1))
+    with ThreadPoolExecutor(threads, "headrace-verify") as pool:
+        for number, segment in segments:
+            _verify_volumes(number, segment, report)
+            ranges = _ranges(segment)
+            for done, found in pool.map(lambda r: _check_range(*r), ranges):
+                report.checked_samples += done.checked_samples
+                report.checked_bytes += done.checked_bytes
+                report.unchecked_samples += done.unchecked_samples
+                report.bad_samples += found
+                if progress is not None:
+                    seen = report.checked_samples + report.unchecked_samples
+                    progress(seen, report.samples, report.checked_bytes, None)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def open_leniently(
+    where: str, manifest: Manifest, report: VerifyReport
+) -> list[tuple[int, OpenSegment]]:
+    """Opens the segments that can be opened; what cannot goes to the report."""
+    segments = []
+    base = 0
+    for number, entry in enumerate(manifest.segments):
+        try:
+            segment = open_segment(where, entry, base)
+            blocks = segment.directory.verify()
+        except StoreError as e:
+            report.problems.append(str(e))
+            report.unchecked_samples += entry.samples
+        else:
+            report.bad_blocks += [
+                (os.path.join(where, entry.directory), int(offset)) for offset in blocks
+            ]
+            segments.append((number, segment))
+        base += entry.samples
+    if len(segments) == len(manifest.segments):
+        found = fingerprint_of([s.directory.header() for _, s in segments])
+        if found != manifest.fingerprint:
+            report.problems.append(
+                f"{os.path.join(where, FILE_NAME)}: fingerprint is {found}, expected "
+                f"{manifest.fingerprint}."
+            )
+    return segments
+
+
+def _verify_volumes(number: int, segment: OpenSegment, report: VerifyReport) -> None:
+    for volume, path in enumerate(segment.volumes.paths):
+        try:
+            segment.volumes.check(volume)
+        except HeadraceError as e:
+            report.volume_problems.append(VolumeProblem(number, volume, path, e.message))
+    for volume, message in _tails(segment):
+        path = segment.volumes.paths[volume]
+        report.volume_problems.append(VolumeProblem(number, volume, path, message))
+
+
+def _tails(segment: OpenSegment) -> Iterator[tuple[int, str]]:
+    """Packed volumes whose padding after the last sample is not zero."""
+    try:
+        ends = data_ends(segment)
+    except CorruptStore:
+        return  # the damaged directory is reported by itself
+    for volume, entry in enumerate(segment.volumes.entries):
+        if entry.kind != "packed":
+            continue
+        path = segment.volumes.paths[volume]
+        try:
+            with open(path, "rb") as f:
+                f.seek(ends[volume])
+                tail = f.read(1 << 16)
+        except OSError:
+            continue  # reported with the volume
+        if any(tail):
+            at = ends[volume] + next(i for i, byte in enumerate(tail) if byte)
+            yield volume, f"{path}: a byte behind the last sample is not zero (offset {at:,})."
+
+
+def data_ends(segment: OpenSegment) -> list[int]:
+    """For each volume, where its last extent ends."""
+    ends = np.full(len(segment.volumes.entries), DATA_OFFSET, np.int64)
+    for first, last in _sample_ranges(segment, 1 << 18):
+        found = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
+        inside = found["volume"] < len(ends)
+        np.maximum.at(ends, found["volume"][inside], (found["offset"] + found["length"])[inside])
+    return [int(end) for end in ends]
+
+
+def _sample_ranges(segment: OpenSegment, step: int) -> Iterator[tuple[int, int]]:
+    samples = segment.directory.samples
+    for first in range(0, samples, step):
+        yield first, min(first + step, samples)
+
+
+def _ranges(segment: OpenSegment) -> Iterator[tuple[OpenSegment, int, int]]:
+    for first, last in _sample_ranges(segment, _SAMPLES_AT_ONCE):
+        yield segment, first, last
+
+
+# -- one range of samples -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Done:
+    checked_samples: int = 0
+    checked_bytes: int = 0
+    unchecked_samples: int = 0
+
+
+def _check_range(segment: OpenSegment, first: int, last: int) -> tuple[_Done, list[BadSample]]:
+    """Checks the samples `first` to `last - 1` of a segment."""
+    try:
+        found = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
+    except CorruptStore:
+        return _Done(unchecked_samples=last - first), []  # its blocks are reported by themselves
+    bad: list[BadSample] = []
+    kinds = {segment.volumes.entries[int(v)].kind for v in np.unique(found["volume"])
+             if v < len(segment.volumes.entries)}  # fmt: skip
+    outside = found["volume"] >= len(segment.volumes.entries)
+    for k in np.flatnonzero(outside):
+        bad.append(_bad(segment, found, int(k), "directory", f"volume {found['volume'][k]}",
+                        f"below {len(segment.volumes.entries)}"))  # fmt: skip
+    if kinds == {"tree"}:
+        bad += _check_tree_files(segment, first, last)
+    else:
+        bad += _check_spans(segment, found, np.flatnonzero(~outside))
+    size = int(found["length"].sum())
+    if not segment.directory.has_crc:
+        return _Done(unchecked_samples=last - first), bad
+    return _Done(last - first, size), bad
+
+
+def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSample]:
+    reader = ReferenceReader(lambda _: segment)
+    bad = []
+    for sample in range(first, last):
+        for extent in segment.extents(segment.base + sample):
+            try:
+                reader.read(extent)
+            except HeadraceError as e:
+                bad.append(
+                    BadSample(
+                        extent.index,
+                        os.fsdecode(extent.name),
+                        extent.part,
+                        e.path or "",
+                        extent.offset,
+                        extent.length,
+                        _kind_of(e),
+                        e.message,
+                        "the bytes that were indexed",
+                    )  # fmt: skip
+                )
+    return bad
+
+
+def _kind_of(error: HeadraceError) -> str:
+    return {"CorruptSample": "checksum", "SourceChanged": "changed"}.get(
+        type(error).__name__, "system"
+    )
+
+
+def _check_spans(
+    segment: OpenSegment, found: dict[str, np.ndarray], which: np.ndarray
+) -> list[BadSample]:
+    """Reads neighbouring extents of file volumes together and compares each with its checksum."""
+    bad = []
+    order = which[np.lexsort((found["offset"][which], found["volume"][which]))]
+    for run in _spans(found, order):
+        volume = int(found["volume"][run[0]])
+        begin = int(found["offset"][run[0]])
+        end = int((found["offset"][run] + found["length"][run]).max())
+        data, problem = _read_span(segment, volume, begin, end)
+        for k in run:
+            offset, length = int(found["offset"][k]) - begin, int(found["length"][k])
+            piece = data[offset : offset + length]
+            if len(piece) < length:
+                kind = problem or "short"
+                bad.append(_bad(segment, found, int(k), kind, f"{len(piece)} bytes",
+                                f"{length} bytes"))  # fmt: skip
+            elif segment.directory.has_crc and crc32c(piece) != int(found["crc"][k]):
+                bad.append(_bad(segment, found, int(k), "checksum", f"{crc32c(piece):08x}",
+                                f"{int(found['crc'][k]):08x}"))  # fmt: skip
+    return sorted(bad, key=lambda b: (b.index, b.part))
+
+
+def _spans(found: dict[str, np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:
+    """Cuts extents, sorted by place, into runs that are read at once."""
+    begin = 0
+    volume, offset, length = found["volume"], found["offset"], found["length"]
+    for i in range(1, len(order) + 1):
+        if i < len(order):
+            a, b, here = order[begin], order[i - 1], order[i]
+            near = int(offset[here]) <= int(offset[b] + length[b]) + _CHECKSUM_BLOCK
+            small = int(offset[here] + length[here] - offset[a]) <= _SPAN_BYTES
+            if volume[here] == volume[a] and near and small:
+                continue
+        yield order[begin:i]
+        begin = i
+
+
+def _read_span(
+    segment: OpenSegment, volume: int, begin: int, end: int
+) -> tuple[memoryview, str | None]:
+    """What can be read of a span, and why it is not all of it."""
+    path = segment.volumes.paths[volume]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return memoryview(b""), "missing"
+    try:
+        # A damaged length must not make us allocate what the file cannot hold.
+        size = max(0, min(end, os.fstat(fd).st_size) - begin)
+        buffer = memoryview(bytearray(size))
+        return buffer[: read_fully(fd, buffer, begin)], None
+    except OSError:
+        return memoryview(b""), "system"
+    finally:
+        os.close(fd)
+
+
+def _bad(
+    segment: OpenSegment, found: dict[str, np.ndarray], k: int, kind: str, have: str, want: str
+) -> BadSample:
+    local = int(found["sample"][k])
+    volume = int(found["volume"][k])
+    paths = segment.volumes.paths
+    try:
+        name = os.fsdecode(segment.directory.name(local))
+    except CorruptStore:
+        name = "(its name is in a damaged block)"
+    return BadSample(
+        segment.base + local, name, int(found["part"][k]),
+        paths[volume] if volume < len(paths) else segment.entry.directory,
+        int(found["offset"][k]), int(found["length"][k]), kind, have, want,
+    )  # fmt: skip
