@@ -27,6 +27,7 @@ from headrace.store.names import NameTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
 

@@ -83,12 +83,12 @@ class DirectoryColumns:
 
     @property
     def samples(self) -> int:
-        """n."""
+        """N."""
         return len(self.name_offsets) - 1
 
     @property
     def extents(self) -> int:
-        """m."""
+        """M."""
         return len(self.length)
 
     def name(self, i: int) -> bytes:
