@@ -1,4 +1,4 @@
-"""headrace feeds deep-learning training: every sample, in exact random order, at full speed.
+"""headrace feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
     import headrace as hr
 
@@ -7,28 +7,30 @@
         for batch in hr.loader(store, batch_size=256, seed=7):
             ...
 
-What is named here is imported when it is first used, so that `import headrace` costs a millisecond.
-It needs numpy only; `headrace.torch` and others import their framework.
+Names are imported when they are first used, so that importing this package costs nothing, for the
+command line above all. It needs numpy only; `headrace.torch` and others import their framework.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace import _native
+
 if TYPE_CHECKING:
-    from headrace.api import (  # noqa: A004
+    from headrace import errors
+    from headrace.api import (
         append,
         index,
         loader,
-        open,
+        open,  # noqa: A004  # hr.open is the product's first word
         order_for,
         pack,
-        repair,
-        verify,
     )
     from headrace.plane import Batch, Loader
-    from headrace.store import Store
+    from headrace.store import Store, repair, verify
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ __all__ = [
     "Store",
     "__version__",
     "append",
+    "errors",
     "index",
     "loader",
     "open",
@@ -47,20 +50,25 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "Batch": "headrace.plane",
-    "Loader": "headrace.plane",
-    "Store": "headrace.store",
-}
+_HOMES = (
+    dict.fromkeys(("append", "index", "loader", "open", "order_for", "pack"), "headrace.api")
+    | dict.fromkeys(("Batch", "Loader"), "headrace.plane")
+    | dict.fromkeys(("Store", "repair", "verify"), "headrace.store")
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name == "errors":
+        return import_module("headrace.errors")
+    if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES.get(name, "headrace.api")), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*globals(), *__all__})
+
+
+if _native.build_type == "Debug":
+    warnings.warn("headrace's native core is a debug build: it is slow", stacklevel=2)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace import _native
 from headrace.config import place_in_job, reader_options
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     from headrace.plane.skipped import OnError
 
 __all__ = ["append", "index", "loader", "open", "order_for", "pack", "repair", "verify"]
-
-if _native.build_type == "Debug":
-    warnings.warn("headrace's native core is a debug build: it is slow", stacklevel=2)
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
 

@@ -172,7 +172,7 @@ def test_every_command_has_help_and_json(run):
 def test_our_own_mistake_is_reported_as_one(run, packed_photos, monkeypatch):
     import headrace.store.summary
 
-    monkeypatch.setattr(headrace.store.summary, "summarise", lambda store: 1 / 0)
+    monkeypatch.setattr(headrace.store.summary, "summarise", lambda _: 1 / 0)
     ended = run("info", packed_photos, "--json")
     assert ended.code == 4
     assert json.loads(ended.out)["error"]["type"] == "ZeroDivisionError"

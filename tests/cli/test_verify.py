@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 import headrace as hr
@@ -9,7 +11,7 @@ def damage(store_path, names):
         places = [store.segments[0].extents(store.find(name))[0] for name in names]
         paths = store.segments[0].volumes.paths
     for place in places:
-        with open(paths[place.volume], "r+b") as f:
+        with Path(paths[place.volume]).open("r+b") as f:
             f.seek(place.offset)
             byte = f.read(1)[0]
             f.seek(place.offset)

@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
             code = report(e, as_json=as_json, verbose=_verbose(given))
         sys.exit(code or exit_codes.OK)
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         """Runs the chosen command. A reader of our output that goes away (`| head`) is no error."""
         try:
             code = super().invoke(ctx)
