@@ -70,6 +70,7 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> Repai
         VolumeError: the disk is full or fails.
     """
     where = os.path.abspath(os.fsdecode(path))
+    load_manifest(where)  # says what is wrong where there is no store to lock
     with locked(Path(where), what="writing to"):
         before = verify(where, workers=workers)
         report = RepairReport(where, before)
