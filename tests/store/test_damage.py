@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -204,9 +205,7 @@ def test_verify_names_exactly_the_damaged_samples_and_repair_mends_them(packed, 
             extent = store.segment_of(i).extents(i)[0]
             places.append((store.segments[0].volumes.paths[extent.volume], extent))
     for where, extent in places:
-        data = bytearray(open(where, "rb").read())
-        data[extent.offset + r.randrange(extent.length)] ^= 0x40
-        open(where, "wb").write(data)
+        flip(Path(where), extent.offset + r.randrange(extent.length), 0x40)
     seen = []
     report = verify(path, progress=lambda *a: seen.append(a))
     assert {b.name for b in report.bad_samples} == names

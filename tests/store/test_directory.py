@@ -17,7 +17,11 @@ from hypothesis import strategies as st
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceError
 from headrace.store import native
 from headrace.store.directory_reference import ReferenceDirectory
-from headrace.store.directory_writer import DirectoryColumns, create_memory_directory, write_directory
+from headrace.store.directory_writer import (
+    DirectoryColumns,
+    create_memory_directory,
+    write_directory,
+)
 from headrace.store.format import PAGE_BYTES, level_counts, parse_header
 from headrace.store.names import join_names
 from headrace.store.native import crc32c

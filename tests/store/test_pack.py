@@ -143,7 +143,11 @@ def test_items_of_every_shape(tmp_path, reference):
 
 def test_items_with_parts_and_columns(tmp_path, reference):
     items = [
-        {"name": f"s{i}", "data": {"txt": b"t%d" % i, "img": b"i" * i}, "columns": {"w": i, "f": i / 2}}
+        {
+            "name": f"s{i}",
+            "data": {"txt": b"t%d" % i, "img": b"i" * i},
+            "columns": {"w": i, "f": i / 2},
+        }
         for i in range(20)
     ]
     pack(lambda: items, tmp_path / "out.hr")
@@ -228,7 +232,9 @@ def test_append_refuses_taken_names_and_other_columns(folder, tmp_path):
         append([{"data": b"", "columns": {"w": 1}}], target)
     assert sorted(os.listdir(target)) == before
     append([("fresh", b"")], target)
-    assert sorted(os.listdir(target)) == sorted([*before, "segment-0001.hrd", "segment-0001-0000.hrv"])
+    assert sorted(os.listdir(target)) == sorted(
+        [*before, "segment-0001.hrd", "segment-0001-0000.hrv"]
+    )
 
 
 def test_append_to_an_index_mixes_volumes(folder, tmp_path, reference):

@@ -208,9 +208,14 @@ def test_a_full_disk_is_one_error_and_the_pack_resumes(tmp_path):
     make_folder(tmp_path / "root", files=60, size=9000)
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], check=False, capture_output=True
-    ).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk],
+            check=False,
+            capture_output=True,
+        ).returncode
+    )
     if not mounted:
         pytest.skip("needs the right to mount a tmpfs")
     try:
@@ -367,7 +372,9 @@ def test_an_interrupted_pack_resumes_where_it_was(folder, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         original = extents.ScanReader.read
         patch.setattr(
-            extents.ScanReader, "read", lambda r, plan: (read.append(plan.begin), original(r, plan))[1]
+            extents.ScanReader,
+            "read",
+            lambda r, plan: (read.append(plan.begin), original(r, plan))[1],
         )
         report = pack(root, tmp_path / "out.hr", options=OPTIONS)
     assert report.resumed_samples > 0

@@ -42,7 +42,9 @@ def check(store, members):
 
 @pytest.mark.parametrize("make", [pack, index])
 @pytest.mark.parametrize(
-    "fmt", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT], ids=["gnu", "pax", "ustar"]
+    "fmt",
+    [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT],
+    ids=["gnu", "pax", "ustar"],
 )
 def test_members_of_one_key_are_one_sample(tmp_path, reference, make, fmt):
     members = list(dataset())
