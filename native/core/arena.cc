@@ -40,7 +40,10 @@ Arena::~Arena() {
 BufferPtr Arena::acquire(size_t bytes) {
   const size_t capacity = size_class(bytes);
   Buffer buffer;
-  {
+  std::vector<Buffer> surplus;
+  // A forked child gets memory of its own, with no identity: see `release`.
+  const bool foreign = getpid() != owner_pid_;
+  if (!foreign) {
     std::lock_guard lock(mutex_);
     // The smallest free buffer that fits, unless it would waste more than half of itself.
     auto best = free_.end();
@@ -53,16 +56,28 @@ BufferPtr Arena::acquire(size_t bytes) {
       free_bytes_ -= best->capacity;
       free_.erase(best);
     } else {
+      // Batches grew a little: free buffers that have become too small make room for one that fits,
+      // so that what is mapped follows what is in use. Buffers of other sizes have other users.
+      for (size_t i = 0; i < free_.size();) {
+        if (free_[i].capacity >= bytes / 2 && free_[i].capacity < bytes) {
+          retire_locked(i, &surplus);
+        } else {
+          ++i;
+        }
+      }
       buffer.id = next_id_++;
       mapped_bytes_ += capacity;
     }
   }
+  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
   if (buffer.data == nullptr) {
     void* data =
         mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-      std::lock_guard lock(mutex_);
-      mapped_bytes_ -= capacity;
+      if (!foreign) {
+        std::lock_guard lock(mutex_);
+        mapped_bytes_ -= capacity;
+      }
       throw Error(ErrorKind::kVolume,
                   "cannot allocate a batch buffer of " + std::to_string(capacity) +
                       " bytes; use a smaller batch or raise the job's memory limit",
@@ -78,22 +93,30 @@ BufferPtr Arena::acquire(size_t bytes) {
   });
 }
 
+// Takes the i-th free buffer off the books; the caller unmaps what is in `surplus` without the
+// lock.
+void Arena::retire_locked(size_t i, std::vector<Buffer>* surplus) {
+  const Buffer buffer = free_[i];
+  free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+  free_bytes_ -= buffer.capacity;
+  mapped_bytes_ -= buffer.capacity;
+  for (auto& [listener, inbox] : inboxes_) inbox.push_back(buffer.id);
+  surplus->push_back(buffer);
+}
+
 void Arena::release(const Buffer& buffer) {
   // In a forked child the lock may be held by a thread that does not exist there.
-  if (getpid() != owner_pid_) return;
+  if (getpid() != owner_pid_) {
+    munmap(buffer.data, buffer.capacity);
+    return;
+  }
   std::vector<Buffer> surplus;
   {
     std::lock_guard lock(mutex_);
     free_.push_back(buffer);
     free_bytes_ += buffer.capacity;
-    // The oldest go first: they are the sizes that nobody asked for lately.
-    while (free_bytes_ > retained_bytes_max_ && !free_.empty()) {
-      surplus.push_back(free_.front());
-      free_bytes_ -= free_.front().capacity;
-      mapped_bytes_ -= free_.front().capacity;
-      for (auto& [listener, inbox] : inboxes_) inbox.push_back(free_.front().id);
-      free_.erase(free_.begin());
-    }
+    // The oldest go first: they have the sizes that nobody asked for lately.
+    while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }
   for (const Buffer& b : surplus) munmap(b.data, b.capacity);
 }

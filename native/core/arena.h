@@ -3,7 +3,8 @@
 // The first touch of fresh memory costs four times the copy into it (page faults), so buffers are
 // kept when their user lets go of them and handed out again. A buffer has an identity that is never
 // reused, by which engines register it with the kernel once. Thread-safe. Buffers may outlive the
-// arena.
+// user's reference to the arena. A forked child may use it too, without recycling: its buffers have
+// the id 0, which engines do not register.
 #pragma once
 
 #include <cstddef>
@@ -46,6 +47,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
  private:
   explicit Arena(size_t retained_bytes_max);
   void release(const Buffer& buffer);
+  void retire_locked(size_t i, std::vector<Buffer>* surplus);
 
   mutable std::mutex mutex_;
   std::vector<Buffer> free_;

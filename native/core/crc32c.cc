@@ -196,11 +196,12 @@ HEADRACE_FOLD_TARGET inline __m512i fold(__m512i state, __m512i data) {
 enum class Write { kNone, kCached, kStreamed };
 
 template <Write kWrite>
-HEADRACE_FOLD_TARGET inline __m512i take(std::byte* to, const std::byte* from) {
-  const __m512i data = _mm512_loadu_si512(from);
-  if constexpr (kWrite == Write::kCached) _mm512_storeu_si512(to, data);
+HEADRACE_FOLD_TARGET inline __m512i take([[maybe_unused]] std::byte* to, const std::byte* from,
+                                         size_t at = 0) {
+  const __m512i data = _mm512_loadu_si512(from + at);
+  if constexpr (kWrite == Write::kCached) _mm512_storeu_si512(to + at, data);
   if constexpr (kWrite == Write::kStreamed) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), data);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), data);
   }
   return data;
 }
@@ -232,16 +233,16 @@ HEADRACE_FOLD_TARGET uint32_t folding(uint32_t crc, std::byte* to, const std::by
   // The checksum so far enters the message's first four bytes.
   __m512i a = _mm512_xor_si512(take<kWrite>(to, from),
                                _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~crc))));
-  __m512i b = take<kWrite>(to + 64, from + 64);
-  __m512i c = take<kWrite>(to + 128, from + 128);
-  __m512i d = take<kWrite>(to + 192, from + 192);
+  __m512i b = take<kWrite>(to, from, 64);
+  __m512i c = take<kWrite>(to, from, 128);
+  __m512i d = take<kWrite>(to, from, 192);
   advance(256);
   while (size >= 256) {
     if constexpr (kWrite == Write::kNone) prefetch_ahead(from);
     a = fold<2048>(a, take<kWrite>(to, from));
-    b = fold<2048>(b, take<kWrite>(to + 64, from + 64));
-    c = fold<2048>(c, take<kWrite>(to + 128, from + 128));
-    d = fold<2048>(d, take<kWrite>(to + 192, from + 192));
+    b = fold<2048>(b, take<kWrite>(to, from, 64));
+    c = fold<2048>(c, take<kWrite>(to, from, 128));
+    d = fold<2048>(d, take<kWrite>(to, from, 192));
     advance(256);
   }
   a = fold<512>(fold<512>(fold<512>(a, b), c), d);

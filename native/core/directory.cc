@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
+#include <thread>
 
 #include "core/crc32c.h"
 #include "core/error.h"
@@ -23,6 +25,10 @@ constexpr uint32_t kBlockBytes = 65536;
 constexpr uint64_t kSamplesMax = uint64_t{1} << 48;
 constexpr uint64_t kColumnPadding = 8;
 constexpr uint64_t kStringsMax = 10'000'000;
+
+// Bulk look-ups of names are shared out among threads; starting one costs what 100 look-ups do.
+constexpr unsigned kFindThreadsMax = 8;
+constexpr size_t kFindQueriesPerThread = 16384;
 
 enum SectionKind : uint32_t {
   kExtentRows = 1,
@@ -208,8 +214,13 @@ void Directory::use_user_column(const Section& s) {
   if (s.count != samples_ || !width_ok || !kind_ok || s.name[0] == '\0') {
     fail("a user column contradicts the header", s.entry_offset);
   }
-  columns_.push_back({std::string(s.name, strnlen(s.name, sizeof s.name)), kind, s.width, s.offset,
-                      s.count, false});
+  const std::string name(s.name, strnlen(s.name, sizeof s.name));
+  for (const ColumnInfo& other : columns_) {
+    if (!other.label && other.name == name) {
+      fail("two user columns have the same name", s.entry_offset);
+    }
+  }
+  columns_.push_back({name, kind, s.width, s.offset, s.count, false});
 }
 
 std::vector<std::string> Directory::strings(const Section& s) const {
@@ -246,6 +257,7 @@ void Directory::use_sections(const std::vector<Section>& sections) {
         break;
       case kPart:
         part_ = index_column(s, extents_, "part");
+        if (s.width > 2) fail("the part column is wider than a part number", s.entry_offset);
         break;
       case kPartNames:
         part_names_ = strings(s);
@@ -289,9 +301,13 @@ void Directory::use_names(const std::vector<Section>& sections) {
     bool blob = false;
     for (const Section& s : sections) {
       if (s.kind == kNameOffsets && s.parameters[0] == number) {
+        if (level.offsets) fail("a name level appears twice", s.entry_offset);
         level.offsets = index_column(s, blocks + 1, "name block offsets");
       } else if (s.kind == kNameBlob && s.parameters[0] == number) {
-        if (s.count != names) fail("a name level has the wrong count", s.entry_offset);
+        if (blob) fail("a name level appears twice", s.entry_offset);
+        if (s.count != names || s.width != 0) {
+          fail("a name level has the wrong count or width", s.entry_offset);
+        }
         level.blob_offset = s.offset;
         level.blob_bytes = s.bytes;
         blob = true;
@@ -303,6 +319,11 @@ void Directory::use_names(const std::vector<Section>& sections) {
     levels.push_back(level);
     if (blocks == 1) break;
     names = blocks;
+  }
+  for (const Section& s : sections) {
+    if ((s.kind == kNameOffsets || s.kind == kNameBlob) && s.parameters[0] >= levels.size()) {
+      fail("there are more name levels than names", s.entry_offset);
+    }
   }
   names_ = NameTree(&file_, std::move(levels));
 }
@@ -358,6 +379,23 @@ int64_t Directory::label(uint64_t sample) const {
 }
 
 void Directory::find(std::span<const std::string_view> queries, std::span<int64_t> indices) const {
+  const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1u, kFindThreadsMax);
+  const size_t threads = std::clamp(queries.size() / kFindQueriesPerThread, size_t{1}, cores);
+  const size_t share = (queries.size() + threads - 1) / threads;
+  std::vector<std::future<void>> others;
+  for (size_t begin = share; begin < queries.size(); begin += share) {
+    const size_t count = std::min(share, queries.size() - begin);
+    others.push_back(std::async(std::launch::async, [=, this] {
+      find_some(queries.subspan(begin, count), indices.subspan(begin, count));
+    }));
+  }
+  const size_t first = std::min(share, queries.size());
+  find_some(queries.first(first), indices.first(first));
+  for (auto& other : others) other.get();
+}
+
+void Directory::find_some(std::span<const std::string_view> queries,
+                          std::span<int64_t> indices) const {
   names_.find(queries, indices);
   if (!rank_to_index_) return;
   for (int64_t& index : indices) {

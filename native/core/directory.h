@@ -37,7 +37,9 @@ struct ColumnInfo {
   bool label = false;
 };
 
-class Directory {
+// Shared from itself: bindings must hand out plain native ownership, since readers let go of
+// directories in threads that must not need Python.
+class Directory : public std::enable_shared_from_this<Directory> {
  public:
   // `fd` stays the caller's. Throws Error(kCorruptStore) or Error(kVolume).
   static std::shared_ptr<Directory> open(int fd, const std::string& path);
@@ -74,7 +76,7 @@ class Directory {
     return file_.at(column.offset, column.count * column.width);
   }
 
-  // indices[i] = the sample named queries[i], or -1.
+  // indices[i] = the sample named queries[i], or -1. Large requests use several threads.
   void find(std::span<const std::string_view> queries, std::span<int64_t> indices) const;
   // REQUIRES: sample < samples().
   void name(uint64_t sample, std::string* name) const;
@@ -97,6 +99,7 @@ class Directory {
   void use_label(const Section& section);
   void use_user_column(const Section& section);
   void use_names(const std::vector<Section>& sections);
+  void find_some(std::span<const std::string_view> queries, std::span<int64_t> indices) const;
   Column index_column(const Section& section, uint64_t count, const char* what) const;
   std::vector<std::string> strings(const Section& section) const;
   [[noreturn]] void fail(const std::string& what, uint64_t offset) const;

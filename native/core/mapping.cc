@@ -1,10 +1,13 @@
 #include "core/mapping.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -37,30 +40,53 @@ bool replace_page(uintptr_t address) {
     if (begin == 0 || address < begin || address >= slot.end.load(std::memory_order_acquire)) {
       continue;
     }
+    // Counted first: whoever reads zeros from the new page must find the damage afterwards.
+    slot.damaged.fetch_add(1, std::memory_order_acq_rel);
     void* page = reinterpret_cast<void*>(address & ~static_cast<uintptr_t>(kPageBytes - 1));
     // mmap is a bare system call in every libc; it takes no lock of ours or theirs.
     if (mmap(page, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != page) {
       return false;
     }
-    slot.damaged.fetch_add(1, std::memory_order_release);
     return true;
   }
   return false;
 }
 
-void on_sigbus(int number, siginfo_t* info, void* context) {
-  const int saved_errno = errno;
-  const bool ours = info->si_code > 0 && replace_page(reinterpret_cast<uintptr_t>(info->si_addr));
-  errno = saved_errno;
-  if (ours) return;
-  if ((g_previous.sa_flags & SA_SIGINFO) && g_previous.sa_sigaction != nullptr) {
+// The thread that is passing a foreign fault on. A handler in front of ours may have ours as *its*
+// previous one (Python's faulthandler restores it and raises again): without this the two would
+// call each other until the stack ends.
+std::atomic<long> g_passing_thread{0};
+
+void pass_on(int number, siginfo_t* info, void* context) {
+  const long thread = syscall(SYS_gettid);
+  const bool came_back = g_passing_thread.load() == thread;
+  if (!came_back && (g_previous.sa_flags & SA_SIGINFO) && g_previous.sa_sigaction != nullptr) {
+    g_passing_thread.store(thread);
     g_previous.sa_sigaction(number, info, context);
-  } else if (g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN) {
+    g_passing_thread.store(0);
+  } else if (!came_back && g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN) {
+    g_passing_thread.store(thread);
     g_previous.sa_handler(number);
-  } else {
+    g_passing_thread.store(0);
+  } else if (info->si_code > 0) {
     signal(number, SIG_DFL);  // the faulting instruction runs again and ends the process
+  } else if (came_back || g_previous.sa_handler == SIG_DFL) {
+    signal(number, SIG_DFL);
+    raise(number);  // it was sent, not met: nothing would raise it again
   }
 }
+
+void on_sigbus(int number, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  if (info->si_code <= 0 || !replace_page(reinterpret_cast<uintptr_t>(info->si_addr))) {
+    pass_on(number, info, context);
+  }
+  errno = saved_errno;
+}
+
+// A child that is forked while another thread maps a file must find the lock free.
+[[maybe_unused]] const int g_at_fork =
+    pthread_atfork([] { g_mutex.lock(); }, [] { g_mutex.unlock(); }, [] { g_mutex.unlock(); });
 
 int take_slot(uintptr_t begin, size_t size) {
   std::lock_guard lock(g_mutex);
@@ -120,9 +146,12 @@ std::unique_ptr<Mapping> Mapping::of_file(int fd, size_t size, const std::string
 
 Mapping::~Mapping() {
   if (slot_ < 0) return;
+  {
+    // Before the addresses are free: faults in what is mapped there next are not ours.
+    std::lock_guard lock(g_mutex);
+    g_slots[slot_].begin.store(0, std::memory_order_release);
+  }
   munmap(const_cast<std::byte*>(data_), size_);
-  std::lock_guard lock(g_mutex);
-  g_slots[slot_].begin.store(0, std::memory_order_release);
 }
 
 uint64_t Mapping::damaged() const {

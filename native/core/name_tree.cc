@@ -200,7 +200,7 @@ std::vector<int64_t> sorted_order(const Names& names) {
   for (size_t i = 0; i < names.size(); ++i) {
     unsigned char bytes[8] = {};
     const std::string_view name = names[i];
-    std::memcpy(bytes, name.data(), std::min<size_t>(8, name.size()));
+    if (!name.empty()) std::memcpy(bytes, name.data(), std::min<size_t>(8, name.size()));
     uint64_t prefix = 0;
     for (const unsigned char byte : bytes) prefix = prefix << 8 | byte;
     keys[i] = {prefix, i};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/arena.h"
@@ -37,7 +38,7 @@ struct BatchStats {
 // Slot s of sample i and selected part p is i * parts + p. Bytes of slot s are
 // buffer[offsets[s] .. offsets[s] + lengths[s]); slots may lie in any order and with gaps, because
 // direct reads are not copied. A missing part has length 0.
-struct Batch {
+struct Batch : std::enable_shared_from_this<Batch> {
   BufferPtr buffer;
   uint64_t bytes = 0;  // used bytes of the buffer
   uint64_t samples = 0;

@@ -128,6 +128,11 @@ bool Catalog::read_extent(const Segment& segment, uint64_t sample, const Extent&
   if (v.kind() == VolumeKind::kTree) {
     std::string name;
     segment.directory->name(sample, &name);
+    if (name.find('\0') != std::string::npos) {  // the system would open another file
+      failure->kind = FailureKind::kChanged;
+      failure->system_errno = ENOENT;
+      return false;
+    }
     const File file(v.fd(), name.c_str());
     struct stat status;
     if (file.fd() < 0 || fstat(file.fd(), &status) != 0) {
@@ -177,6 +182,7 @@ std::shared_ptr<Batch> Catalog::read_one(Arena& arena, int64_t index, int part, 
     const uint32_t p = segment.directory->part(e);
     if (part >= 0 && (p >= segment.part_map.size() || segment.part_map[p] != part)) continue;
     const Extent extent = segment.directory->extent(e);
+    segment.directory->assert_whole();
     check_extent(segment, sample, extent);
     const uint64_t from = std::min(start, extent.length);
     const uint64_t length =

@@ -13,6 +13,10 @@
 
 namespace headrace::io {
 
+// No sample and no volume is as large; below these no sum of a batch's lengths overflows.
+inline constexpr uint64_t kExtentBytesMax = uint64_t{1} << 46;
+inline constexpr uint64_t kOffsetMax = uint64_t{1} << 62;
+
 struct Segment {
   std::shared_ptr<Directory> directory;
   uint64_t base = 0;         // global index of its first sample
@@ -47,7 +51,8 @@ class Catalog {
   // Throws Error(kCorruptStore) for an extent that leaves its volume, before memory is allocated
   // for it.
   void check_extent(const Segment& segment, uint64_t sample, const Extent& extent) const {
-    if (extent.volume < segment.volumes) {
+    if (extent.volume < segment.volumes && extent.length <= kExtentBytesMax &&
+        extent.offset <= kOffsetMax) {
       const Volume& v = *volumes_[segment.volume_base + extent.volume];
       if (v.kind() == VolumeKind::kTree ||
           (extent.offset <= v.bytes() && extent.length <= v.bytes() - extent.offset)) {

@@ -3,11 +3,17 @@
 // An engine belongs to one thread (the caller of `read`), is made lazily in the process that uses
 // it, and is never carried over a fork. `read` returns when every read has completed; `on_done` is
 // called once for each, as it completes, possibly on another thread and concurrently, so that
-// checksums are computed while the rest is still in flight.
+// checksums are computed while the rest is still in flight. It must not throw.
 //
 // An engine retries short reads, EINTR and EAGAIN itself. It reports and never throws for what a
 // single read met: `error` is 0 or an errno value, `done` the bytes that arrived. End of file is
 // `error == 0 && done < length`.
+//
+// What every engine does alike, held by engine_conformance.h: a read of length 0 moves nothing and
+// is fine (a path is still opened and checked); a path that is no regular file is EISDIR or EINVAL,
+// and opening it never blocks; no read fails because the engine itself holds too many files open.
+// An engine that finds itself moved to another thread, or inherited by a forked child, makes its
+// ring or threads anew: slower, and safe.
 #pragma once
 
 #include <cstddef>

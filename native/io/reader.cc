@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <system_error>
 #include <unordered_set>
 
 #include "core/crc32c.h"
@@ -28,6 +30,8 @@ constexpr size_t kProbeSample = 8;
 constexpr size_t kLookAhead = 16;
 // Gathered slots start at cache lines: a copy to an unaligned place costs a fifth more.
 constexpr uint64_t kGatherAlignment = 64;
+// A window's samples are copied out in random order: the first lines of a later one are asked for.
+constexpr uint64_t kGatherAhead = 4;
 
 uint64_t align_down(uint64_t value, uint64_t alignment) { return value & ~(alignment - 1); }
 uint64_t align_up(uint64_t value, uint64_t alignment) {
@@ -38,6 +42,22 @@ long major_faults() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
   return usage.ru_majflt;
+}
+
+// Direct requests must stay aligned, and every request must make progress.
+ReaderOptions sane(ReaderOptions options) {
+  options.request_bytes_max =
+      align_up(std::clamp<uint64_t>(options.request_bytes_max, 4096, 1 << 30), 4096);
+  options.coalesce_gap_bytes = std::min<uint64_t>(options.coalesce_gap_bytes, 1 << 30);
+  return options;
+}
+
+// A batch's size is a sum of numbers from a directory: it is refused before it could overflow.
+void check_bytes(uint64_t bytes) {
+  if (bytes <= kOffsetMax) return;
+  throw Error(ErrorKind::kCorruptStore,
+              "the samples of a batch are said to have more than " + std::to_string(kOffsetMax) +
+                  " bytes. A sample directory is damaged; run `headrace verify` on the store.");
 }
 
 // A worker answers no signal but the ones that its own instructions raise.
@@ -63,10 +83,13 @@ struct Reader::Worker {
   explicit Worker(std::shared_ptr<Arena> a) : arena(std::move(a)), listener(arena->listen()) {}
   ~Worker() { arena->stop_listening(listener); }
 
-  void use(const Buffer& buffer) {
+  void forget_unmapped() {
     for (const uint64_t id : arena->take_unmapped(listener)) {
       if (known.erase(id) != 0) async->forget_buffer(id);
     }
+  }
+  void use(const Buffer& buffer) {
+    forget_unmapped();
     if (known.insert(buffer.id).second) async->know_buffer(buffer.id, buffer.memory());
   }
 };
@@ -79,7 +102,7 @@ std::shared_ptr<Reader> Reader::make(std::shared_ptr<const Catalog> catalog, Rea
 Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
                std::vector<int> parts)
     : catalog_(std::move(catalog)),
-      options_(options),
+      options_(sane(options)),
       parts_(std::move(parts)),
       arena_(Arena::make(options.budget_bytes)),
       hints_(std::make_unique<VolumeHint[]>(catalog_->volumes())),
@@ -95,6 +118,13 @@ Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
 }
 
 bool Reader::foreign() const { return getpid() != owner_pid_; }
+
+void Reader::refuse_foreign() const {
+  if (!foreign()) return;
+  throw Error(ErrorKind::kInvalidArgument,
+              "this reader belongs to the process that made it, and its threads do not exist in a "
+              "forked child. Open the store again after the fork.");
+}
 
 bool Reader::close(double seconds) {
   if (foreign()) return true;
@@ -119,25 +149,36 @@ bool Reader::close(double seconds) {
 
 void Reader::start_locked() {
   if (started_) return;
-  started_ = true;
+  const auto body = [](const std::shared_ptr<Reader>& self) {
+    block_signals();
+    {
+      Worker worker(self->arena_);
+      self->work(worker);
+    }
+    std::lock_guard lock(self->mutex_);
+    --self->alive_;
+    self->ended_.notify_all();
+  };
   for (unsigned i = 0; i < std::max(1u, options_.workers); ++i) {
+    std::thread thread;
+    try {
+      thread = std::thread(body, shared_from_this());
+    } catch (const std::system_error& error) {
+      if (alive_ != 0) break;  // fewer threads serve as well
+      throw Error(ErrorKind::kVolume,
+                  std::string("cannot start a thread that reads: ") + error.what() +
+                      ". Raise the limit of processes (ulimit -u).",
+                  {}, -1, error.code().value());
+    }
     ++alive_;
-    std::thread thread([self = shared_from_this()] {
-      block_signals();
-      {
-        Worker worker(self->arena_);
-        self->work(worker);
-      }
-      std::lock_guard lock(self->mutex_);
-      --self->alive_;
-      self->ended_.notify_all();
-    });
     pthread_setname_np(thread.native_handle(), "headrace-read");
     thread.detach();
   }
+  started_ = true;
 }
 
 std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
+  refuse_foreign();
   for (const int64_t index : indices) catalog_->check_index(index);
   auto job = std::make_shared<Job>();
   job->reader_ = shared_from_this();
@@ -147,7 +188,7 @@ std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
     if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
     start_locked();
     job->number_ = next_number_++;
-    unfinished_.insert(job->number_);
+    undelivered_.insert(job->number_);
     queue_.push_back(job);
   }
   work_.notify_one();
@@ -170,13 +211,12 @@ void Reader::work(Worker& worker) {
     } catch (...) {
       error = std::current_exception();
     }
-    retire(*job);
+    if (error) settle(*job);
     {
       std::lock_guard lock(job->mutex_);
       job->error_ = error;
       job->stage_ = Job::Stage::kDone;
     }
-    if (error) settle(*job);
     job->ready_.notify_all();
   }
 }
@@ -189,6 +229,7 @@ void Reader::run(Worker& worker, Job& job) {
   };
   enter(Job::Stage::kPlanning, nullptr);
   guard_mappings();
+  worker.forget_unmapped();
   Plan plan;
   plan.batch = std::make_shared<Batch>();
   plan.batch->indices = std::move(job.indices_);
@@ -200,6 +241,8 @@ void Reader::run(Worker& worker, Job& job) {
   plan.batch->bytes = bytes;
   plan.batch->buffer = arena_->acquire(bytes);
   plan.data = plan.batch->buffer->data;
+  ask(plan);
+  for (const Segment& segment : catalog_->segments()) segment.directory->assert_whole();
   enter(Job::Stage::kReading, &plan);
   const auto leave = [&](void*) { enter(Job::Stage::kPlanning, nullptr); };
   const std::unique_ptr<void, decltype(leave)> guard(&plan, leave);  // before `plan` goes
@@ -341,6 +384,7 @@ uint64_t Reader::lay_out(Plan& plan) const {
     if (slot.route != Route::kGather && slot.route != Route::kPath) continue;
     slot.dest = bytes;
     bytes = align_up(bytes + slot.length, kGatherAlignment);
+    check_bytes(bytes);
   }
   lay_out_runs(plan, &bytes);
   return bytes;
@@ -368,10 +412,13 @@ void Reader::lay_out_runs(Plan& plan, uint64_t* bytes) const {
     run->last = i + 1;
     slot.dest = run->dest + (slot.offset - run->begin);
     *bytes = run->dest + (run->end - run->begin);
+    check_bytes(*bytes);
   }
 }
 
-void Reader::read(Worker& worker, Plan& plan) {
+// Writes down what is to be read. After this the plan's lists stay as they are, so that
+// `Job::waiting_for` may look at them while the reads run.
+void Reader::ask(Plan& plan) const {
   BatchStats& stats = plan.batch->stats;
   const auto request = [&](int fd, uint64_t offset, uint64_t length, uint64_t dest) -> Read& {
     Read& r = plan.requests.emplace_back();
@@ -384,9 +431,9 @@ void Reader::read(Worker& worker, Plan& plan) {
     return r;
   };
   plan.gathers.reserve(plan.slots.size());
-  std::vector<uint32_t> gather_volumes;
   for (uint32_t i = 0; i < plan.slots.size(); ++i) {
     Slot& slot = plan.slots[i];
+    if (slot.route != Route::kGather && slot.route != Route::kPath) continue;
     Volume& volume = catalog_->volume(slot.volume);
     if (slot.route == Route::kGather) {
       Read& r = plan.gathers.emplace_back();
@@ -396,14 +443,15 @@ void Reader::read(Worker& worker, Plan& plan) {
       r.dest = plan.data + slot.dest;
       r.want_crc = options_.verify && slot.has_crc;
       r.user = i;
-      if (gather_volumes.empty() || gather_volumes.back() != slot.volume) {
-        gather_volumes.push_back(slot.volume);
-      }
-    } else if (slot.route == Route::kPath) {
+    } else {
       const bool tree = volume.kind() == VolumeKind::kTree;
       std::string& path = plan.paths.emplace_back();
       if (tree) {
         catalog_->segments()[slot.segment].directory->name(slot.sample, &path);
+        if (path.find('\0') != std::string::npos) {  // the system would open another file
+          slot.ok = false;
+          continue;
+        }
       } else {
         path = volume.path();
       }
@@ -432,7 +480,9 @@ void Reader::read(Worker& worker, Plan& plan) {
     (direct ? stats.direct_reads : stats.buffered_reads) += requests;
   }
   stats.cached_reads = plan.gathers.size();
+}
 
+void Reader::read(Worker& worker, Plan& plan) {
   if (!plan.gathers.empty()) {
     const long faults = major_faults();
     worker.gather->read(plan.gathers, [&](Read& r) {
@@ -443,10 +493,11 @@ void Reader::read(Worker& worker, Plan& plan) {
       }
     });
     if (major_faults() != faults) {
-      for (const uint32_t v : gather_volumes) {
-        hints_[v].doubtful.store(true, std::memory_order_relaxed);
+      for (const Read& r : plan.gathers) {
+        hints_[plan.slots[r.user].volume].doubtful.store(true, std::memory_order_relaxed);
       }
     }
+    check_tails(plan);
   }
   if (plan.requests.empty()) return;
   if (worker.async == nullptr) {
@@ -501,6 +552,24 @@ void Reader::read(Worker& worker, Plan& plan) {
   });
 }
 
+// In the page that holds the new end of a truncated file the lost bytes read as zeros without a
+// fault. A checksum would find out; where there is none, the file's size is asked for afterwards.
+void Reader::check_tails(Plan& plan) const {
+  uint32_t volume = UINT32_MAX;
+  uint64_t end = 0;
+  for (const Read& r : plan.gathers) {
+    Slot& slot = plan.slots[r.user];
+    if (!slot.ok || r.crc_done) continue;
+    if (slot.volume != volume) {
+      volume = slot.volume;
+      struct stat status;
+      const bool known = fstat(catalog_->volume(volume).fd(), &status) == 0;
+      end = known && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : UINT64_MAX;
+    }
+    if (slot.offset + slot.length > end) slot.ok = false;
+  }
+}
+
 // Called by several threads at once, each for other slots.
 void Reader::check_slot(Plan& plan, uint32_t number, bool crc_known, uint32_t crc) const {
   Slot& slot = plan.slots[number];
@@ -544,42 +613,48 @@ void Reader::finish(Plan& plan) const {
   }
 }
 
-// Waits until the batch's memory fits. The oldest unfinished batch never waits: it is the one
-// that the consumer is waiting for.
+// Waits until the batch's memory fits. The oldest undelivered batch never waits: it is the one that
+// the consumer takes next. Nor do a batch that somebody waits for and those before it, which stand
+// in its way.
 void Reader::charge(Job& job, uint64_t bytes) {
   std::unique_lock lock(mutex_);
   memory_.wait(lock, [&] {
     return closing_ || outstanding_bytes_ + bytes <= options_.budget_bytes ||
-           *unfinished_.begin() == job.number_;
+           *undelivered_.begin() == job.number_ || job.number_ < wanted_end_;
   });
   if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader was closed");
   outstanding_bytes_ += bytes;
   job.charged_bytes_ = bytes;
 }
 
+void Reader::want(const Job& job) {
+  {
+    std::lock_guard lock(mutex_);
+    if (job.number_ < wanted_end_) return;
+    wanted_end_ = job.number_ + 1;
+  }
+  memory_.notify_all();
+}
+
+// The job was delivered, failed or was forgotten: its memory is no longer ours to count.
 void Reader::settle(Job& job) {
   if (foreign()) return;
   {
     std::lock_guard lock(mutex_);
     outstanding_bytes_ -= std::exchange(job.charged_bytes_, 0);
-  }
-  memory_.notify_all();
-}
-
-void Reader::retire(Job& job) {
-  {
-    std::lock_guard lock(mutex_);
-    unfinished_.erase(job.number_);
+    undelivered_.erase(job.number_);
   }
   memory_.notify_all();
 }
 
 std::string Reader::engine_name() const {
+  if (foreign()) return {};
   std::lock_guard lock(mutex_);
   return engine_name_;
 }
 
 std::string Reader::engine_reason() const {
+  if (foreign()) return {};
   std::lock_guard lock(mutex_);
   return engine_reason_;
 }
@@ -589,6 +664,7 @@ std::shared_ptr<Batch> Reader::gather(std::span<const Piece> pieces) {
   batch->parts = parts_.size();
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) {
+    if (piece.batch == nullptr) throw Error(ErrorKind::kInvalidArgument, "a piece has no batch");
     const Batch& from = *piece.batch;
     if (piece.start > piece.stop || piece.stop > from.samples || from.parts != batch->parts) {
       throw Error(ErrorKind::kInvalidArgument, "a piece lies outside its batch");
@@ -608,6 +684,10 @@ std::shared_ptr<Batch> Reader::gather(std::span<const Piece> pieces) {
     const uint64_t first = piece.start * batch->parts;
     const uint64_t last = piece.stop * batch->parts;
     for (uint64_t s = first; s < last; ++s, ++slot) {
+      if (s + kGatherAhead < last) {
+        const std::byte* next = from.buffer->data + from.offsets[s + kGatherAhead];
+        for (int line = 0; line < 16; ++line) __builtin_prefetch(next + 64 * line);
+      }
       std::memcpy(to + batch->offsets[slot], from.buffer->data + from.offsets[s],
                   static_cast<size_t>(from.lengths[s]));
     }
@@ -626,19 +706,23 @@ std::shared_ptr<Batch> Reader::gather(std::span<const Piece> pieces) {
 }
 
 Job::~Job() {
-  if (reader_ != nullptr && charged_bytes_ != 0) reader_->settle(*this);
+  if (reader_ != nullptr) reader_->settle(*this);
 }
 
 bool Job::done() const {
+  if (reader_->foreign()) return false;
   std::lock_guard lock(mutex_);
   return stage_ == Stage::kDone;
 }
 
 std::shared_ptr<Batch> Job::wait(double seconds) {
+  reader_->refuse_foreign();
+  if (!done()) reader_->want(*this);
   std::shared_ptr<Batch> batch;
   {
     std::unique_lock lock(mutex_);
-    const auto patience = std::chrono::duration<double>(seconds);
+    // Bounded: the clock counts nanoseconds in 64 bits.
+    const auto patience = std::chrono::duration<double>(seconds > 0 ? std::min(seconds, 1e9) : 0.0);
     if (!ready_.wait_for(lock, patience, [&] { return stage_ == Stage::kDone; })) return nullptr;
     if (error_) std::rethrow_exception(error_);
     if (delivered_) throw Error(ErrorKind::kInvalidArgument, "this batch was delivered before");
@@ -650,6 +734,7 @@ std::shared_ptr<Batch> Job::wait(double seconds) {
 }
 
 std::string Job::waiting_for() const {
+  if (reader_->foreign()) return "a reader of another process";
   std::lock_guard lock(mutex_);
   switch (stage_) {
     case Stage::kQueued:

@@ -6,9 +6,10 @@
 // O_DIRECT (io_uring, or a pool of threads): DESIGN.md, "Reading".
 //
 // Memory: buffers of batches that are being read or wait to be delivered stay below
-// `budget_bytes`, except that the oldest batch is always let through, however large it is.
+// `budget_bytes`, except that the oldest undelivered batch is always let through, however large it
+// is, and so are a batch that somebody waits for and those before it.
 // Threads start with the first submit and belong to the process that made the reader: after a fork
-// the child must make its own.
+// the child must make its own; the parent's refuses the child.
 #pragma once
 
 #include <condition_variable>
@@ -50,22 +51,20 @@ struct ReaderOptions {
 class Reader;
 struct Plan;
 
-class Job {
+class Job : public std::enable_shared_from_this<Job> {
  public:
   // Waits up to `seconds`. Returns null when the time is over; throws what the worker met.
   std::shared_ptr<Batch> wait(double seconds);
   // What the job is waiting for, in words.
   std::string waiting_for() const;
   bool done() const;
-
- public:
   ~Job();
 
  private:
   friend class Reader;
   enum class Stage { kQueued, kPlanning, kMemory, kReading, kDone };
   std::shared_ptr<Reader> reader_;
-  uint64_t number_ = 0;
+  uint64_t number_ = UINT64_MAX;
   std::vector<int64_t> indices_;
   mutable std::mutex mutex_;
   std::condition_variable ready_;
@@ -102,7 +101,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
   // The asynchronous engine in use and, where it is not io_uring, why.
   std::string engine_name() const;
   std::string engine_reason() const;
-  uint64_t mapped_bytes() const { return arena_->mapped_bytes(); }
+  uint64_t mapped_bytes() const { return foreign() ? 0 : arena_->mapped_bytes(); }
 
  private:
   friend class Job;
@@ -121,13 +120,15 @@ class Reader : public std::enable_shared_from_this<Reader> {
   void choose_volume(Plan& plan, std::span<uint32_t> slots, uint32_t volume);
   uint64_t lay_out(Plan& plan) const;
   void lay_out_runs(Plan& plan, uint64_t* bytes) const;
+  void ask(Plan& plan) const;
   void read(Worker& worker, Plan& plan);
+  void check_tails(Plan& plan) const;
   void check_slot(Plan& plan, uint32_t slot, bool crc_known, uint32_t crc) const;
   void try_again(Plan& plan) const;
   void finish(Plan& plan) const;
   void charge(Job& job, uint64_t bytes);
+  void want(const Job& job);
   void settle(Job& job);
-  void retire(Job& job);
 
   const std::shared_ptr<const Catalog> catalog_;
   const ReaderOptions options_;
@@ -137,12 +138,14 @@ class Reader : public std::enable_shared_from_this<Reader> {
   std::unique_ptr<VolumeHint[]> hints_;
   const int owner_pid_;
   bool foreign() const;  // in a forked child, where no lock of ours may be taken
+  void refuse_foreign() const;
 
   mutable std::mutex mutex_;
   std::condition_variable work_;    // a job was queued, or closing
   std::condition_variable memory_;  // memory was given back
   std::deque<std::shared_ptr<Job>> queue_;
-  std::set<uint64_t> unfinished_;
+  std::set<uint64_t> undelivered_;
+  uint64_t wanted_end_ = 0;  // somebody waits or waited for a job below this number
   uint64_t outstanding_bytes_ = 0;
   uint64_t next_number_ = 0;
   bool closing_ = false;

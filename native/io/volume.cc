@@ -117,8 +117,9 @@ int Volume::fd() {
 }
 
 void Volume::open_direct_locked() {
-  const int fd =
-      kind_ == VolumeKind::kFile ? open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT) : -1;
+  const int fd = kind_ == VolumeKind::kFile
+                     ? open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK)
+                     : -1;
   if (fd >= 0) {
     // The path may name another file by now: both descriptors must be of the one that was checked.
     struct stat direct, buffered;
@@ -146,7 +147,8 @@ int Volume::direct_fd() {
 
 const Mapping* Volume::mapping() {
   const Mapping* seen = mapping_seen_.load(std::memory_order_acquire);
-  if (seen != nullptr || mapping_failed_.load(std::memory_order_acquire)) return seen;
+  if (seen != nullptr) return seen->damaged() == 0 ? seen : nullptr;
+  if (mapping_failed_.load(std::memory_order_acquire)) return nullptr;
   const int fd = this->fd();
   std::lock_guard lock(mutex_);
   if (mapping_ == nullptr && !mapping_failed_.load()) {

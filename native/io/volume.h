@@ -39,7 +39,8 @@ class Volume {
   // Offsets, lengths and addresses of direct reads must be multiples of this. Valid after
   // `direct_fd`. A power of two.
   uint32_t alignment() const { return alignment_; }
-  // The whole file mapped, or null where it cannot be. Damage is the caller's to look at.
+  // The whole file mapped, or null where it cannot be or pages of the mapping were lost. Damage
+  // that comes later is the caller's to look at.
   const Mapping* mapping();
 
   // Whether the byte range lies in the page cache as a whole. Tree volumes: false.

@@ -1,0 +1,174 @@
+# headrace from a fresh clone: `make demo` and `make test`. `make help` lists the rest.
+#
+# Everything is installed into .venv, once; edits to native sources or pyproject.toml rebuild what
+# they touch, edits to Python need nothing. Needs Python 3.11 or newer, a C++20 compiler and cmake;
+# as root on Debian, make installs what is missing (debian-packages.txt).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+JOBS ?= $(shell nproc)
+# Extra arguments: make test PYTEST="-k order", make demo DATA=folder DEMO="--epochs 2"
+PYTEST ?=
+DATA ?=
+DEMO ?=
+BENCH ?=
+FUZZ_SECONDS ?= 600
+
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/done
+BUILD := build/dev
+NATIVE := $(shell find native -name '*.cc' -o -name '*.h')
+# The venv's pip in one place. Packages are byte-compiled when they are first imported: most of torch
+# never is, and compiling all of it costs more than installing it.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile
+
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export PIP_ROOT_USER_ACTION := ignore
+
+.DELETE_ON_ERROR:
+.PHONY: help demo build test test-slow check format bench asan tsan fuzz docs stub clean
+
+help:
+	@echo 'make demo        pack real images, train on them, interrupt, resume, compare (DATA=folder)'
+	@echo 'make test        build; check; native tests; Python tests (PYTEST="-k name")'
+	@echo 'make test-slow   the tests that take minutes'
+	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
+	@echo 'make format      let ruff and clang-format rewrite what they can'
+	@echo 'make bench       benchmarks/loader.py: headrace beside other loaders, and the limits'
+	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
+	@echo 'make fuzz        each libFuzzer target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
+	@echo 'make docs        the documentation, into docs/_build/html'
+	@echo 'make stub        write src/headrace/_native.pyi anew'
+	@echo 'make clean       remove all that make made'
+
+# -- what is installed, a stamp for each purpose ---------------------------------------------------
+
+$(DONE)/venv:
+	@test -n "$(PYTHON)" || { echo 'no python3 found: headrace needs Python 3.11 or newer' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is Python {sys.version.split()[0]}, expected 3.11 or newer. Name one: make PYTHON=/path/to/python3.11")'
+	@case "$$($(PYTHON) -c 'import sys; print(sys.base_prefix)')" in \
+	  /usr) tools/debian-packages build python ;; *) tools/debian-packages build ;; esac
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) 'pip>=26,<27'
+	@mkdir -p $(DONE) && touch $@
+
+# torch goes first, alone and named exactly: any other spelling, or a package that depends on it, may
+# bring the CUDA build and its gigabytes.
+$(DONE)/torch: $(DONE)/venv
+	$(INSTALL) torch==2.13.0
+	@touch $@
+
+$(DONE)/build-tools: $(DONE)/venv pyproject.toml
+	$(INSTALL) --group build
+	@touch $@
+
+# Editable: Python from src/, the extension from $(BUILD), which ninja brings up to date.
+$(DONE)/build: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(NATIVE)
+	$(INSTALL) --no-build-isolation -C build-dir=$(BUILD) --editable .
+	@touch $@
+
+$(DONE)/demo: pyproject.toml $(DONE)/torch
+	$(INSTALL) --group demo
+	@touch $@
+
+$(DONE)/test: pyproject.toml $(DONE)/torch
+	$(INSTALL) --group test --group check
+	@touch $@
+
+$(DONE)/check: pyproject.toml $(DONE)/venv
+	$(INSTALL) --group check
+	@touch $@
+
+$(DONE)/docs: pyproject.toml $(DONE)/venv
+	$(INSTALL) --group docs
+	@touch $@
+
+$(DONE)/bench: benchmarks/requirements.txt $(DONE)/torch
+	$(INSTALL) --requirement benchmarks/requirements.txt
+	@touch $@
+
+$(DONE)/debian-%: debian-packages.txt tools/debian-packages $(DONE)/venv
+	@tools/debian-packages $*
+	@touch $@
+
+build: $(DONE)/build
+
+# -- the demo --------------------------------------------------------------------------------------
+
+demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
+	$(BIN)/headrace demo $(if $(DATA),--data "$(DATA)") $(DEMO)
+
+# -- tests -----------------------------------------------------------------------------------------
+
+# In this order, so that pytest's closing line comes last.
+test: $(DONE)/debian-test $(DONE)/test $(DONE)/build
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory native-test
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
+
+test-slow: $(DONE)/test $(DONE)/build
+	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+# The same build folder as the extension's, so that each native source is compiled once.
+.PHONY: native-test
+native-test: $(DONE)/debian-test $(DONE)/build
+	@cmake -S . -B $(BUILD) -DHEADRACE_TESTS=ON >build/configure.log || { cat build/configure.log; exit 1; }
+	cmake --build $(BUILD)
+	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(JOBS)
+
+# -- checks: each must be able to fail -------------------------------------------------------------
+
+check: $(DONE)/debian-check $(DONE)/check $(DONE)/build
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	@if command -v clang-format >/dev/null; then set -x; clang-format --dry-run -Werror $(NATIVE); \
+	  else echo 'clang-format is missing (Debian: clang-format): native sources are not checked' >&2; \
+	  test -z "$(CI)"; fi
+	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stub.pat -m headrace._native -o build/_native.pyi
+	diff -u src/headrace/_native.pyi build/_native.pyi
+
+stub: $(DONE)/build
+	$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stub.pat -m headrace._native -o src/headrace/_native.pyi
+
+format: $(DONE)/debian-check $(DONE)/check
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+	clang-format -i $(NATIVE)
+
+# -- native variants -------------------------------------------------------------------------------
+
+asan: SANITIZE := address,undefined
+tsan: SANITIZE := thread
+asan tsan: $(DONE)/debian-build $(DONE)/debian-test
+	cmake -S . -B build/$@ -G Ninja -DHEADRACE_PYTHON=OFF -DHEADRACE_TESTS=ON -DHEADRACE_SANITIZE=$(SANITIZE)
+	cmake --build build/$@
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+	  ctest --test-dir build/$@ --output-on-failure --no-tests=error -j $(JOBS)
+
+# Each target keeps its corpus in build/fuzz/corpus/NAME and goes on from there.
+fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
+	cmake -S . -B build/fuzz -G Ninja -DHEADRACE_PYTHON=OFF -DHEADRACE_FUZZ=ON \
+	  -DHEADRACE_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER=clang++
+	cmake --build build/fuzz
+	@set -e; for target in build/fuzz/*_fuzz; do \
+	  name=$$(basename $$target); corpus=build/fuzz/corpus/$$name; mkdir -p $$corpus; \
+	  echo "$$name: $(FUZZ_SECONDS) s"; \
+	  $$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -verbosity=0 \
+	    -artifact_prefix=build/fuzz/$$name- $$corpus; \
+	done
+
+# -- the rest --------------------------------------------------------------------------------------
+
+bench: $(DONE)/bench $(DONE)/build
+	$(BIN)/python benchmarks/loader.py $(BENCH)
+
+docs: $(DONE)/docs $(DONE)/build
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
+
+clean:
+	rm -rf $(VENV) build dist docs/_build demo-out .mypy_cache .ruff_cache .pytest_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""headrace beside the loaders that people would pick instead. See README.md in this folder."""

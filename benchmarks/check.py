@@ -1,0 +1,104 @@
+"""Checks every delivered sample by its stamps, at about the same cost for every engine.
+
+A batch is either a sequence of bytes-like samples (what most loaders hand out) or a `FlatBatch`.
+`Checker.add` touches the first and the last 8 bytes of each sample, inside the timed section, for
+all engines alike (0.02 us a sample for a flat batch, 0.2 us for a list: Python's own price of
+one object a sample). It keeps one byte of memory a sample to find duplicates, not the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.datasets import CLASSES, STAMP, TAIL_MASK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class WrongDeliveryError(Exception):
+    """An engine handed out something that is not a sample of the data set, or one twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """Samples in one buffer: sample `i` is `data[starts[i]:ends[i]]`."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int64] | None = None
+    """Compared with the samples' own classes where the engine delivers labels."""
+
+
+Batch = FlatBatch | Sequence[bytes | memoryview]
+
+
+def _stamps_at(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    # An unaligned view of every 8 bytes: one gather, three times faster than a gather of bytes.
+    every = np.ndarray((len(data) - STAMP.size + 1,), np.dtype("<u8"), data.data, 0, strides=(1,))
+    return every[offsets]
+
+
+def stamps(batch: Batch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The first and the last 8 bytes of each sample of `batch`."""
+    if isinstance(batch, FlatBatch):
+        if len(batch.starts) and int((batch.ends - batch.starts).min()) < STAMP.size:
+            raise WrongDeliveryError("a sample is shorter than its stamp")
+        return _stamps_at(batch.data, batch.starts), _stamps_at(batch.data, batch.ends - STAMP.size)
+    heads = np.frombuffer(b"".join([sample[: STAMP.size] for sample in batch]), "<u8")
+    tails = np.frombuffer(b"".join([sample[-STAMP.size :] for sample in batch]), "<u8")
+    if not len(heads) == len(tails) == len(batch):
+        raise WrongDeliveryError("a sample is shorter than its stamp")
+    return heads, tails
+
+
+class Checker:
+    """Sees every batch of a run; raises `WrongDeliveryError` at the first wrong one."""
+
+    def __init__(self, samples: int) -> None:
+        self.delivered = 0
+        self._seen = np.zeros(samples, np.uint8)
+
+    def add(self, batch: Batch) -> int:
+        """Checks one batch and returns how many samples it holds."""
+        heads, tails = stamps(batch)
+        bad = np.flatnonzero((heads ^ np.uint64(TAIL_MASK)) != tails)
+        if len(bad):
+            raise WrongDeliveryError(
+                f"sample {self.delivered + int(bad[0])} of the run: begins as {heads[bad[0]]}, "
+                f"ends as {tails[bad[0]] ^ np.uint64(TAIL_MASK)}"
+            )
+        if len(heads) and int(heads.max()) >= len(self._seen):
+            raise WrongDeliveryError(f"index {heads.max()} in a data set of {len(self._seen)}")
+        if isinstance(batch, FlatBatch) and batch.labels is not None:
+            self._check_labels(heads, batch.labels)
+        self._seen[heads] = 1
+        self.delivered += len(heads)
+        return len(heads)
+
+    def _check_labels(self, heads: NDArray[np.uint64], labels: NDArray[np.int64]) -> None:
+        wrong = np.flatnonzero(heads % CLASSES != labels)
+        if len(wrong):
+            index = int(heads[wrong[0]])
+            raise WrongDeliveryError(f"sample {index} came with label {labels[wrong[0]]}")
+
+    def bytes_of(self, sizes: NDArray[np.int64]) -> int:
+        """How many bytes the delivered samples hold."""
+        return int(sizes[self._seen > 0].sum())
+
+    def finish(self, *, complete: bool) -> None:
+        """Ends the run: no sample came twice and, where the epoch was `complete`, all came."""
+        distinct = int(np.count_nonzero(self._seen))
+        if distinct != self.delivered:
+            raise WrongDeliveryError(
+                f"{self.delivered} samples were delivered, only {distinct} different ones"
+            )
+        if complete and distinct != len(self._seen):
+            raise WrongDeliveryError(
+                f"the epoch ended after {distinct} of {len(self._seen)} samples"
+            )

@@ -1,0 +1,131 @@
+"""The facade: the one place that joins stores, orders and the data plane."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from headrace.config import place_in_job, reader_options
+from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
+from headrace.plane import Loader
+from headrace.store import Store, append, index, open_store, pack, repair, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.plane.skipped import OnError
+
+__all__ = ["append", "index", "loader", "open", "order_for", "pack", "repair", "verify"]
+
+OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
+
+BLOCK_BYTES = 256 << 10
+"""Blocks of a blocked order: large enough that the disk reads them at its sequential speed."""
+
+_PROBES = 500
+"""Samples per segment whose sizes give the mean: 5 % of error do not matter to a block's size."""
+
+open = open_store  # noqa: A001  # hr.open is the product's first word; this module never needs the builtin
+
+
+def order_for(
+    store: Store,
+    order: OrderName | Order = "shuffled",
+    *,
+    seed: int = 0,
+    window_bytes: int = 32 << 20,
+    block_bytes: int = BLOCK_BYTES,
+) -> Order:
+    """Return an order over a store's samples.
+
+    Args:
+        store: an open store.
+        order: `shuffled` (an exact random permutation per epoch), `sequential`, `blocked` (whole
+            blocks of neighbours, shuffled within windows: for tiny samples on slow storage), `balanced`
+            (every class equally often), or an `Order` of your own.
+        seed: another seed, another sequence of epochs.
+        window_bytes: samples of a blocked order that are shuffled together, and are in memory together.
+        block_bytes: bytes that a blocked order reads together.
+
+    Raises:
+        OrderError: the order does not fit the store.
+        ValueError: an unknown order, or `balanced` over a store without labels.
+    """
+    if isinstance(order, Order):
+        if order.samples != len(store):
+            raise ValueError(f"the order is over {order.samples} samples, the store has {len(store)}")
+        return order
+    if order == "shuffled":
+        return Shuffled(len(store), seed=seed)
+    if order == "sequential":
+        return Sequential(len(store))
+    if order == "blocked":
+        mean_bytes = _mean_sample_bytes(store)
+        block_samples = max(1, block_bytes // mean_bytes)
+        window_blocks = max(1, window_bytes // (block_samples * mean_bytes))
+        return Blocked(len(store), block_samples, window_blocks, seed=seed)
+    if order == "balanced":
+        if store.labels is None:
+            raise ValueError("order is 'balanced', but the store has no labels")
+        return Balanced(store.labels, seed=seed)
+    raise ValueError(
+        f"order is {order!r}, expected 'shuffled', 'sequential', 'blocked', 'balanced' or an Order",
+    )
+
+
+def _mean_sample_bytes(store: Store) -> int:
+    """Estimate from samples at even distances: the same for the same store."""
+    bytes_seen = samples_seen = 0
+    for segment in store.segments:
+        last = segment.directory.samples - 1
+        probes = np.unique(np.linspace(0, last, _PROBES).astype(np.int64))
+        bytes_seen += int(segment.directory.extents_of(probes)["length"].sum())
+        samples_seen += len(probes)
+    return max(1, bytes_seen // max(1, samples_seen))
+
+
+def loader(
+    store: Store | str | PathLike[str],
+    batch_size: int,
+    *,
+    order: OrderName | Order = "shuffled",
+    seed: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: Literal["drop", "pad", "exact"] | None = None,
+    parts: Sequence[str] = (),
+    on_error: OnError = "raise",
+    **options: Any,
+) -> Loader:
+    """Return a loader: iterate it for the batches of an epoch.
+
+    Args:
+        store: an open store, or the path of one (or of a folder, a tar, ...).
+        batch_size: samples per batch and rank.
+        order: see `order_for`.
+        seed: another seed, another sequence of epochs.
+        rank: this process's place among `world_size`; both default to what torchrun, MPI or Slurm
+            say, else to 0 of 1. All ranks have the same number of steps.
+        world_size: processes that share the samples.
+        tail: what happens with samples that do not fill the last step of all ranks. `exact` (default
+            for one rank): shared out as evenly as possible, each sample exactly once. `pad` (default
+            for several): filled up with samples from the epoch's beginning. `drop`: left out.
+        parts: parts to read of samples that have several; all if empty.
+        on_error: `raise`, or `skip` samples that cannot be delivered and record them.
+        options: fields of `headrace.config.ReaderOptions`, none of which changes what is delivered.
+
+    Raises:
+        OrderError: batch size, rank or world size do not fit.
+        ValueError: an unknown order, part or option.
+    """
+    if not isinstance(store, Store):
+        store = open_store(store)
+    placement = place_in_job(rank, world_size)
+    chosen = order_for(store, order, seed=seed)
+    if tail is None:
+        tail = "exact" if placement.world_size == 1 else "pad"
+    slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
+    resolved, _ = reader_options(options)
+    return Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error)

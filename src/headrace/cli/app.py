@@ -1,0 +1,93 @@
+"""The `headrace` command: which commands there are, and how each of them ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.cli import (
+    append,
+    cat,
+    demo,
+    exit_codes,
+    index,
+    info,
+    ls,
+    pack,
+    repair,
+    verify,
+    version,
+)
+
+__all__ = ["app"]
+
+_HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
+
+Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store, source or disk
+error, 4 a bug in headrace, 130 interrupted.
+"""
+
+
+class _Commands(TyperGroup):
+    """Turns what a command returns or raises into an exit code and, with `--json`, into JSON."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Runs the command line `args` and exits; other arguments are passed on."""
+        from headrace.cli.failure import report
+
+        given = list(sys.argv[1:] if args is None else args)
+        as_json = "--json" in given
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(given, *rest, **extra)
+        except typer.TyperException as e:
+            if as_json or not hasattr(e, "show"):
+                code = report(ValueError(e.format_message()), as_json=as_json, verbose=False)
+            else:
+                e.show()
+                code = exit_codes.USAGE
+        except BrokenPipeError:
+            # The reader of our output has gone (`headrace ls ... | head`): let the exit flush nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = exit_codes.OK
+        except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
+            code = report(e, as_json=as_json, verbose=_verbose(given))
+        sys.exit(code or exit_codes.OK)
+
+
+def _verbose(given: list[str]) -> bool:
+    return any(
+        argument == "--verbose"
+        or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
+        for argument in given
+    )
+
+
+app = typer.Typer(
+    name="headrace",
+    cls=_Commands,
+    help=_HELP,
+    no_args_is_help=True,
+    # Plain help and errors: rich's panels would cost as much time as all the rest.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (
+    pack.pack,
+    index.index,
+    append.append,
+    info.info,
+    ls.ls,
+    cat.cat,
+    verify.verify,
+    repair.repair,
+    demo.demo,
+    version.version,
+):
+    app.command()(_command)

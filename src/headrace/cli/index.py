@@ -1,0 +1,61 @@
+"""`headrace index`: makes a store of data where it lies, without a copy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.writing import (
+    Extensions,
+    PrefixNames,
+    SkipErrors,
+    Sources,
+    Workers,
+    print_report,
+    source_of,
+    split_extensions,
+)
+
+
+def index(
+    source: Sources,
+    target: Annotated[str, typer.Argument(help="The store's folder; holds the directory only.")],
+    *,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
+    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option(help="Read every sample once and keep its checksum, to check later reads."),
+    ] = True,
+    extensions: Extensions = None,
+    skip_errors: SkipErrors = False,
+    prefix_names: PrefixNames = False,
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Index a folder, uncompressed tar, TFRecord, npy or npz in place: no copy.
+
+    The data must stay where it is and as it is; headrace notices when it does not.
+    """
+    from headrace.cli.progress import progress
+    from headrace.store import index as index_source
+
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    with progress(output, "indexing") as tell:
+        report = index_source(
+            source_of(source),
+            target,
+            workers=workers,
+            overwrite=overwrite,
+            checksum=checksum,
+            on_error="skip" if skip_errors else "raise",
+            extensions=split_extensions(extensions),
+            prefix_names=prefix_names,
+            progress=tell,
+        )
+    return print_report(output, report, "indexed")

@@ -1,0 +1,63 @@
+"""`headrace pack`: copies a source into a store that reads fast."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.writing import (
+    Extensions,
+    PrefixNames,
+    Restart,
+    SkipErrors,
+    Sources,
+    VolumeBytes,
+    Workers,
+    print_report,
+    source_of,
+    split_extensions,
+)
+
+
+def pack(
+    source: Sources,
+    target: Annotated[str, typer.Argument(help="The store's folder; appears when all is done.")],
+    *,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
+    ] = False,
+    restart: Restart = False,
+    extensions: Extensions = None,
+    skip_errors: SkipErrors = False,
+    prefix_names: PrefixNames = False,
+    volume_bytes: VolumeBytes = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> int:
+    """Copy a folder, tar, TFRecord, npy or npz into a new store.
+
+    When it is interrupted, the same command goes on where it stopped.
+    """
+    from headrace.cli.progress import progress
+    from headrace.store import pack as pack_store
+
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    sizes: dict[str, Any] = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
+    with progress(output, "packing") as tell:
+        report = pack_store(
+            source_of(source),
+            target,
+            workers=workers,
+            overwrite=overwrite,
+            resume=not restart,
+            on_error="skip" if skip_errors else "raise",
+            extensions=split_extensions(extensions),
+            prefix_names=prefix_names,
+            progress=tell,
+            **sizes,
+        )
+    return print_report(output, report, "packed")

@@ -1,0 +1,133 @@
+"""BatchReader: hands indices to the native reader and takes whole batches back.
+
+Owns the native reader, whose threads belong to the process that made it. A forked child must make
+its own: whoever holds a BatchReader asks `usable` first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from headrace import _native
+from headrace.errors import VolumeTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.config import ReaderOptions
+
+# How often a wait looks for Ctrl-C.
+_SIGNAL_CHECK_S = 0.2
+
+# Native readers inherited over a fork. Their threads do not exist in the child and their locks may be
+# held for ever, so they must not be destroyed either.
+_inherited: list[Any] = []
+
+
+class PendingBatch:
+    """A batch that is being read."""
+
+    def __init__(self, job: _native.Job, samples: int, deadline_s: float) -> None:
+        self._job = job
+        self._samples = samples
+        self._deadline_s = deadline_s
+
+    @property
+    def done(self) -> bool:
+        """Whether `take` would return at once."""
+        return self._job.done
+
+    def take(self) -> _native.Batch:
+        """Wait for the batch.
+
+        Raises:
+            VolumeTimeout: the deadline passed; names what the batch waits for.
+            CorruptStore: the directory contradicts itself or its volumes.
+            VolumeError: a volume cannot be opened.
+        """
+        started = time.monotonic()
+        while True:
+            left = self._deadline_s - (time.monotonic() - started)
+            batch = self._job.wait(min(_SIGNAL_CHECK_S, max(left, 0.0)))
+            if batch is not None:
+                return batch
+            if left <= 0:
+                raise VolumeTimeout(
+                    f"a batch of {self._samples} samples was not read within "
+                    f"{self._deadline_s:g} s: it waits for {self._job.waiting_for()}.",
+                    next_step="Look at the storage, or give a larger deadline_s.",
+                )
+
+
+class BatchReader:
+    """Reads batches of samples ahead of their consumer.
+
+    Args:
+        catalog: the store's directories and volumes.
+        parts: numbers of the parts to read (`Catalog.part_names`), in this order.
+        options: how to read.
+    """
+
+    def __init__(
+        self,
+        catalog: _native.Catalog,
+        parts: Sequence[int],
+        options: ReaderOptions,
+    ) -> None:
+        self._pid = os.getpid()
+        self._deadline_s = options.deadline_s
+        self._reader = _native.Reader(
+            catalog,
+            parts=list(parts),
+            engine=options.engine,
+            direct=options.direct,
+            queue_depth=options.queue_depth,
+            threads=options.threads,
+            workers=options.workers,
+            budget_bytes=options.budget_bytes,
+            verify=options.verify,
+        )
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child of the process that made the reader."""
+        return os.getpid() == self._pid
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """The engine for bytes that are not resident, and why it is not io_uring (or '')."""
+        return self._reader.engine_name, self._reader.engine_reason
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that batch buffers take, those of delivered batches included."""
+        return self._reader.mapped_bytes
+
+    def submit(self, indices: NDArray[np.int64]) -> PendingBatch:
+        """Queue one batch; returns at once.
+
+        Args:
+            indices: int64, shape (samples,).
+
+        Raises:
+            SampleNotFound: an index lies outside the store.
+        """
+        return PendingBatch(self._reader.submit(indices), len(indices), self._deadline_s)
+
+    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
+        """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""
+        return self._reader.gather(pieces)
+
+    def close(self) -> None:
+        """End the reader's threads. Batches that were taken stay valid."""
+        if self.usable:
+            self._reader.close()
+
+    def __del__(self) -> None:
+        if not self.usable:
+            _inherited.append(self._reader)

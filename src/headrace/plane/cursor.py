@@ -1,0 +1,164 @@
+"""Cursor: where a loader stands in the sequence of all epochs.
+
+It moves when a batch is delivered, never when one is read ahead, so that a run can stop after any
+batch and go on, with another world size or number of workers too. Whoever delivers begins a `Pass`,
+asks it which spans to read, and tells it of each delivery. It reads nothing itself: batches may be
+read and decoded here, in threads or in other processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.order import OrderState, order_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.order import Order, Slices
+    from headrace.plane.prefetch import Span
+
+__all__ = ["Cursor", "Pass"]
+
+
+class Cursor:
+    """The place in an order that deliveries have reached.
+
+    Each pass goes through the rest of the current epoch. If it is left early, the next pass begins
+    the next epoch; after `load_state_dict` it goes on where the state was saved.
+
+    Args:
+        order: which sample comes when.
+        slices: which positions are this rank's.
+        fingerprint: identifies the data.
+
+    Attributes:
+        last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
+    """
+
+    def __init__(self, order: Order, slices: Slices, fingerprint: str) -> None:
+        self.order = order
+        self.slices = slices
+        self.last_order_hash: str | None = None
+        self._fingerprint = fingerprint
+        self._state = OrderState.begin(order, fingerprint)
+        self._started = False
+        self._passes = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way or, between epochs, the one that comes next."""
+        return self._state.epoch
+
+    @property
+    def position(self) -> int:
+        """Global positions of this epoch that were delivered."""
+        return self._state.position
+
+    @property
+    def order_hash(self) -> str:
+        """16 hex digits over what this rank delivered in this epoch."""
+        return f"{self._state.order_hash:016x}"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` with the next pass."""
+        if epoch != self._state.epoch or self._started:
+            self._state = OrderState.begin(self.order, self._fingerprint, epoch)
+            self._started = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands: plain values, under 300 bytes as JSON."""
+        return self._state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved, with the next pass.
+
+        Raises:
+            StateMismatch: the state belongs to other data or another order.
+            OrderError: the state is damaged.
+        """
+        loaded = OrderState.from_dict(state)
+        loaded.check(self.order, self._fingerprint)
+        if self.slices.steps(loaded.position) == 0:
+            loaded = loaded.next_epoch()
+        self._state = loaded
+        self._started = False
+
+    def begin(self) -> Pass:
+        """Begin a pass; it ends the one before."""
+        if self._started:  # the pass before was left early
+            self._state = self._state.next_epoch()
+        self._started = True
+        self._passes += 1
+        return Pass(self, self._passes, self._state.epoch, self._state.position)
+
+    def end(self) -> None:
+        """End the pass under way: its iterator will deliver no more."""
+        self._passes += 1
+
+    def _check(self, number: int) -> None:
+        if number != self._passes:
+            raise RuntimeError("this iterator ended when a new one was made")
+
+    def _delivered(self, position: int, hashed: int) -> None:
+        self._state = self._state.delivered(position, hashed)
+
+    def _finish(self) -> None:
+        self.last_order_hash = self.order_hash
+        self._state = self._state.next_epoch()
+        self._started = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One way through the rest of an epoch."""
+
+    _cursor: Cursor
+    _number: int
+    epoch: int
+    """The epoch it goes through."""
+    begin: int
+    """The global position where it begins."""
+
+    @property
+    def steps(self) -> int:
+        """The number of batches; the same on every rank."""
+        return self._cursor.slices.steps(self.begin)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the global positions (start, stop) of each batch.
+
+        Lazily: an epoch may have billions of steps.
+        """
+        slices = self._cursor.slices
+        return (slices.span(step, self.begin) for step in range(self.steps))
+
+    def check(self) -> None:
+        """Look whether this pass is still the one under way.
+
+        Raises:
+            RuntimeError: a new pass was begun, or the loader was closed.
+        """
+        self._cursor._check(self._number)  # noqa: SLF001 - its own other half
+
+    def delivered(self, step: int, indices: NDArray[np.int64]) -> None:
+        """Count one batch.
+
+        Args:
+            step: counted from the beginning of the pass.
+            indices: int64, shape (samples,): what was asked for at this step's positions.
+        """
+        slices = self._cursor.slices
+        first = slices.span(step, self.begin)[0]
+        self._cursor._delivered(  # noqa: SLF001
+            slices.position_after(step + 1, self.begin),
+            order_hash(first, indices),
+        )
+
+    def finish(self) -> None:
+        """Go on to the next epoch: every step was delivered and the consumer came back."""
+        self._cursor._finish()  # noqa: SLF001

@@ -1,0 +1,179 @@
+"""Loader: delivers batches of a store in an order, epoch after epoch, and knows where it stands.
+
+It holds stages rather than doing their work: the order says which samples come, the slices which
+of them are this rank's, the reader reads them ahead, the cursor counts what was delivered. What is
+left here is the loop that joins them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.plane.cursor import Cursor, Pass
+from headrace.plane.store_reader import SampleSource, StoreReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from headrace.config import ReaderOptions
+    from headrace.order import Order, Slices
+    from headrace.plane.batch import Batch
+    from headrace.plane.skipped import OnError, Skipped
+
+__all__ = ["Loader", "LoaderStats", "SampleSource"]
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """What a loader has delivered so far, and how long its consumer waited."""
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    stall_s: float = 0.0
+    """Time that the consumer waited in `next`."""
+    cached_reads: int = 0
+    direct_reads: int = 0
+    buffered_reads: int = 0
+    opened_files: int = 0
+
+    def count(
+        self, samples: int, nbytes: int, reads: Mapping[str, int], waited_s: float = 0.0
+    ) -> None:
+        """Add one delivered batch.
+
+        Args:
+            samples: samples that were delivered.
+            nbytes: their bytes in the store.
+            reads: how they were read, by name.
+            waited_s: how long the consumer waited.
+        """
+        self.batches += 1
+        self.samples += samples
+        self.bytes += nbytes
+        self.stall_s += waited_s
+        for name, value in reads.items():
+            if name in _ROUTES:
+                setattr(self, name, getattr(self, name) + value)
+
+
+_ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
+
+
+class Loader:
+    """An iterable over the batches of an epoch; the epoch advances by itself.
+
+    Each `for` goes through the rest of the current epoch. If it is left early, the next `for`
+    begins the next epoch; after `load_state_dict` it goes on where the state was saved.
+
+    Args:
+        source: the store.
+        order: which sample comes when.
+        slices: which positions are this rank's.
+        options: how to read.
+        parts: names of the parts to read; all if empty.
+        on_error: what to do with a sample that cannot be delivered.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        order: Order,
+        slices: Slices,
+        options: ReaderOptions,
+        *,
+        parts: Sequence[str] = (),
+        on_error: OnError = "raise",
+    ) -> None:
+        self.source = source
+        self.order = order
+        self.slices = slices
+        self.options = options
+        self.stats = LoaderStats()
+        self._cursor = Cursor(order, slices, source.fingerprint)
+        self._reader = StoreReader(source, options, parts, on_error)
+
+    def __len__(self) -> int:
+        """Return the number of batches in a whole epoch; the same on every rank."""
+        return self.slices.steps()
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the loader stands, for adapters that deliver its batches in their own way."""
+        return self._cursor
+
+    @property
+    def reader(self) -> StoreReader:
+        """What reads its batches, for adapters likewise."""
+        return self._reader
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples that were left out so far."""
+        return self._reader.skipped
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way or, between epochs, the one that comes next."""
+        return self._cursor.epoch
+
+    @property
+    def position(self) -> int:
+        """Global positions of this epoch that were delivered."""
+        return self._cursor.position
+
+    @property
+    def order_hash(self) -> str:
+        """16 hex digits over what this rank delivered in this epoch.
+
+        Two runs that delivered the same samples at the same positions have the same hash. Ranks'
+        hashes add up (`headrace.order.combine_hashes`) to that of a run on one rank.
+        """
+        return self._cursor.order_hash
+
+    @property
+    def last_order_hash(self) -> str | None:
+        """The order hash of the last epoch that was delivered to its end, or None."""
+        return self._cursor.last_order_hash
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` with the next `for`. Not needed: epochs advance by themselves."""
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands: plain values, under 300 bytes as JSON."""
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved, with the next `for`; exactly what is left is delivered.
+
+        Raises:
+            StateMismatch: the state belongs to other data or another order.
+            OrderError: the state is damaged.
+        """
+        self._cursor.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop reading ahead. Delivered batches stay valid; the loader can be used again."""
+        self._cursor.end()
+        self._reader.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._deliver(self._cursor.begin())
+
+    def _deliver(self, this: Pass) -> Iterator[Batch]:
+        fetched = self._reader.stream(self.order, this.epoch, this.spans())
+        try:
+            for step in range(this.steps):
+                this.check()
+                asked_at = time.perf_counter()
+                batch, asked, reads = next(fetched)
+                waited_s = time.perf_counter() - asked_at
+                self.stats.count(len(batch), batch.nbytes, reads, waited_s)
+                this.delivered(step, asked)
+                yield batch
+        finally:
+            fetched.close()
+        this.finish()

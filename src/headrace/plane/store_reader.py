@@ -1,0 +1,184 @@
+"""StoreReader: batches of one store, with failed samples turned into errors or left out.
+
+Makes the native reader when it is first needed in a process, so that a loader or data set may be
+made anywhere and used in any process, forked ones included. Keeps no order and no cursor.
+"""
+
+from __future__ import annotations
+
+from itertools import tee
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from headrace.io import BatchReader
+from headrace.order import Blocked
+from headrace.plane.batch import Batch
+from headrace.plane.prefetch import read_batches, read_windows
+from headrace.plane.skipped import OnError, Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace import _native
+    from headrace.config import ReaderOptions
+    from headrace.errors import HeadraceError
+    from headrace.order import Order
+    from headrace.plane.prefetch import Span
+
+__all__ = ["Fetched", "SampleSource", "StoreReader"]
+
+
+class SampleSource(Protocol):
+    """What reading needs of a store."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """Names of the parts of its samples."""
+
+    @property
+    def catalog(self) -> _native.Catalog:
+        """Directories and volumes, opened in this process."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names."""
+
+    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
+        """The error for a failed slot of a native batch."""
+
+
+class Fetched(NamedTuple):
+    """A batch that was read, and what its delivery has to be counted with."""
+
+    batch: Batch
+    asked: NDArray[np.int64]
+    """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
+    reads: dict[str, int]
+    """How the bytes were read: numbers by name, see `LoaderStats`."""
+
+
+class StoreReader:
+    """Reads batches of a store.
+
+    Args:
+        source: the store.
+        options: how to read.
+        parts: names of the parts to read; all if empty.
+        on_error: what to do with a sample that cannot be read.
+
+    Attributes:
+        part_names: the parts that are read.
+        skipped: samples that were left out so far.
+
+    Raises:
+        ValueError: the store has no part of this name.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        options: ReaderOptions,
+        parts: Sequence[str] = (),
+        on_error: OnError = "raise",
+    ) -> None:
+        self.source = source
+        self.options = options
+        self.part_names = tuple(parts) or tuple(source.parts)
+        self.skipped: list[Skipped] = []
+        self._part_numbers = _numbers_of(self.part_names, source.parts)
+        self._on_error = on_error
+        self._native: BatchReader | None = None
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that batch buffers take, those of delivered batches included."""
+        return self._native.mapped_bytes if self._native is not None else 0
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """The engine for bytes that are not resident, and why it is not io_uring (or '')."""
+        return self._reader().engine
+
+    def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
+        """Read one batch now.
+
+        Args:
+            indices: int64, shape (samples,).
+            epoch: recorded in the batch.
+
+        Raises:
+            SampleNotFound: an index lies outside the store.
+            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        """
+        return self._checked(self._reader().submit(indices).take(), epoch, 0)
+
+    def stream(
+        self,
+        order: Order,
+        epoch: int,
+        spans: Iterable[Span],
+    ) -> Generator[Fetched, None, None]:
+        """Read the batch of each span ahead, and yield them in order.
+
+        Args:
+            order: which sample lies at which position.
+            epoch: the epoch.
+            spans: global positions (start, stop) of each batch.
+
+        Raises:
+            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        """
+        # Reading runs ahead of the consumer: each walks the spans at its own pace.
+        ahead, here = tee(spans)
+        if isinstance(order, Blocked):
+            natives = read_windows(self._reader(), order, epoch, ahead)
+        else:
+            natives = read_batches(self._reader(), order, epoch, ahead)
+        try:
+            for native, (position, _) in zip(natives, here, strict=True):
+                yield self._checked(native, epoch, position)
+        finally:
+            natives.close()
+
+    def close(self) -> None:
+        """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""
+        if self._native is not None:
+            self._native.close()
+        self._native = None
+
+    def _reader(self) -> BatchReader:
+        if self._native is None or not self._native.usable:
+            self._native = BatchReader(self.source.catalog, self._part_numbers, self.options)
+        return self._native
+
+    def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
+        keep = self._without_failed(native) if native.failed else None
+        batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
+        return Fetched(batch, native.indices, native.stats)
+
+    def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
+        keep = np.ones(native.samples, np.bool_)
+        for failure in self.source.catalog.failures(native):
+            sample = failure["slot"] // native.parts
+            index = int(native.indices[sample])
+            error = self.source.failure_error(index, failure)
+            if self._on_error == "raise":
+                raise error
+            if keep[sample]:
+                self.skipped.append(Skipped(index, self.source.names[index], str(error)))
+            keep[sample] = False
+        return keep
+
+
+def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
+    missing = [name for name in wanted if name not in available]
+    if missing:
+        raise ValueError(f"the store has no part {missing[0]!r}, only {list(available)}")
+    return [list(available).index(name) for name in wanted]

@@ -1,0 +1,236 @@
+"""What a store holds, in numbers: for `headrace info` and for reports.
+
+Reads the directory once, in slices; no sample is read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.store.residency import resident_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.store.segment import OpenSegment
+    from headrace.store.store import Store
+
+__all__ = [
+    "ClassCount",
+    "SegmentSummary",
+    "SizeBin",
+    "Summary",
+    "VolumeSummary",
+    "sample_sizes",
+    "summarise",
+]
+
+_SLICE = 1 << 17
+_POWERS = 64
+_TREE_FILES_ASKED = 500
+"""Files of a folder whose residency stands for the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBin:
+    """Samples of at least `low_bytes` and less than `high_bytes`."""
+
+    low_bytes: int
+    high_bytes: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCount:
+    """How many samples a label has. Label -1: none."""
+
+    label: int
+    name: str | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSummary:
+    """A volume: its kind, place and size, and how much of it the page cache holds."""
+
+    kind: str
+    path: str
+    bytes: int | None
+    resident_bytes: int | None
+    """For a `tree` estimated from some of its files; None where the system does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """A segment: how many samples, where from, on which volumes."""
+
+    directory: str
+    directory_bytes: int
+    samples: int
+    extents: int
+    checksums: bool
+    source: dict[str, object]
+    volumes: tuple[VolumeSummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What `summarise` found."""
+
+    path: str
+    fingerprint: str
+    samples: int
+    bytes: int
+    size_min: int
+    size_mean: float
+    size_max: int
+    sizes: tuple[SizeBin, ...]
+    parts: tuple[str, ...]
+    columns: dict[str, str]
+    classes: tuple[ClassCount, ...]
+    checksums: bool
+    segments: tuple[SegmentSummary, ...]
+
+    @property
+    def resident_share(self) -> float | None:
+        """The share of the volumes' bytes that the page cache holds; None where unknown."""
+        volumes = [v for s in self.segments for v in s.volumes]
+        known = [v for v in volumes if v.bytes and v.resident_bytes is not None]
+        total = sum(v.bytes or 0 for v in known)
+        return sum(v.resident_bytes or 0 for v in known) / total if total else None
+
+
+def summarise(store: Store) -> Summary:
+    """Counts, sizes, classes, volumes and residency of an open store."""
+    tally = _Tally()
+    segment_bytes = dict.fromkeys((s.base for s in store.segments), 0)
+    for start, sizes in sample_sizes(store):
+        tally.add(sizes)
+        segment_bytes[store.segment_of(start).base] += int(sizes.sum())
+    segments = tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments)
+    return Summary(
+        path=store.path,
+        fingerprint=store.fingerprint,
+        samples=len(store),
+        bytes=tally.bytes,
+        size_min=tally.smallest,
+        size_mean=tally.bytes / max(1, len(store)),
+        size_max=tally.largest,
+        sizes=tally.bins(),
+        parts=tuple(p for p in store.parts if p),
+        columns={name: str(values.dtype) for name, values in store.columns.items()},
+        classes=_classes(store),
+        checksums=all(s.directory.has_crc for s in store.segments),
+        segments=segments,
+    )
+
+
+def sample_sizes(
+    store: Store, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Sizes in bytes, all parts together, of samples `begin` to `end - 1`.
+
+    Yields:
+        The index of the first sample of a slice, and the sizes of its samples.
+    """
+    end = len(store) if end is None else end
+    for segment in store.segments:
+        low = max(begin, segment.base)
+        high = min(end, segment.base + segment.directory.samples)
+        for start in range(low, high, _SLICE):
+            stop = min(start + _SLICE, high)
+            local = np.arange(start - segment.base, stop - segment.base, dtype=np.int64)
+            found = segment.directory.extents_of(local)
+            sizes = found["length"].astype(np.int64, copy=False)
+            if len(sizes) != len(local):
+                sizes = np.add.reduceat(sizes, np.searchsorted(found["sample"], local))
+            yield start, sizes
+
+
+class _Tally:
+    """Sizes, slice by slice: the store may have more samples than fit into memory."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.largest = 0
+        self._smallest: int | None = None
+        self._powers = np.zeros(_POWERS, np.int64)
+
+    @property
+    def smallest(self) -> int:
+        return self._smallest or 0
+
+    def add(self, sizes: NDArray[np.int64]) -> None:
+        self.bytes += int(sizes.sum())
+        self.largest = max(self.largest, int(sizes.max()))
+        low = int(sizes.min())
+        self._smallest = low if self._smallest is None else min(self._smallest, low)
+        # frexp gives the power of two exactly where log2 would round: 2^k - 1 belongs below 2^k.
+        powers = np.frexp(sizes.astype(np.float64))[1]
+        self._powers += np.bincount(powers, minlength=_POWERS)
+
+    def bins(self) -> tuple[SizeBin, ...]:
+        """Powers of two, from the smallest sample to the largest; empty samples stand alone."""
+        used = np.flatnonzero(self._powers)
+        if not len(used):
+            return ()
+        return tuple(
+            SizeBin(0 if p == 0 else 1 << (p - 1), 1 << p, int(self._powers[p]))
+            for p in range(int(used[0]), int(used[-1]) + 1)
+        )
+
+
+def _classes(store: Store) -> tuple[ClassCount, ...]:
+    labels = store.labels
+    if labels is None:
+        return ()
+    names = store.classes or []
+    values, counts = np.unique(labels, return_counts=True)
+    found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    # Classes without samples are worth seeing too.
+    for label in range(len(names)):
+        found.setdefault(label, 0)
+    return tuple(
+        ClassCount(label, names[label] if 0 <= label < len(names) else None, count)
+        for label, count in sorted(found.items())
+    )
+
+
+def _segment(segment: OpenSegment, size: int, store: Store) -> SegmentSummary:
+    volumes = []
+    for entry, path in zip(segment.entry.volumes, segment.volumes.paths, strict=True):
+        if entry.kind == "tree":
+            volumes.append(
+                VolumeSummary(entry.kind, path, size, _tree_residency(segment, store, path, size))
+            )
+        else:
+            volumes.append(VolumeSummary(entry.kind, path, entry.bytes, resident_bytes(path)))
+    return SegmentSummary(
+        segment.entry.directory,
+        segment.entry.directory_bytes,
+        segment.directory.samples,
+        segment.directory.extents,
+        segment.directory.has_crc,
+        dict(segment.entry.source),
+        tuple(volumes),
+    )
+
+
+def _tree_residency(segment: OpenSegment, store: Store, path: str, size: int) -> int | None:
+    count = segment.directory.samples
+    asked = np.unique(np.linspace(0, count - 1, min(count, _TREE_FILES_ASKED)).astype(np.int64))
+    resident = total = 0
+    for name in store.names.many(asked + segment.base):
+        file = os.path.join(path, name)
+        found = resident_bytes(file)
+        if found is None:
+            return None
+        resident += found
+        total += os.stat(file).st_size
+    return size * resident // total if total else 0
