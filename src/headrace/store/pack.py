@@ -7,6 +7,7 @@ then nothing stands there. `append` does the same for one more segment of an exi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -23,15 +24,13 @@ from headrace.errors import SourceChanged, SourceError, StoreError, VolumeError
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
-from headrace.store.names import join_names, split_names
+from headrace.store.names import duplicate_name, join_names, split_names
 from headrace.store.native import crc32c
 from headrace.store.partial import Partial, open_partial, partial_path
 from headrace.store.publish import (
     check_free_space,
     check_target,
-    exchange_folder,
     locked,
-    publish_folder,
     sync_folder,
 )
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, SegmentWriter
@@ -151,11 +150,7 @@ def pack(
         segment, page = job.run()
         with disk_errors(partial.path):
             Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,)).save(partial.store)
-            if os.path.lexists(place):
-                check_target(place, overwrite=overwrite)
-                exchange_folder(partial.store, place)
-            else:
-                publish_folder(partial.store, place)
+            partial.publish(place, overwrite=overwrite)
         partial.remove()
     return job.report(str(place), time.monotonic() - started)
 
@@ -301,8 +296,8 @@ class _Job:
                 columns = fit_to_store(columns, self._before)
             segment, page = writer.finish(columns, self._found.source)
             self._samples, self._bytes = segment.samples, writer.bytes_done
-        except BaseException:
-            self._keep_or_remove(writer)
+        except BaseException as e:
+            self._keep_or_remove(writer, e)
             raise
         finally:
             writer.close()
@@ -329,11 +324,15 @@ class _Job:
             volume_bytes=self._options.volume_bytes, journal_bytes=self._options.journal_bytes,
         )  # fmt: skip
 
-    def _keep_or_remove(self, writer: SegmentWriter) -> None:
-        try:
-            writer.commit()
-        except OSError:
-            pass  # the error that brought us here says more
+    def _keep_or_remove(self, writer: SegmentWriter, error: BaseException) -> None:
+        """Keeps what a second try can use.
+
+        After an error in the source only what is in the journal already: a short pack is cheaper to
+        do again than to explain.
+        """
+        if not isinstance(error, SourceError):
+            with contextlib.suppress(OSError):  # the error that brought us here says more
+                writer.commit()
         if not writer.samples_durable:
             self._partial.remove()
 
@@ -453,6 +452,7 @@ class _StreamMetadata:
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
+        self._seen: set[bytes] = set()
         self._labels: list[int] = []
         self._parts: list[bytes] = []
         self._counts: list[int] = []
@@ -462,6 +462,9 @@ class _StreamMetadata:
         """Takes note of the next sample."""
         if not self.names:
             self._columns = {name: [] for name in item.columns}
+        if item.name in self._seen:
+            raise duplicate_name(item.name, f" (the second is sample {len(self.names)})")
+        self._seen.add(item.name)
         if item.columns.keys() != self._columns.keys():
             raise SourceError(
                 f"Sample {len(self.names)} ({os.fsdecode(item.name)!r}) has the columns "

@@ -77,7 +77,7 @@ def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> 
         end = int(np.searchsorted(ends, ends[begin] + batch_bytes, side="right")) - 1
         end = min(max(end, begin + 1), begin + BATCH_SAMPLES, n)
         size = int(ends[end] - ends[begin])
-        yield BatchPlan(begin, end, size, size > LARGE_BYTES)
+        yield BatchPlan(begin, end, size, end == begin + 1 and size > LARGE_BYTES)
         begin = end
 
 

@@ -57,7 +57,8 @@ class Window:
         """`size` bytes from `offset`; fewer at the file's end."""
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._data):
-            near = 0 <= offset - self._start - len(self._data) < _NEAR
+            gap = offset - self._start - len(self._data)
+            near = bool(self._data) and 0 <= gap < _NEAR
             step = max(size, _BIG_STEP if near else _SMALL_STEP)
             buffer = bytearray(min(step, max(0, self.size - offset)))
             try:
