@@ -127,11 +127,11 @@ check: $(DONE)/debian-check $(DONE)/check $(DONE)/build
 	@if command -v clang-format >/dev/null; then set -x; clang-format --dry-run -Werror $(NATIVE); \
 	  else echo 'clang-format is missing (Debian: clang-format): native sources are not checked' >&2; \
 	  test -z "$(CI)"; fi
-	@$(BIN)/python -m nanobind.stubgen -q -m headrace._native -o build/_native.pyi
+	@$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stub.pat -m headrace._native -o build/_native.pyi
 	diff -u src/headrace/_native.pyi build/_native.pyi
 
 stub: $(DONE)/build
-	$(BIN)/python -m nanobind.stubgen -q -m headrace._native -o src/headrace/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -q -p native/bindings/stub.pat -m headrace._native -o src/headrace/_native.pyi
 
 format: $(DONE)/debian-check $(DONE)/check
 	$(BIN)/ruff check --fix --quiet . || true

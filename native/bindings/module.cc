@@ -6,8 +6,8 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
-#include "bindings/reader.h"
 #include "bindings/permutation.h"
+#include "bindings/reader.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;

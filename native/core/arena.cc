@@ -56,9 +56,15 @@ BufferPtr Arena::acquire(size_t bytes) {
       free_bytes_ -= best->capacity;
       free_.erase(best);
     } else {
-      // Batches grew: free buffers that are too small make room for one that fits, so that what is
-      // mapped follows what is in use.
-      retire_locked(free_bytes_ - std::min(free_bytes_, capacity), &surplus);
+      // Batches grew a little: free buffers that have become too small make room for one that fits,
+      // so that what is mapped follows what is in use. Buffers of other sizes have other users.
+      for (size_t i = 0; i < free_.size();) {
+        if (free_[i].capacity >= bytes / 2 && free_[i].capacity < bytes) {
+          retire_locked(i, &surplus);
+        } else {
+          ++i;
+        }
+      }
       buffer.id = next_id_++;
       mapped_bytes_ += capacity;
     }
@@ -87,17 +93,15 @@ BufferPtr Arena::acquire(size_t bytes) {
   });
 }
 
-// Moves the oldest free buffers to `surplus` until at most `bytes_max` are free: they have the
-// sizes that nobody asked for lately.
-void Arena::retire_locked(size_t bytes_max, std::vector<Buffer>* surplus) {
-  while (free_bytes_ > bytes_max) {
-    const Buffer oldest = free_.front();
-    free_.erase(free_.begin());
-    free_bytes_ -= oldest.capacity;
-    mapped_bytes_ -= oldest.capacity;
-    for (auto& [listener, inbox] : inboxes_) inbox.push_back(oldest.id);
-    surplus->push_back(oldest);
-  }
+// Takes the i-th free buffer off the books; the caller unmaps what is in `surplus` without the
+// lock.
+void Arena::retire_locked(size_t i, std::vector<Buffer>* surplus) {
+  const Buffer buffer = free_[i];
+  free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+  free_bytes_ -= buffer.capacity;
+  mapped_bytes_ -= buffer.capacity;
+  for (auto& [listener, inbox] : inboxes_) inbox.push_back(buffer.id);
+  surplus->push_back(buffer);
 }
 
 void Arena::release(const Buffer& buffer) {
@@ -111,7 +115,8 @@ void Arena::release(const Buffer& buffer) {
     std::lock_guard lock(mutex_);
     free_.push_back(buffer);
     free_bytes_ += buffer.capacity;
-    retire_locked(retained_bytes_max_, &surplus);
+    // The oldest go first: they have the sizes that nobody asked for lately.
+    while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }
   for (const Buffer& b : surplus) munmap(b.data, b.capacity);
 }

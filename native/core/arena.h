@@ -47,7 +47,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
  private:
   explicit Arena(size_t retained_bytes_max);
   void release(const Buffer& buffer);
-  void retire_locked(size_t bytes_max, std::vector<Buffer>* surplus);
+  void retire_locked(size_t i, std::vector<Buffer>* surplus);
 
   mutable std::mutex mutex_;
   std::vector<Buffer> free_;

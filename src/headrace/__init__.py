@@ -7,15 +7,30 @@
         for batch in hr.loader(store, batch_size=256, seed=7):
             ...
 
-Importing this package needs numpy only; `headrace.torch` and others import their framework.
+Names are imported when they are first used, so that importing this package costs nothing, for the
+command line above all. It needs numpy only; `headrace.torch` and others import their framework.
 """
 
+from __future__ import annotations
+
 import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from headrace import _native
-from headrace.api import append, index, loader, open, order_for, pack  # noqa: A004
-from headrace.plane import Batch, Loader
-from headrace.store import Store
+
+if TYPE_CHECKING:
+    from headrace import errors
+    from headrace.api import (
+        append,
+        index,
+        loader,
+        open,  # noqa: A004  # hr.open is the product's first word
+        order_for,
+        pack,
+    )
+    from headrace.plane import Batch, Loader
+    from headrace.store import Store, repair, verify
 
 __version__ = "0.1.0"
 
@@ -25,12 +40,35 @@ __all__ = [
     "Store",
     "__version__",
     "append",
+    "errors",
     "index",
     "loader",
     "open",
     "order_for",
     "pack",
+    "repair",
+    "verify",
 ]
+
+_HOMES = (
+    dict.fromkeys(("append", "index", "loader", "open", "order_for", "pack"), "headrace.api")
+    | dict.fromkeys(("Batch", "Loader"), "headrace.plane")
+    | dict.fromkeys(("Store", "repair", "verify"), "headrace.store")
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("headrace.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 if _native.build_type == "Debug":
     warnings.warn("headrace's native core is a debug build: it is slow", stacklevel=2)

@@ -1,10 +1,11 @@
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
 
-build_type: str = 'Release'
+build_type: str
 
 def crc32c(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], value: int = 0) -> int:
     """CRC-32C of a one-dimensional uint8 array, continued from `value`."""
@@ -14,7 +15,159 @@ def crc32c_blocks(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), orde
     CRC-32C of each block of `block_bytes` bytes; the last block may be short.
     """
 
-crc32c_implementation: str = 'sse4.2'
+crc32c_implementation: str
+
+class Directory:
+    """The sample directory of one segment, mapped."""
+
+    @staticmethod
+    def open(path: bytes) -> Directory: ...
+
+    @staticmethod
+    def from_fd(fd: int, label: str) -> Directory:
+        """The directory in an open file; `fd` stays the caller's."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def extents(self) -> int: ...
+
+    @property
+    def has_crc(self) -> bool: ...
+
+    @property
+    def uuid(self) -> bytes: ...
+
+    def header(self) -> bytes:
+        """The header page: what the fingerprint is made of."""
+
+    @property
+    def part_names(self) -> list: ...
+
+    @property
+    def class_names(self) -> list: ...
+
+    @property
+    def labels(self) -> object:
+        """Array of the labels as stored, or None."""
+
+    @property
+    def columns(self) -> dict:
+        """User columns by name."""
+
+    def find_many(self, names: list) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    def name(self, index: int) -> bytes: ...
+
+    def names(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list: ...
+
+    def index_at_rank(self, rank: int) -> int:
+        """The sample at a rank of the sorted name order."""
+
+    def extents_of(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> dict: ...
+
+    def verify(self) -> list[int]:
+        """Offsets of the blocks that do not match their checksum."""
+
+def build_names(blob: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
+    """
+    Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).
+    """
+
+class Batch:
+    """Bytes of some samples in one buffer."""
+
+    @property
+    def data(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+        """uint8, the used bytes of the buffer."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, samples x parts: where each slot starts in `data`."""
+
+    @property
+    def lengths(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, samples x parts."""
+
+    @property
+    def indices(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, one per sample."""
+
+    @property
+    def labels(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, one per sample, -1: none."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+    @property
+    def stats(self) -> dict: ...
+
+class Catalog:
+    """Directories and volumes of an open store."""
+
+    def __init__(self, segments: list) -> None:
+        """segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]"""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def part_names(self) -> list: ...
+
+    @property
+    def open_per_read(self) -> bool: ...
+
+    def read_one(self, index: int, part: int = -1, start: int = 0, size: int = -1, verify: bool = True) -> Batch:
+        """
+        Reads one sample (its first part when `part` is -1) in the calling thread.
+        """
+
+    def failures(self, batch: Batch) -> list:
+        """What went wrong in a batch, one dict per slot."""
+
+class Job:
+    """A submitted batch."""
+
+    def wait(self, seconds: float) -> Batch:
+        """The batch, or None when `seconds` are over. Delivers once."""
+
+    def waiting_for(self) -> str: ...
+
+    @property
+    def done(self) -> bool: ...
+
+class Reader:
+    """Reads submitted batches ahead, in order."""
+
+    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, budget_bytes: int, verify: bool) -> None: ...
+
+    def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
+        """Queues one batch; returns at once."""
+
+    def gather(self, pieces: list) -> Batch:
+        """Copies [(batch, start, stop), ...] into one new batch."""
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """
+        Ends the threads. False: one did not answer in time and was left behind.
+        """
+
+    @property
+    def engine_name(self) -> str: ...
+
+    @property
+    def engine_reason(self) -> str: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
 
 class Permutation:
     """A keyed permutation of [0, n) in O(1) memory."""

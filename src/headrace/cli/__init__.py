@@ -1,7 +1,7 @@
 """The command line: one file per command, each thin: it prints what the library returns.
 
-Nothing heavy is imported here or by the commands' modules: numpy, rich and the rest of headrace come in
-when a command runs, so that `headrace --help` answers at once.
+Nothing heavy is imported here or by the commands' modules: numpy, rich and the rest of headrace
+come in when a command runs, so that `headrace --help` answers at once.
 """
 
 __all__ = ["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -35,32 +36,34 @@ error, 4 a bug in headrace, 130 interrupted.
 class _Commands(TyperGroup):
     """Turns what a command returns or raises into an exit code and, with `--json`, into JSON."""
 
-    def main(self, args: Sequence[str] | None = None, **extra: Any) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Runs the command line `args` and exits; other arguments are passed on."""
         from headrace.cli.failure import report
 
         given = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in given
         extra["standalone_mode"] = False
         try:
-            code = super().main(args=given, **extra)
-        except (typer.TyperException, typer.Abort) as e:
-            if as_json or isinstance(e, typer.Abort):
-                code = report(ValueError(str(e)), as_json=as_json, verbose=False)
+            code = super().main(given, *rest, **extra)
+        except typer.TyperException as e:
+            if as_json or not hasattr(e, "show"):
+                code = report(ValueError(e.format_message()), as_json=as_json, verbose=False)
             else:
-                e.show()  # type: ignore[attr-defined]  # typer does not export the class
+                e.show()
                 code = exit_codes.USAGE
         except BrokenPipeError:
-            # The reader of our output has gone (`headrace ls ... | head`).
-            sys.stdout = None  # type: ignore[assignment]  # nothing is left to flush at exit
+            # The reader of our output has gone (`headrace ls ... | head`): let the exit flush nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = exit_codes.OK
-        except (Exception, KeyboardInterrupt) as e:
+        except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
             code = report(e, as_json=as_json, verbose=_verbose(given))
         sys.exit(code or exit_codes.OK)
 
 
 def _verbose(given: list[str]) -> bool:
     return any(
-        argument == "--verbose" or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
+        argument == "--verbose"
+        or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
         for argument in given
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from headrace.cli.writing import (
 )
 
 
-def append(  # noqa: PLR0913 - one parameter per option
+def append(
     source: Sources,
     store: Annotated[str, typer.Argument(help="The store's folder.")],
     *,
@@ -43,7 +43,7 @@ def append(  # noqa: PLR0913 - one parameter per option
     from headrace.store import append as append_to_store
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    sizes = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
+    sizes: dict[str, Any] = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
     with progress(output, "appending") as tell:
         report = append_to_store(
             source_of(source),

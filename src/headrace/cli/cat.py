@@ -10,7 +10,7 @@ import typer
 from headrace.cli.output import Json, Output, Verbose
 
 
-def cat(  # noqa: PLR0913 - one parameter per option
+def cat(
     store: Annotated[str, typer.Argument(help="A store, or a source that can be opened directly.")],
     sample: Annotated[str, typer.Argument(help="Its index, or its name.")],
     *,

@@ -21,7 +21,6 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
-    import headrace.demo
+    from headrace.demo import DemoOptions, run
 
-    options = headrace.demo.DemoOptions(data=data, epochs=epochs, as_json=as_json, keep=keep)
-    return headrace.demo.run(options)
+    return run(DemoOptions(data=data, epochs=epochs, as_json=as_json, keep=keep))

@@ -19,7 +19,7 @@ from headrace.cli.writing import (
 )
 
 
-def index(  # noqa: PLR0913 - one parameter per option
+def index(
     source: Sources,
     target: Annotated[str, typer.Argument(help="The store's folder; holds the directory only.")],
     *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
-from headrace.cli.units import bytes_text, count_text
+from headrace.cli.units import binary_text, bytes_text, count_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +90,7 @@ def _draw_sizes(console: Console, summary: Summary) -> None:
     most = max(b.samples for b in summary.sizes)
     for each in summary.sizes:
         table.add_row(
-            bytes_text(each.low_bytes), bytes_text(each.high_bytes), count_text(each.samples),
+            binary_text(each.low_bytes), binary_text(each.high_bytes), count_text(each.samples),
             _bar(each.samples / most),
         )  # fmt: skip
     console.print(table)

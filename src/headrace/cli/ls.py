@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 _BATCH = 8192
 
 
-def ls(  # noqa: PLR0913 - one parameter per option
+def ls(
     store: Annotated[str, typer.Argument(help="A store, or a source that can be opened directly.")],
     pattern: Annotated[
         str | None,
-        typer.Argument(help="Only names that match ('*.png', 'cats/*'), or that begin so ('cats/')."),
+        typer.Argument(
+            help="Only names that match ('*.png', 'cats/*'), or that begin so ('cats/')."
+        ),
     ] = None,
     *,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, help="At most so many.")
+    ] = None,
     names_only: Annotated[bool, typer.Option("--names", "-1", help="Names only.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,9 +63,7 @@ def _matcher(pattern: str | None) -> Callable[[str], Any] | None:
     return lambda name: name.startswith(pattern)
 
 
-def _select(
-    store: Store, matches: Callable[[str], Any] | None, limit: int | None
-) -> Iterator[Row]:
+def _select(store: Store, matches: Callable[[str], Any] | None, limit: int | None) -> Iterator[Row]:
     """Index, size, label and name of the wanted samples, in the order of their indices."""
     from headrace.store.summary import sample_sizes
 
@@ -76,7 +78,9 @@ def _select(
             continue
         sizes = [int(s) for _, part in sample_sizes(store, begin, end) for s in part]
         batch_labels = [None] * len(names) if labels is None else labels[begin:end].tolist()
-        for i, (size, label, name) in enumerate(zip(sizes, batch_labels, names, strict=True), begin):
+        for i, (size, label, name) in enumerate(
+            zip(sizes, batch_labels, names, strict=True), begin
+        ):
             if matches is None or matches(name):
                 yield i, size, label, name
                 left -= 1

@@ -1,6 +1,6 @@
 """What a command prints: its result on stdout, everything else on stderr.
 
-With `--json` stdout carries one JSON document and nothing else, errors included. Colours and bars are
+With `--json`, stdout carries one JSON document and nothing else, errors included. Colours and bars are
 for terminals (rich looks at `NO_COLOR` and at the stream).
 """
 
@@ -23,6 +23,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no rema
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; errors with traceback.")]
 
 
+_FILE_COLUMNS = 160
+"""Width where there is no terminal: tables in a log need not be squeezed."""
+
+
 class Output:
     """Where one command prints.
 
@@ -32,7 +36,9 @@ class Output:
         verbose: remarks that most do not need.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False
+    ) -> None:
         self.as_json = as_json
         self.quiet = quiet
         self.verbose = verbose
@@ -41,10 +47,13 @@ class Output:
         """A rich console; made anew, because tests and pipes exchange the streams."""
         from rich.console import Console
 
-        return Console(stderr=stderr, highlight=False)
+        console = Console(stderr=stderr, highlight=False)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _FILE_COLUMNS
+        return console
 
     def document(self, data: dict[str, Any]) -> None:
-        """The result as JSON. Names that are not UTF-8 come as `\\udcXX`, as Python has them."""
+        r"""The result as JSON. Names that are not UTF-8 come as `\udcXX`, as Python has them."""
         json.dump(data, sys.stdout, indent=2, default=plain)
         sys.stdout.write("\n")
 

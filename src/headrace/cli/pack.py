@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from headrace.cli.writing import (
 )
 
 
-def pack(  # noqa: PLR0913 - one parameter per option
+def pack(
     source: Sources,
     target: Annotated[str, typer.Argument(help="The store's folder; appears when all is done.")],
     *,
@@ -46,7 +46,7 @@ def pack(  # noqa: PLR0913 - one parameter per option
     from headrace.store import pack as pack_store
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    sizes = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
+    sizes: dict[str, Any] = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
     with progress(output, "packing") as tell:
         report = pack_store(
             source_of(source),

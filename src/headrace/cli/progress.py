@@ -66,14 +66,17 @@ class _Meter:
 
     @staticmethod
     def left_s(
-        samples: int, total: int | None, size: int, total_bytes: int | None,
-        samples_rate: float, bytes_rate: float,
-    ) -> float | None:  # fmt: skip
-        """Seconds left, by bytes where their total is known, else by samples."""
-        if total_bytes and bytes_rate > 0:
-            return max(0.0, (total_bytes - size) / bytes_rate)
-        if total and samples_rate > 0:
-            return max(0.0, (total - samples) / samples_rate)
+        samples: tuple[int, int | None, float], size: tuple[int, int | None, float]
+    ) -> float | None:
+        """Seconds left, by bytes where their total is known, else by samples.
+
+        Args:
+            samples: done, total, per second.
+            size: the same of bytes.
+        """
+        for done, total, rate in (size, samples):
+            if total and rate > 0:
+                return max(0.0, (total - done) / rate)
         return None
 
 
@@ -91,9 +94,7 @@ class _Lines:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def report(
-        self, samples: int, total: int | None, size: int, total_bytes: int | None
-    ) -> None:
+    def report(self, samples: int, total: int | None, size: int, total_bytes: int | None) -> None:
         samples_rate, bytes_rate = self._meter.rates(samples, size)
         if time.monotonic() < self._next:
             return
@@ -101,7 +102,7 @@ class _Lines:
         of = f" of {count_text(total)}" if total else ""
         text = f"{self._what}: {count_text(samples)}{of} samples, {bytes_text(size)}"
         text += f", {samples_rate:,.0f} samples/s, {bytes_text(bytes_rate)}/s"
-        left = self._meter.left_s(samples, total, size, total_bytes, samples_rate, bytes_rate)
+        left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
         if left is not None:
             text += f", {duration_text(left)} left"
         print(text, file=sys.stderr, flush=True)
@@ -134,9 +135,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def report(
-        self, samples: int, total: int | None, size: int, total_bytes: int | None
-    ) -> None:
+    def report(self, samples: int, total: int | None, size: int, total_bytes: int | None) -> None:
         samples_rate, bytes_rate = self._meter.rates(samples, size)
         now = time.monotonic()
         if now - self._shown < _REFRESH_S and samples != total:
@@ -145,7 +144,7 @@ class _Bar:
         text = f"{count_text(samples)} samples"
         if bytes_rate:
             text = f"{samples_rate:,.0f} samples/s {bytes_text(bytes_rate)}/s"
-        left = self._meter.left_s(samples, total, size, total_bytes, samples_rate, bytes_rate)
+        left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
         if left is not None:
             text += f" {duration_text(left)} left"
         # Bytes tell the time better than samples, whose sizes differ.

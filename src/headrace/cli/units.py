@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_text", "count_text", "duration_text"]
+__all__ = ["binary_text", "bytes_text", "count_text", "duration_text"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _MINUTE_S = 60
@@ -21,6 +21,15 @@ def _scaled(value: float, unit: str) -> str:
 def bytes_text(value: float) -> str:
     """1234567 -> '1.2 MB': decimal, as disks and networks count."""
     return _scaled(value, "B")
+
+
+def binary_text(power_of_two: int) -> str:
+    """65536 -> '64 KiB': for sizes that are powers of two."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if power_of_two < 1024:
+            return f"{power_of_two} {unit}"
+        power_of_two //= 1024
+    return f"{power_of_two} TiB"
 
 
 def count_text(value: int) -> str:

@@ -227,10 +227,10 @@ def _tree_residency(segment: OpenSegment, store: Store, path: str, size: int) ->
     asked = np.unique(np.linspace(0, count - 1, min(count, _TREE_FILES_ASKED)).astype(np.int64))
     resident = total = 0
     for name in store.names.many(asked + segment.base):
-        file = os.path.join(path, name)  # noqa: PTH118 - surrogates survive
+        file = os.path.join(path, name)
         found = resident_bytes(file)
         if found is None:
             return None
         resident += found
-        total += os.stat(file).st_size  # noqa: PTH116
+        total += os.stat(file).st_size
     return size * resident // total if total else 0
