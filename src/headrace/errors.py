@@ -13,6 +13,7 @@
     + VolumeTimeout    (also TimeoutError)
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
+  x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
 
@@ -27,6 +28,7 @@ from typing import Any
 __all__ = [
     "CorruptSample",
     "CorruptStore",
+    "DecodeError",
     "HeadraceError",
     "OrderError",
     "SampleNotFound",
@@ -138,3 +140,15 @@ class OrderError(HeadraceError, ValueError):
 
 class StateMismatch(OrderError):
     """A saved state belongs to other data or to another order."""
+
+
+class DecodeError(HeadraceError):
+    """The user's own decode function failed on a sample; its error is the cause.
+
+    Attributes:
+        index: the sample's index.
+        name: the sample's name.
+    """
+
+    index: int = -1
+    name: str = ""

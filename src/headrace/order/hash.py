@@ -65,6 +65,7 @@ class Purpose(IntEnum):
     CLASSES = 4
     MEMBERS = 5
     DRAWS = 6
+    SAMPLES = 7
 
 
 def derive_key(seed: int, *parts: int) -> int:

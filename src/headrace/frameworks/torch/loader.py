@@ -1,0 +1,267 @@
+"""DataLoader: headrace's order and exact resume, as a PyTorch user expects a loader to look.
+
+Which way a batch takes is chosen once: whole, decoded in threads, or decoded in worker processes.
+None of them changes which sample comes when, and all of them are counted here, when a batch is
+delivered: that is why a run may be resumed with other threads, workers and world sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from headrace import api
+from headrace.frameworks.torch.dataset import Dataset
+from headrace.frameworks.torch.delivery import Collate
+from headrace.frameworks.torch.threads import ThreadedDecoding, ThreadOptions
+from headrace.frameworks.torch.whole import WholeBatches
+from headrace.frameworks.torch.workers import WorkerDecoding, WorkerOptions
+from headrace.order import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from os import PathLike
+    from types import TracebackType
+
+    from headrace.api import OrderName
+    from headrace.frameworks.torch.delivery import Way
+    from headrace.plane import LoaderStats
+    from headrace.plane.cursor import Pass
+    from headrace.plane.skipped import OnError, Skipped
+    from headrace.store import Store
+
+__all__ = ["DataLoader"]
+
+BATCHES_AHEAD = 4
+"""Decoded batches that are made or wait: enough to hide a slow one, few enough to stay small."""
+
+BATCHES_AHEAD_PER_WORKER = 2
+"""As torch has it."""
+
+THREADS_MAX = 8
+"""Threads unless told otherwise: past 8, Python's own share of the work is the limit."""
+
+
+class DataLoader:
+    """Batches of a store in exact headrace order, for PyTorch.
+
+    Each `for` goes through the rest of the current epoch, and epochs advance by themselves. Without
+    `decode`, batches are `TensorBatch`: tensors over headrace's buffers, no copy. With `decode`,
+    they are what `collate_fn` makes of a list of (decoded sample, label); by default a list of two
+    tensors, samples and labels.
+
+    Args:
+        dataset: an open store, the path of one (or of a folder, a tar, ...), or a
+            `headrace.torch.Dataset`, whose decode, parts, seed, on_error and options hold where
+            none are given here.
+        batch_size: samples per batch and rank.
+        order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`; see `headrace.loader`.
+        seed: another seed, another sequence of epochs and of random keys; 0 by default.
+        decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`.
+        num_workers: processes that decode. 0: threads of this process do, which is faster if the
+            decoder lets go of the GIL. Without `decode` there is nothing for workers to do.
+        threads: threads that decode if there are no workers, up to 8 by default; 0 decodes in the
+            consumer's thread. (The native `threads` engine has HEADRACE_THREADS.)
+        collate_fn: makes a batch of a list of (sample, label); default: torch's default_collate.
+        rank: this process's place among `world_size`; see `headrace.loader`.
+        world_size: processes that share the samples.
+        tail: `exact`, `pad` or `drop`; see `headrace.loader`.
+        parts: parts to read of samples that have several; all if empty.
+        on_error: `raise`, or `skip` samples that cannot be read or decoded, and record them.
+        pin_memory: deliver in page-locked memory. None: where CUDA is.
+        prefetch_batches: batches decoded ahead, over all threads or workers.
+        multiprocessing_context: how workers are started: `fork`, `spawn` or `forkserver`.
+        persistent_workers: keep the workers from epoch to epoch.
+        timeout: seconds to wait for a worker's batch; 0: for ever.
+        worker_init_fn: called with its number in each worker when it starts.
+        options: fields of `headrace.config.ReaderOptions` except `threads`.
+
+    Raises:
+        OrderError: batch size, rank or world size do not fit.
+        ValueError: an unknown order, part or option, or a number that is out of bounds.
+    """
+
+    def __init__(  # noqa: PLR0913 - torch's own signature is this long
+        self,
+        dataset: Dataset | Store | str | PathLike[str],
+        batch_size: int = 1,
+        *,
+        order: OrderName | Order = "shuffled",
+        seed: int | None = None,
+        decode: Callable[..., Any] | None = None,
+        num_workers: int = 0,
+        threads: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Literal["drop", "pad", "exact"] | None = None,
+        parts: Sequence[str] = (),
+        on_error: OnError | None = None,
+        pin_memory: bool | None = None,
+        prefetch_batches: int | None = None,
+        multiprocessing_context: Any = None,
+        persistent_workers: bool = True,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> None:
+        given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+        if seed is None and isinstance(order, Order):
+            seed = order.seed
+        self.dataset = given.replaced(decode, parts, seed, on_error, options)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
+        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._loader = api.loader(
+            self.dataset.store,
+            batch_size,
+            order=order,
+            seed=self.dataset.seed,
+            rank=rank,
+            world_size=world_size,
+            tail=tail,
+            parts=self.dataset.parts,
+            on_error=self.dataset.on_error,
+            **self.dataset.given_options,
+        )
+        self._way = self._choose_way(
+            threads,
+            prefetch_batches,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+        )
+
+    def _choose_way(
+        self,
+        threads: int | None,
+        batches_ahead: int | None,
+        **worker_options: Any,
+    ) -> Way:
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
+        if self.dataset.decode is None and self.collate_fn is None:
+            return WholeBatches(self._loader, pin_memory=self.pin_memory)
+        collate = Collate(self.collate_fn)
+        if self.num_workers:
+            default = BATCHES_AHEAD_PER_WORKER * self.num_workers
+            ahead = default if batches_ahead is None else batches_ahead
+            options = WorkerOptions(
+                num_workers=self.num_workers,
+                prefetch_factor=-(-ahead // self.num_workers),
+                pin_memory=self.pin_memory,
+                **worker_options,
+            )
+            return WorkerDecoding(self._loader, self.dataset, collate, options)
+        return ThreadedDecoding(
+            self._loader,
+            self.dataset.decoder,
+            collate,
+            ThreadOptions(
+                threads=min(THREADS_MAX, _usable_cores()) if threads is None else threads,
+                batches_ahead=BATCHES_AHEAD if batches_ahead is None else batches_ahead,
+                pin_memory=self.pin_memory,
+            ),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches in a whole epoch; the same on every rank."""
+        return len(self._loader)
+
+    @property
+    def order(self) -> Order:
+        """Which sample comes when."""
+        return self._loader.order
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way or, between epochs, the one that comes next."""
+        return self._loader.epoch
+
+    @property
+    def position(self) -> int:
+        """Global positions of this epoch that were delivered."""
+        return self._loader.position
+
+    @property
+    def order_hash(self) -> str:
+        """16 hex digits over what this rank delivered in this epoch; see `headrace.Loader`."""
+        return self._loader.order_hash
+
+    @property
+    def last_order_hash(self) -> str | None:
+        """The order hash of the last epoch that was delivered to its end, or None."""
+        return self._loader.last_order_hash
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What was delivered, and how long the consumer waited for it."""
+        return self._loader.stats
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples that were left out so far, in the order in which that was found."""
+        return self._loader.skipped
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin `epoch` with the next `for`. Not needed: epochs advance by themselves."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands: plain values, under 300 bytes as JSON."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved, with the next `for`; exactly what is left is delivered.
+
+        Raises:
+            StateMismatch: the state belongs to other data or another order.
+            OrderError: the state is damaged.
+        """
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """End workers and reading ahead. Batches stay valid; the loader can be used again."""
+        self._loader.close()
+        self._way.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._deliver(self._loader.cursor.begin(), os.getpid())
+
+    def _deliver(self, this: Pass, pid: int) -> Iterator[Any]:
+        deliveries = self._way.deliveries(this)
+        try:
+            for step in range(this.steps):
+                this.check()
+                if os.getpid() != pid:
+                    raise RuntimeError("this iterator belongs to the process that made it")
+                asked_at = time.perf_counter()
+                delivery = next(deliveries)
+                waited_s = time.perf_counter() - asked_at
+                self.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
+                this.delivered(step, delivery.asked)
+                yield delivery.value
+        finally:
+            if os.getpid() == pid:
+                deliveries.close()
+        this.finish()
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
