@@ -14,7 +14,6 @@ import headrace
 import headrace.errors
 from headrace.config import ReaderOptions
 
-
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(headrace.__path__, "headrace.")

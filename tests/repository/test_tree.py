@@ -55,7 +55,10 @@ def test_the_native_stub_is_fresh(root, tmp_path):
 
 
 def test_a_debug_build_warns():
-    code = "import headrace._native as native; native.build_type = 'Debug'; import headrace; headrace.open"
+    code = (
+        "import importlib, headrace, headrace._native as native\n"
+        "native.build_type = 'Debug'; importlib.reload(headrace)"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     )

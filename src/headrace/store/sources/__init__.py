@@ -1,0 +1,1 @@
+"""What can be packed and indexed: folders, tar, TFRecord, npy and npz, iterables. One file each."""
