@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.store import Store
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.store import Store
 
 
 def make_folder(root: Path, *, seed: int = 1, classes: int = 3, files: int = 20, size: int = 3000):

@@ -36,16 +36,7 @@ def arm(kind: str, n: int) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if kind == "renameat2":
-        original = publish._renameat2
-
-        def rename(*args):
-            if count():
-                die()
-            return original(*args)
-
-        publish._renameat2 = rename
-    elif kind == "pwrite":
+    if kind == "pwrite":
         pwrite = os.pwrite
 
         def write(fd, data, offset):
@@ -56,14 +47,15 @@ def arm(kind: str, n: int) -> None:
 
         os.pwrite = write
     elif kind != "none":
-        call = getattr(os, kind)
+        where, name = (publish, "_renameat2") if kind == "renameat2" else (os, kind)
+        call = getattr(where, name)
 
         def other(*args, **kwargs):
             if count():
                 die()
             return call(*args, **kwargs)
 
-        setattr(os, kind, other)
+        setattr(where, name, other)
 
 
 def run(source: str, target: str, what: str) -> None:

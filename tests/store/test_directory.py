@@ -7,7 +7,6 @@ import os
 import random
 import struct
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,7 +134,7 @@ def test_bad_columns_are_refused(tmp_path):
         write_directory(c, tmp_path / "a.hrd")
 
 
-def read_everything(cls, path: Path):
+def read_everything(cls, path):
     """All that a directory says, or the error that it raises."""
     d = cls.open(os.fsencode(path))
     every = np.arange(d.samples)
@@ -151,11 +150,11 @@ def test_every_flip_is_detected_or_harmless(tmp_path, reference):
     """Flips over the whole file, denser in the header: an error, or exactly the same answers."""
     cls = directory_class(reference=reference)
     path = tmp_path / "a.hrd"
-    write_directory(make_columns(3, n=120), path)
+    write_directory(make_columns(3, n=60), path)
     good = path.read_bytes()
     truth = read_everything(cls, path)
     r = random.Random(7)
-    offsets = [*range(0, 1400, 9), *(r.randrange(len(good)) for _ in range(250))]
+    offsets = [*range(0, 1400, 11), *(r.randrange(len(good)) for _ in range(120))]
     injected = detected = harmless = 0
     for offset in offsets:
         data = bytearray(good)
@@ -165,13 +164,12 @@ def test_every_flip_is_detected_or_harmless(tmp_path, reference):
         try:
             found = read_everything(cls, path)
         except HeadraceError as e:
-            detected += 1
-            assert str(path) in str(e)
+            detected += str(path) in str(e)
         else:
             assert found == truth, f"a wrong answer after a flip at {offset}"
             harmless += 1
     assert injected == detected + harmless
-    assert detected > 300
+    assert detected > 180
 
 
 def test_truncation_extension_and_overwriting_are_detected(tmp_path, reference):

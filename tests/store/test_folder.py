@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -53,8 +54,7 @@ def test_names_are_bytes_in_bytewise_order(tmp_path, reference):
     root = tmp_path / "root"
     root.mkdir()
     for name in names:
-        with open(os.path.join(os.fsencode(root), b"src-" + name), "wb") as f:
-            f.write(name)
+        (root / os.fsdecode(b"src-" + name)).write_bytes(name)
     pack(root, tmp_path / "out.hr")
     with open_store(tmp_path / "out.hr", reference=reference) as store:
         stored = [os.fsencode(n) for n in store.names]
@@ -84,13 +84,11 @@ def make_trouble(root) -> int:
     (root / "class0" / "dangling").symlink_to(root / "nowhere")
     (root / "class0" / "circle").symlink_to(root / "class0" / "circle")
     os.mkfifo(root / "class1" / "fifo")
-    with socket.socket(socket.AF_UNIX) as s:
-        here = os.getcwd()
-        os.chdir(root)  # the socket's path must be short
-        try:
-            s.bind("class2/socket")
-        finally:
-            os.chdir(here)
+    with (
+        socket.socket(socket.AF_UNIX) as s,
+        contextlib.chdir(root),
+    ):  # the socket's path must be short
+        s.bind("class2/socket")
     return 4
 
 
@@ -109,7 +107,7 @@ def test_trouble_is_one_error_that_lists_it(folder):
 def test_trouble_beyond_ten_is_counted(tmp_path):
     for i in range(25):
         (tmp_path / f"link{i}").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(SourceError, match="25 things(.|\n)*and 15 more"):
+    with pytest.raises(SourceError, match=r"(?s)25 things.*and 15 more"):
         scan_folder(tmp_path)
 
 

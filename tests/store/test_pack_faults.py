@@ -24,9 +24,8 @@ from headrace.errors import (
     StoreNotFound,
     VolumeError,
 )
-from headrace.store import PackOptions, append, index, open_store, pack, verify
+from headrace.store import PackOptions, append, index, open_store, pack, segment_writer, verify
 from headrace.store import pack as pack_function
-from headrace.store import segment_writer
 from headrace.store.sources import extents
 
 from .conftest import contents, flip, make_folder
@@ -196,7 +195,7 @@ def test_a_killed_append_leaves_the_store_as_it_was(folder, tmp_path, packer):
 
 def test_what_cannot_fit_is_refused_before_it_begins(folder, tmp_path, monkeypatch):
     root, _ = folder
-    monkeypatch.setattr("headrace.store.publish.free_bytes", lambda path: 5000)
+    monkeypatch.setattr("headrace.store.publish.free_bytes", lambda _: 5000)
     with pytest.raises(VolumeError, match="5,000 bytes are free") as caught:
         pack(root, tmp_path / "out.hr")
     assert caught.value.errno == errno.ENOSPC
@@ -221,7 +220,7 @@ def test_a_full_disk_is_one_error_and_the_pack_resumes(tmp_path):
     try:
         with pytest.MonkeyPatch.context() as patch:
             # The estimate would refuse at once; here the disk fills up on the way.
-            patch.setattr("headrace.store.publish.free_bytes", lambda path: 1 << 40)
+            patch.setattr("headrace.store.publish.free_bytes", lambda _: 1 << 40)
             with pytest.raises(VolumeError, match=r"(?s)No space left.*resume") as caught:
                 pack(tmp_path / "root", disk / "out.hr", options=OPTIONS)
         assert caught.value.errno == errno.ENOSPC
@@ -351,16 +350,16 @@ def interrupt(root, target, after=3):
     """Packs until the progress callback gives up."""
     calls = 0
 
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def progress(*_):
         nonlocal calls
         calls += 1
         if calls == after:
-            raise Enough
+            raise EnoughError
 
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         pack(root, target, options=OPTIONS, progress=progress)
     assert calls == after
 
@@ -459,8 +458,7 @@ def test_errors_survive_pickling(folder, tmp_path):
     pack(root, tmp_path / "out.hr")
     flip(tmp_path / "out.hr" / "segment-0000-0000.hrv", 4100)
     with open_store(tmp_path / "out.hr") as store, pytest.raises(HeadraceError) as caught:
-        for i in range(60):
-            store.read(i)
+        contents(store)
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert (again.index, again.name, again.path) == (

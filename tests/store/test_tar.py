@@ -248,9 +248,11 @@ def test_an_indexed_tar_that_changed_is_noticed(tmp_path, reference):
     # Changed behind the clock's back: noticed by the checksum.
     flip(path, 600)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with open_store(tmp_path / "out.hr", reference=reference) as store:
-        with pytest.raises(HeadraceError, match="checksum"):
-            store.read(0, part="jpg")
+    with (
+        open_store(tmp_path / "out.hr", reference=reference) as store,
+        pytest.raises(HeadraceError, match="checksum"),
+    ):
+        store.read(0, part="jpg")
     bad = verify(tmp_path / "out.hr").bad_samples
     assert [(b.name, b.path, b.kind) for b in bad] == [("cats/0000", str(path), "checksum")]
     report = repair(tmp_path / "out.hr")

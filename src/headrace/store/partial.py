@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceChanged, StoreExists, VolumeError
@@ -26,6 +25,7 @@ from headrace.store.publish import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _ATTEMPTS = 10
 

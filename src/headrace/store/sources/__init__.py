@@ -1,1 +1,1 @@
-"""What can be packed and indexed: folders, tar, TFRecord, npy and npz, iterables. One file each."""
+"""Sources: what can be packed or indexed, each kind in a file of its own."""

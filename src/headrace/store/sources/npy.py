@@ -91,10 +91,7 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
 def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
     head = f.read(6)
     f.seek(0)
-    if head == _MAGIC:
-        arrays = [_read_header(f, path, "", 0)]
-    else:
-        arrays = _list_npz(f, path)
+    arrays = [_read_header(f, path, "", 0)] if head == _MAGIC else _list_npz(f, path)
     for array in arrays:
         if not array.shape or array.shape[0] != arrays[0].shape[0]:
             raise SourceError(

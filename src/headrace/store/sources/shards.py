@@ -6,7 +6,7 @@ import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace.errors import SourceError
 from headrace.store.sources.extents import read_fully
@@ -43,7 +43,7 @@ class Window:
         self._start = 0
         self._data = b""
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
