@@ -327,7 +327,7 @@ class Store:
         return self.segments[bisect_right(self._bases, index) - 1]
 
     @property
-    def catalog(self) -> Any | None:
+    def catalog(self) -> Any:
         """The native catalog of this process, or None where this build has none."""
         if self._reference:
             return None
