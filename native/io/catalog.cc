@@ -12,6 +12,7 @@
 
 #include "core/crc32c.h"
 #include "core/error.h"
+#include "io/sample_path.h"
 
 namespace headrace::io {
 namespace {
@@ -128,7 +129,7 @@ bool Catalog::read_extent(const Segment& segment, uint64_t sample, const Extent&
   if (v.kind() == VolumeKind::kTree) {
     std::string name;
     segment.directory->name(sample, &name);
-    if (name.find('\0') != std::string::npos) {  // the system would open another file
+    if (!stays_below(name)) {
       failure->kind = FailureKind::kChanged;
       failure->system_errno = ENOENT;
       return false;

@@ -19,6 +19,7 @@
 #include "core/error.h"
 #include "core/mapping.h"
 #include "io/plan.h"
+#include "io/sample_path.h"
 
 namespace headrace::io {
 namespace {
@@ -448,7 +449,7 @@ void Reader::ask(Plan& plan) const {
       std::string& path = plan.paths.emplace_back();
       if (tree) {
         catalog_->segments()[slot.segment].directory->name(slot.sample, &path);
-        if (path.find('\0') != std::string::npos) {  // the system would open another file
+        if (!stays_below(path)) {
           slot.ok = false;
           continue;
         }

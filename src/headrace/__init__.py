@@ -28,9 +28,11 @@ if TYPE_CHECKING:
         open,  # noqa: A004  # hr.open is the product's first word
         order_for,
         pack,
+        repair,
+        verify,
     )
     from headrace.plane import Batch, Loader
-    from headrace.store import Store, repair, verify
+    from headrace.store import Store
 
 __version__ = "0.1.0"
 
@@ -50,11 +52,11 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = (
-    dict.fromkeys(("append", "index", "loader", "open", "order_for", "pack"), "headrace.api")
-    | dict.fromkeys(("Batch", "Loader"), "headrace.plane")
-    | dict.fromkeys(("Store", "repair", "verify"), "headrace.store")
-)
+_HOMES = {
+    **dict.fromkeys(__all__, "headrace.api"),
+    **dict.fromkeys(("Batch", "Loader"), "headrace.plane"),
+    "Store": "headrace.store",
+}
 
 
 def __getattr__(name: str) -> Any:

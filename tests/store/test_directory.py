@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import _native
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceError
-from headrace.store import native
+from headrace.store.checksum import crc32c
 from headrace.store.directory_reference import ReferenceDirectory
 from headrace.store.directory_writer import (
     DirectoryColumns,
@@ -23,7 +24,6 @@ from headrace.store.directory_writer import (
 )
 from headrace.store.format import PAGE_BYTES, level_counts, parse_header
 from headrace.store.names import join_names
-from headrace.store.native import crc32c
 from headrace.store.segment import directory_class
 
 
@@ -300,5 +300,4 @@ def test_level_counts():
 
 def test_the_reference_and_native_agree_on_which_class_is_used():
     assert directory_class(reference=True) is ReferenceDirectory
-    if native.find("Directory") is not None:
-        assert directory_class() is native.find("Directory")
+    assert directory_class() is _native.Directory

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import _native
 from headrace.errors import CorruptStore, SourceError
-from headrace.store import native
 from headrace.store.directory_reference import ReferenceDirectory
 from headrace.store.directory_writer import DirectoryColumns, create_memory_directory
 from headrace.store.names import (
@@ -44,8 +44,8 @@ def test_names_round_trip_and_search_agrees_with_a_dict(names, others):
     index = {name: i for i, name in enumerate(names)}
     queries = [*names, *others, *(n[:-1] for n in names if n), *(n + b"\0" for n in names[:5])]
     queries = [q for q in queries if len(q) <= 65_535]
-    classes = [ReferenceDirectory, native.find("Directory")]
-    for cls in [c for c in classes if c is not None]:
+    classes = [ReferenceDirectory, _native.Directory]
+    for cls in classes:
         directory = directory_of(names, cls)
         assert [directory.name(i) for i in range(len(names))] == names
         assert directory.names(np.arange(len(names))) == names
@@ -58,8 +58,6 @@ def test_names_round_trip_and_search_agrees_with_a_dict(names, others):
 @settings(max_examples=60, deadline=None)
 @given(NAMES)
 def test_native_builder_equals_the_reference(names):
-    if native.find("build_names") is None:
-        pytest.skip("this build has no native builder")
     blob, offsets = join_names(names)
     assert split_names(blob, offsets) == names
     a, b = build_levels(blob, offsets), build_levels_reference(blob, offsets)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import CorruptSample, HeadraceError, SourceError
 from headrace.store import index, open_store, pack, verify
-from headrace.store.native import crc32c
+from headrace.store.checksum import crc32c
 from headrace.store.sources import shards
 from headrace.store.sources.tfrecord import mask, unmask
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SampleNotFound, VolumeError
-from headrace.store import native
+from headrace.store.checksum import crc32c, crc32c_blocks
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     PAGE_BYTES,
@@ -173,7 +173,7 @@ class ReferenceDirectory:
     def verify(self) -> list[int]:
         """Checks every block; returns the file offsets of the damaged ones."""
         payload = self._bytes[self._header.payload_offset :]
-        computed = native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
+        computed = crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES)
         bad = np.flatnonzero(computed != self._checksums)
         return [self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
 
@@ -181,7 +181,7 @@ class ReferenceDirectory:
 
     def _load_checksums(self) -> NDArray[np.uint32]:
         raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
-        computed = native.crc32c(raw.tobytes())
+        computed = crc32c(raw.tobytes())
         if computed != self._header.checksum_crc:
             raise corrupt(
                 self.path, "checksum of the page checksums", found=f"{computed:08x}",
@@ -194,7 +194,7 @@ class ReferenceDirectory:
             if self._checked[b]:
                 continue
             start = self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES
-            computed = native.crc32c(self._bytes[start : start + CHECKSUM_BLOCK_BYTES])
+            computed = crc32c(self._bytes[start : start + CHECKSUM_BLOCK_BYTES])
             if computed != self._checksums[b]:
                 raise corrupt(
                     self.path, f"checksum of block {b}", found=f"{computed:08x}",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store import native
+from headrace.store.checksum import crc32c, crc32c_blocks
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     COLUMN_NAME_BYTES_MAX,
@@ -358,7 +358,7 @@ def _write(columns: DirectoryColumns, fd: int) -> DirectoryHeader:
         extents=columns.extents,
         payload_offset=payload_offset,
         checksum_count=len(checksums),
-        checksum_crc=native.crc32c(checksums.tobytes()),
+        checksum_crc=crc32c(checksums.tobytes()),
         part_count=len(columns.part_names),
         uuid=_content_uuid(columns, checksums),
         sections=tuple(sections),
@@ -377,7 +377,7 @@ def _page_checksums(fd: int, payload_offset: int, end: int) -> NDArray[np.uint32
         return np.zeros(0, "<u4")
     with mmap.mmap(fd, end, access=mmap.ACCESS_READ) as mapped:
         payload = np.frombuffer(mapped, np.uint8)[payload_offset:end]
-        checksums = native.crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
+        checksums = crc32c_blocks(payload, CHECKSUM_BLOCK_BYTES).astype("<u4")
         del payload  # the map cannot close while an array looks into it
     return checksums
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from headrace.errors import CorruptStore
-from headrace.store.native import crc32c
+from headrace.store.checksum import crc32c
 
 MAGIC = b"HRDIR\x00\r\n"
 VERSION = 1

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceError
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_directory
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, Segment, VolumeEntry, fingerprint_of
-from headrace.store.native import crc32c
 from headrace.store.pack import (
     WriteReport,
     disk_errors,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import write_all
-from headrace.store.native import crc32c
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
+from headrace.store.checksum import crc32c
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
-from headrace.store.native import crc32c
 from headrace.store.publish import replace_file
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import SourceError
-from headrace.store import native
 from headrace.store.format import NAME_BYTES_MAX, NAMES_PER_BLOCK, corrupt
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ def build_levels(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLe
             f"{NAME_BYTES_MAX:,}.",
             next_step="Give the sample a shorter name.",
         )
-    builder = native.find("build_names")
-    if builder is None:
-        return build_levels_reference(blob, offsets)
     try:
-        ranks, levels = builder(blob, offsets)
+        ranks, levels = _native.build_names(blob, offsets)
     except ValueError as e:
         raise SourceError(
             f"The names cannot be stored: {e}.",

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceChanged, SourceError, StoreError, VolumeError
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
 from headrace.store.names import duplicate_name, join_names, split_names
-from headrace.store.native import crc32c
 from headrace.store.partial import Partial, open_partial, partial_path
 from headrace.store.publish import (
     check_free_space,

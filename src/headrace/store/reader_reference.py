@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import CorruptStore, HeadraceError
+from headrace.store.checksum import crc32c
 from headrace.store.failures import Failure
-from headrace.store.native import crc32c
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:

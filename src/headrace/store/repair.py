@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import load_manifest
 from headrace.store.names import split_names
-from headrace.store.native import crc32c
 from headrace.store.publish import check_free_space, locked, sync_folder
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import StoreNotFound
-from headrace.store import native
 from headrace.store.directory_reference import ReferenceDirectory
 from headrace.store.format import corrupt
 from headrace.store.volumes import Volumes
@@ -144,8 +144,8 @@ class OpenSegment:
 
 
 def directory_class(*, reference: bool = False) -> Any:
-    """The native directory, or the reference where this build has none or it is asked for."""
-    return (None if reference else native.find("Directory")) or ReferenceDirectory
+    """The native directory, or the reference where it is asked for."""
+    return ReferenceDirectory if reference else _native.Directory
 
 
 def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = False) -> OpenSegment:

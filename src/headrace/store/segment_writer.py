@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import VolumeError
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_all, write_directory
 from headrace.store.journal import Journal, PackedSamples
 from headrace.store.manifest import Segment, VolumeEntry
-from headrace.store.native import crc32c
 from headrace.store.volume_format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import HeadraceError, SampleNotFound, SourceChanged, StoreNotFound
-from headrace.store import native
 from headrace.store.directory_writer import create_memory_directory
 from headrace.store.failures import Failure
 from headrace.store.manifest import (
@@ -140,7 +140,7 @@ class Store:
         self._samples = sum(s.directory.samples for s in segments)
         self._closed = False
         self._reader = ReferenceReader(self.segment_of)
-        self._catalog: Any | None = None
+        self._catalog: _native.Catalog | None = None
         self._catalog_pid = -1
         self._nbytes: int | None = None
         self._part_names = list(dict.fromkeys(p for s in segments for p in s.directory.part_names))
@@ -243,7 +243,9 @@ class Store:
         self._check_open()
         if isinstance(names, (str, bytes)):
             raise TypeError(f"names is {names!r}, expected a sequence of names")
-        wanted = [n if isinstance(n, bytes) else os.fsencode(n) for n in names]
+        wanted = names if isinstance(names, list) else list(names)
+        if len(self.segments) == 1:
+            return self.segments[0].directory.find_many(wanted)
         found = np.full(len(wanted), -1, np.int64)
         for segment in self.segments:
             missing = np.flatnonzero(found < 0)
@@ -327,16 +329,20 @@ class Store:
         return self.segments[bisect_right(self._bases, index) - 1]
 
     @property
-    def catalog(self) -> Any:
-        """The native catalog of this process, or None where this build has none."""
+    def catalog(self) -> _native.Catalog:
+        """The native catalog of this process.
+
+        Raises:
+            ValueError: the store was opened with `reference=True`, or is closed.
+        """
+        self._check_open()
         if self._reference:
-            return None
+            raise ValueError(f"{self.path} was opened with reference=True: it has no native part")
         if self._catalog is None or self._catalog_pid != os.getpid():
             # A forked child makes its own: it must not share locks with its parent.
-            cls = native.find("Catalog")
-            if cls is None:
-                return None
-            self._catalog = cls([(s.directory, s.volumes.native()) for s in self.segments])
+            self._catalog = _native.Catalog(
+                [(cast("Any", s.directory), s.volumes.native()) for s in self.segments]
+            )
             self._catalog_pid = os.getpid()
         return self._catalog
 
@@ -380,15 +386,15 @@ class Store:
         )
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
-        catalog = self.catalog
-        if catalog is None:
+        if self._reference:
             return memoryview(self._reader.read(extent, start, size)).toreadonly()
+        catalog = self.catalog
         segment = self.segment_of(extent.index)
         part = self._part_names.index(segment.directory.part_names[extent.part])
         batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)
         if batch.failed:
             raise self.failure_error(extent.index, catalog.failures(batch)[0])
-        return memoryview(batch.data).toreadonly()
+        return memoryview(batch.data).toreadonly()  # type: ignore[arg-type]  # numpy's stubs lag
 
     def _check_open(self) -> None:
         if self._closed:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import CorruptStore, HeadraceError, StoreError
+from headrace.store.checksum import crc32c
 from headrace.store.manifest import FILE_NAME, fingerprint_of, load_manifest
-from headrace.store.native import crc32c
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.segment import OpenSegment, open_segment
 from headrace.store.sources.extents import read_fully

@@ -6,8 +6,8 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
+from headrace.store.checksum import crc32c
 from headrace.store.format import PAGE_BYTES, check_page, corrupt
-from headrace.store.native import crc32c
 
 MAGIC = b"HRVOL\x00\r\n"
 VERSION = 1

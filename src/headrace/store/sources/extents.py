@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.native import crc32c
+from headrace.store.checksum import crc32c
 from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import struct
 import numpy as np
 
 from headrace.errors import SourceError
+from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.names import join_names
-from headrace.store.native import crc32c
 from headrace.store.sources.scan import Scan, SourceOptions, no_samples
 from headrace.store.sources.shards import (
     ShardListing,

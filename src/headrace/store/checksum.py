@@ -1,0 +1,22 @@
+"""Checksums of buffers, as the store needs them: of anything that holds bytes, and by blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace import _native
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def crc32c(data: Any, value: int = 0) -> int:
+    """CRC-32C of a contiguous buffer of bytes, continued from `value`."""
+    return _native.crc32c(np.frombuffer(data, np.uint8), value)
+
+
+def crc32c_blocks(data: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint32]:
+    """CRC-32C of each block of `block_bytes` bytes; the last block may be short."""
+    return _native.crc32c_blocks(data, block_bytes)
