@@ -115,3 +115,16 @@ def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch
 def test_quiet_says_nothing_beside_the_result(run, photos, tmp_path):
     ended = run("pack", photos, tmp_path / "new.hr", "-q")
     assert ended.err == ""
+
+
+@pytest.mark.parametrize("command", ["pack", "append"])
+def test_an_interrupted_run_says_that_it_can_go_on(run, photos, own_store, monkeypatch, command):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"headrace.store.{command}", interrupt)
+    ended = run(command, photos, own_store)
+    assert ended.code == 130
+    assert "interrupted" in ended.err
+    assert "next: What is packed is kept" in ended.err
+    assert run(command, photos, own_store, "--json").document["error"]["next_step"]

@@ -45,6 +45,8 @@ class _Commands(TyperGroup):
         extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
+            if code == exit_codes.INTERRUPTED:
+                report(_interrupted(given), as_json=as_json, verbose=False)
         except typer.TyperException as e:
             if as_json or not hasattr(e, "show"):
                 code = report(ValueError(e.format_message()), as_json=as_json, verbose=False)
@@ -65,6 +67,13 @@ class _Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return exit_codes.OK
         return code
+
+
+def _interrupted(given: list[str]) -> KeyboardInterrupt:
+    interrupt = KeyboardInterrupt("interrupted")
+    if given[0] in ("pack", "append"):
+        interrupt.add_note("What is packed is kept: the same command goes on from there.")
+    return interrupt
 
 
 def _verbose(given: list[str]) -> bool:

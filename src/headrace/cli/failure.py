@@ -37,7 +37,7 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     from headrace.errors import HeadraceError
 
     if isinstance(error, KeyboardInterrupt):
-        code, next_step = exit_codes.INTERRUPTED, None
+        code, next_step = exit_codes.INTERRUPTED, next(iter(getattr(error, "__notes__", ())), None)
         message = "interrupted"
     elif isinstance(error, HeadraceError):
         code, next_step = exit_codes.STORE_ERROR, error.next_step
