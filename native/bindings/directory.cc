@@ -23,15 +23,21 @@ namespace {
 
 using DirectoryPtr = std::shared_ptr<Directory>;
 
-std::string_view bytes_of(nb::handle name) {
+// The bytes of a name. A str that has no UTF-8 (a file name that was not text) is encoded as Python
+// encodes file names; `kept` holds what that made.
+std::string_view bytes_of(nb::handle name, std::vector<nb::object>* kept) {
   Py_ssize_t size = 0;
+  char* data = nullptr;
+  PyObject* bytes = name.ptr();
   if (PyUnicode_Check(name.ptr())) {
     const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
-    if (text == nullptr) throw nb::python_error();
-    return {text, static_cast<size_t>(size)};
+    if (text != nullptr) return {text, static_cast<size_t>(size)};
+    PyErr_Clear();
+    kept->push_back(nb::steal(PyUnicode_EncodeFSDefault(name.ptr())));
+    bytes = kept->back().ptr();
+    if (bytes == nullptr) throw nb::python_error();
   }
-  char* data = nullptr;
-  if (PyBytes_AsStringAndSize(name.ptr(), &data, &size) != 0) throw nb::python_error();
+  if (PyBytes_AsStringAndSize(bytes, &data, &size) != 0) throw nb::python_error();
   return {data, static_cast<size_t>(size)};
 }
 
@@ -53,13 +59,14 @@ DirectoryPtr open_path(const nb::bytes& path) {
   }
 }
 
-// The names are bytes, or str that encodes as UTF-8. -1 where no sample has that name.
+// The names are bytes or str. -1 where no sample has that name.
 ArrayOut<int64_t> find_many(const Directory& directory, const nb::list& names) {
   // The tuple keeps every name alive while the GIL is away, whatever happens to the list.
   const nb::tuple held = nb::steal<nb::tuple>(PyList_AsTuple(names.ptr()));
   std::vector<std::string_view> queries;
   queries.reserve(held.size());
-  for (const nb::handle name : held) queries.push_back(bytes_of(name));
+  std::vector<nb::object> kept;
+  for (const nb::handle name : held) queries.push_back(bytes_of(name, &kept));
   std::vector<int64_t> indices(queries.size());
   {
     nb::gil_scoped_release release;
@@ -190,11 +197,22 @@ void register_directory(nb::module_& m) {
             return nb::bytes(header.data(), header.size());
           },
           "The header page: what the fingerprint is made of.")
-      .def_prop_ro("part_names", [](const Directory& d) { return list_of(d.part_names()); })
-      .def_prop_ro("class_names", [](const Directory& d) { return list_of(d.class_names()); })
-      .def_prop_ro("labels", &labels, "Array of the labels as stored, or None.")
-      .def_prop_ro("columns", &columns, "User columns by name.")
-      .def("find_many", &find_many, "names"_a)
+      .def_prop_ro(
+          "part_names", [](const Directory& d) { return list_of(d.part_names()); },
+          nb::sig("def part_names(self, /) -> list[bytes]"))
+      .def_prop_ro(
+          "class_names", [](const Directory& d) { return list_of(d.class_names()); },
+          nb::sig("def class_names(self, /) -> list[bytes]"))
+      .def_prop_ro("labels", &labels,
+                   nb::sig("def labels(self, /) -> numpy.typing.NDArray[typing.Any] | None"),
+                   "Array of the labels as stored, or None.")
+      .def_prop_ro("columns", &columns,
+                   nb::sig("def columns(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"),
+                   "User columns by name.")
+      .def("find_many", &find_many, "names"_a,
+           nb::sig("def find_many(self, names: list[str] | list[bytes] | list[str | bytes]) -> "
+                   "numpy.typing.NDArray[numpy.int64]"),
+           "The samples with these names, -1 where there is none.")
       .def(
           "name",
           [](const Directory& d, int64_t index) {
@@ -204,16 +222,26 @@ void register_directory(nb::module_& m) {
             return to_bytes(name);
           },
           "index"_a)
-      .def("names", &names, "indices"_a)
+      .def("names", &names, "indices"_a,
+           nb::sig("def names(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[bytes]"))
       .def(
           "index_at_rank",
           [](const Directory& d, int64_t rank) { return d.index_at_rank(checked(d, rank)); },
           "rank"_a, "The sample at a rank of the sorted name order.")
-      .def("extents_of", &extents_of, "indices"_a)
+      .def("extents_of", &extents_of, "indices"_a,
+           nb::sig("def extents_of(self, indices: numpy.typing.NDArray[numpy.int64]) -> dict[str, "
+                   "numpy.typing.NDArray[numpy.int64]]"),
+           "Arrays by field (sample, part, volume, offset, length, crc, mtime_ns), one element per "
+           "extent.")
       .def("verify", &Directory::damaged_blocks, nb::call_guard<nb::gil_scoped_release>(),
            "Offsets of the blocks that do not match their checksum.");
-  m.def("build_names", &build, "blob"_a, "offsets"_a,
-        "Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).");
+  m.def(
+      "build_names", &build, "blob"_a, "offsets"_a,
+      nb::sig(
+          "def build_names(blob: numpy.typing.NDArray[numpy.uint8], offsets: "
+          "numpy.typing.NDArray[numpy.uint64]) -> tuple[numpy.typing.NDArray[numpy.int64] | None, "
+          "list[tuple[numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8]]]]"),
+      "Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).");
 }
 
 }  // namespace headrace::bindings

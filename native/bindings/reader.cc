@@ -183,22 +183,27 @@ void register_batch(nb::module_& m) {
       .def_prop_ro("samples", [](const Batch& b) { return b.samples; })
       .def_prop_ro("parts", [](const Batch& b) { return b.parts; })
       .def_prop_ro("failed", [](const Batch& b) { return b.failures.size(); })
-      .def_prop_ro("stats", &stats);
+      .def_prop_ro("stats", &stats, nb::sig("def stats(self, /) -> dict[str, int]"),
+                   "Reads by route, and bytes asked for.");
 }
 
 void register_catalog(nb::module_& m) {
   nb::class_<CatalogHandle>(m, "Catalog", "Directories and volumes of an open store.")
       .def(nb::init<const nb::list&>(), "segments"_a,
+           nb::sig("def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, "
+                   "int]]]]) -> None"),
            "segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]")
       .def_prop_ro("samples", [](const CatalogHandle& c) { return c.catalog->samples(); })
-      .def_prop_ro("part_names",
-                   [](const CatalogHandle& c) {
-                     nb::list list;
-                     for (const std::string& name : c.catalog->part_names()) {
-                       list.append(nb::bytes(name.data(), name.size()));
-                     }
-                     return list;
-                   })
+      .def_prop_ro(
+          "part_names",
+          [](const CatalogHandle& c) {
+            nb::list list;
+            for (const std::string& name : c.catalog->part_names()) {
+              list.append(nb::bytes(name.data(), name.size()));
+            }
+            return list;
+          },
+          nb::sig("def part_names(self, /) -> list[bytes]"))
       .def_prop_ro("open_per_read",
                    [](const CatalogHandle& c) { return c.catalog->open_per_read(); })
       .def(
@@ -210,7 +215,9 @@ void register_catalog(nb::module_& m) {
           "index"_a, "part"_a = -1, "start"_a = 0, "size"_a = -1, "verify"_a = true,
           nb::call_guard<nb::gil_scoped_release>(),
           "Reads one sample (its first part when `part` is -1) in the calling thread.")
-      .def("failures", &failures, "batch"_a, "What went wrong in a batch, one dict per slot.");
+      .def("failures", &failures, "batch"_a,
+           nb::sig("def failures(self, batch: Batch) -> list[dict[str, typing.Any]]"),
+           "What went wrong in a batch, one dict per slot.");
 }
 
 }  // namespace
@@ -235,7 +242,9 @@ void register_reader(nb::module_& m) {
             return h.reader->submit({values.begin(), values.end()});
           },
           "indices"_a, "Queues one batch; returns at once.")
-      .def("gather", &gather, "pieces"_a, "Copies [(batch, start, stop), ...] into one new batch.")
+      .def("gather", &gather, "pieces"_a,
+           nb::sig("def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch"),
+           "Copies [(batch, start, stop), ...] into one new batch.")
       .def(
           "close", [](ReaderHandle& h, double seconds) { return h.reader->close(seconds); },
           "seconds"_a = ReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),

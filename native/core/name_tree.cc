@@ -77,15 +77,24 @@ NameTree::Found NameTree::scan(const Block& block, std::string_view query) const
   if (!smaller) return {-1, false};
   p += length;
   for (uint64_t i = 1; i < block.names; ++i) {
-    const uint64_t lcp = varint(p, block.end);
-    const uint64_t suffix = varint(p, block.end);
+    uint64_t lcp, suffix;
+    if (block.end - p >= 2 && ((static_cast<uint8_t>(p[0]) | static_cast<uint8_t>(p[1])) < 0x80)) {
+      lcp = static_cast<uint8_t>(p[0]);  // both numbers fit a byte: nearly always
+      suffix = static_cast<uint8_t>(p[1]);
+      p += 2;
+    } else {
+      lcp = varint(p, block.end);
+      suffix = varint(p, block.end);
+    }
     if (lcp > length || suffix > static_cast<uint64_t>(block.end - p) ||
         lcp + suffix > kNameBytesMax) {
       fail("has a name that contradicts the one before it", p);
     }
     length = lcp + suffix;
     if (lcp < matched) return {static_cast<int64_t>(i) - 1, false};
-    if (lcp == matched) {
+    // Most names that share exactly `matched` bytes differ in the next one already.
+    if (lcp == matched && (suffix == 0 || matched == query.size() ||
+                           static_cast<uint8_t>(*p) >= static_cast<uint8_t>(query[matched]))) {
       const uint64_t more = common_prefix(reinterpret_cast<const char*>(p), query.data() + matched,
                                           std::min<uint64_t>(suffix, query.size() - matched));
       const bool name_ends = more == suffix;

@@ -1,7 +1,8 @@
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
+import numpy.typing
 from numpy.typing import NDArray
 
 
@@ -43,34 +44,38 @@ class Directory:
         """The header page: what the fingerprint is made of."""
 
     @property
-    def part_names(self) -> list: ...
+    def part_names(self, /) -> list[bytes]: ...
 
     @property
-    def class_names(self) -> list: ...
+    def class_names(self, /) -> list[bytes]: ...
 
     @property
-    def labels(self) -> object:
+    def labels(self, /) -> numpy.typing.NDArray[Any] | None:
         """Array of the labels as stored, or None."""
 
     @property
-    def columns(self) -> dict:
+    def columns(self, /) -> dict[str, numpy.typing.NDArray[Any]]:
         """User columns by name."""
 
-    def find_many(self, names: list) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+    def find_many(self, names: list[str] | list[bytes] | list[str | bytes]) -> numpy.typing.NDArray[numpy.int64]:
+        """The samples with these names, -1 where there is none."""
 
     def name(self, index: int) -> bytes: ...
 
-    def names(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> list: ...
+    def names(self, indices: numpy.typing.NDArray[numpy.int64]) -> list[bytes]: ...
 
     def index_at_rank(self, rank: int) -> int:
         """The sample at a rank of the sorted name order."""
 
-    def extents_of(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> dict: ...
+    def extents_of(self, indices: numpy.typing.NDArray[numpy.int64]) -> dict[str, numpy.typing.NDArray[numpy.int64]]:
+        """
+        Arrays by field (sample, part, volume, offset, length, crc, mtime_ns), one element per extent.
+        """
 
     def verify(self) -> list[int]:
         """Offsets of the blocks that do not match their checksum."""
 
-def build_names(blob: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
+def build_names(blob: numpy.typing.NDArray[numpy.uint8], offsets: numpy.typing.NDArray[numpy.uint64]) -> tuple[numpy.typing.NDArray[numpy.int64] | None, list[tuple[numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8]]]]:
     """
     Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).
     """
@@ -108,19 +113,20 @@ class Batch:
     def failed(self) -> int: ...
 
     @property
-    def stats(self) -> dict: ...
+    def stats(self, /) -> dict[str, int]:
+        """Reads by route, and bytes asked for."""
 
 class Catalog:
     """Directories and volumes of an open store."""
 
-    def __init__(self, segments: list) -> None:
+    def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, int]]]]) -> None:
         """segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]"""
 
     @property
     def samples(self) -> int: ...
 
     @property
-    def part_names(self) -> list: ...
+    def part_names(self, /) -> list[bytes]: ...
 
     @property
     def open_per_read(self) -> bool: ...
@@ -130,7 +136,7 @@ class Catalog:
         Reads one sample (its first part when `part` is -1) in the calling thread.
         """
 
-    def failures(self, batch: Batch) -> list:
+    def failures(self, batch: Batch) -> list[dict[str, Any]]:
         """What went wrong in a batch, one dict per slot."""
 
 class Job:
@@ -152,7 +158,7 @@ class Reader:
     def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
         """Queues one batch; returns at once."""
 
-    def gather(self, pieces: list) -> Batch:
+    def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch:
         """Copies [(batch, start, stop), ...] into one new batch."""
 
     def close(self, seconds: float = 5.0) -> bool:

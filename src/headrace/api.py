@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from headrace.store import Store, append, index, open_store, pack, repair, verif
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from os import PathLike
 
     from headrace.plane.skipped import OnError
 
@@ -55,7 +55,9 @@ def order_for(
     """
     if isinstance(order, Order):
         if order.samples != len(store):
-            raise ValueError(f"the order is over {order.samples} samples, the store has {len(store)}")
+            raise ValueError(
+                f"the order is over {order.samples} samples, the store has {len(store)}"
+            )
         return order
     if order == "shuffled":
         return Shuffled(len(store), seed=seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +66,7 @@ class ReaderOptions:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
-        choices = {"engine": ("auto", "uring", "threads", "mmap")}
-        choices["direct"] = ("auto", "always", "never")
+        choices = {"engine": get_args(EngineName), "direct": get_args(DirectReads)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {allowed}")
@@ -96,12 +95,12 @@ def reader_options(
         raise ValueError(f"unknown options {sorted(unknown)}, expected some of {sorted(known)}")
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name in known:
+    for name, field in known.items():
         variable = ENVIRONMENT_PREFIX + name.upper()
         if given.get(name) is not None:
             values[name], origins[name] = given[name], "argument"
         elif variable in environment:
-            values[name] = _parse(variable, environment[variable], str(known[name].type))
+            values[name] = _parse(variable, environment[variable], str(field.type))
             origins[name] = "environment"
         else:
             origins[name] = "default"

@@ -13,7 +13,6 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, CorruptStore, SourceChanged, VolumeError, VolumeTimeout
-
 from headrace.order import Weighted
 
 from .conftest import SAMPLES, content
@@ -38,24 +37,33 @@ def flip_byte(path: Path, offset: int) -> None:
     assert path.read_bytes()[offset] != old[0]
 
 
+def check_all(batches) -> None:
+    for batch in batches:
+        for i, index in enumerate(batch.indices):
+            assert bytes(batch[i]) == content(int(index))
+
+
 def extent_of(store_path: Path, index: int) -> tuple[int, int]:
     with hr.open(store_path) as store:
         rows = store.segments[0].directory.extents_of(np.array([index]))
     return int(rows["offset"][0]), int(rows["length"][0])
 
 
-@pytest.mark.parametrize("options", [{}, {"direct": "always"}, {"engine": "threads"}, {"engine": "mmap"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"direct": "always"}, {"engine": "threads"}, {"engine": "mmap"}]
+)
 @pytest.mark.parametrize("order", ["shuffled", "blocked"])
 def test_a_flipped_bit_is_never_delivered(copy, order, options):
     offset, length = extent_of(copy, 123)
     flip_byte(volume_of(copy), offset + length // 2)
     with hr.open(copy) as store:
-        with pytest.raises(CorruptSample, match=r"sample 123 .*checksum \w{8}, expected \w{8}") as caught:
-            for _ in hr.loader(store, 32, order=order, seed=1, **options):
-                pass
-        assert caught.value.index == 123
-        assert caught.value.path == str(volume_of(copy))
-        assert caught.value.offset_bytes == offset
+        with pytest.raises(
+            CorruptSample, match=r"sample 123 .*checksum \w{8}, expected \w{8}"
+        ) as e:
+            list(hr.loader(store, 32, order=order, seed=1, **options))
+        assert e.value.index == 123
+        assert e.value.path == str(volume_of(copy))
+        assert e.value.offset_bytes == offset
         loader = hr.loader(store, 32, order=order, seed=1, on_error="skip", **options)
         seen = []
         for batch in loader:
@@ -94,7 +102,9 @@ def test_random_damage_is_always_found(copy):
             damaged[at] ^= 1 << int(random.integers(8))
         changed = np.flatnonzero(np.frombuffer(damaged, np.uint8) != np.frombuffer(clean, np.uint8))
         for at in changed:
-            hit |= set(np.flatnonzero((rows["offset"] <= at) & (at < rows["offset"] + rows["length"])))
+            hit |= set(
+                np.flatnonzero((rows["offset"] <= at) & (at < rows["offset"] + rows["length"]))
+            )
         volume.write_bytes(damaged)
         with hr.open(copy) as store:
             loader = hr.loader(store, 64, on_error="skip")
@@ -122,10 +132,7 @@ def test_a_volume_truncated_while_it_is_read_is_an_error_not_a_crash(copy, engin
         os.truncate(volume, 8192)
         # What was read ahead may still come; the epoch cannot end well.
         with pytest.raises((CorruptSample, SourceChanged, VolumeError), match="sample"):
-            for batch in iterator:
-                for i, index in enumerate(batch.indices):
-                    assert bytes(batch[i]) == content(int(index))
-            next(iter(loader))
+            check_all([*iterator, *loader])
 
 
 def test_a_vanished_and_a_changed_file_are_named(photos, tmp_path):
@@ -141,8 +148,7 @@ def test_a_vanished_and_a_changed_file_are_named(photos, tmp_path):
                 assert bytes(batch[i]) == photos[1][store.names[int(index)]]
         assert sorted(s.name for s in loader.skipped) == sorted([gone, grown])
         with pytest.raises(SourceChanged, match="index"):
-            for _ in hr.loader(store, 32):
-                pass
+            list(hr.loader(store, 32))
 
 
 def test_a_file_replaced_by_a_fifo_does_not_hang(photos, tmp_path):
@@ -243,7 +249,9 @@ def test_a_batch_that_misses_its_deadline_says_what_it_waits_for(photos):
         order = Weighted(np.ones(SAMPLES), epoch_length=draws)
         options = {"deadline_s": 0.001, "engine": "threads", "threads": 1, "workers": 1}
         loader = hr.loader(store, draws, order=order, **options)
-        with pytest.raises(VolumeTimeout, match=r"50000 samples .*0.001 s: it waits for \w") as caught:
+        with pytest.raises(
+            VolumeTimeout, match=r"50000 samples .*0.001 s: it waits for \w"
+        ) as caught:
             next(iter(loader))
         assert caught.value.next_step
         loader.close()

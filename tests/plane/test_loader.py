@@ -64,11 +64,13 @@ def test_a_blocked_order_reads_windows_and_padded_ranks_come_back_to_the_first(s
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_stopping_and_resuming_anywhere_with_other_worlds_loses_and_repeats_nothing(store, data):
     """Three runs over one epoch, each with its own world size, batch size and readers."""
     order = data.draw(st.sampled_from(["shuffled", "blocked", "sequential"]))
-    seen, state, hashes, begin = [], None, [], 0
+    seen, state = [], None
     for run in range(3):
         world = data.draw(st.integers(1, 5))
         batch = data.draw(st.integers(1, 64))

@@ -82,10 +82,6 @@ def test_d1_the_fast_path_runs_without_privileges(store_path, tmp_path):
                     folder.chmod(0o755)
             read_as_nobody()
             status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0

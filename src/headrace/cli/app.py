@@ -51,13 +51,20 @@ class _Commands(TyperGroup):
             else:
                 e.show()
                 code = exit_codes.USAGE
-        except BrokenPipeError:
-            # The reader of our output has gone (`headrace ls ... | head`): let the exit flush nothing.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = exit_codes.OK
         except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
             code = report(e, as_json=as_json, verbose=_verbose(given))
         sys.exit(code or exit_codes.OK)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the chosen command. A reader of our output that goes away (`| head`) is no error."""
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # So that the interpreter's last flush succeeds.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return exit_codes.OK
+        return code
 
 
 def _verbose(given: list[str]) -> bool:

@@ -23,4 +23,4 @@ def demo(
     """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
     from headrace.demo import DemoOptions, run
 
-    return run(DemoOptions(data=data, epochs=epochs, as_json=as_json, keep=keep))
+    return int(run(DemoOptions(data=data, epochs=epochs, as_json=as_json, keep=keep)))

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Json", "Output", "Quiet", "Verbose"]
+__all__ = ["Json", "Output", "Quiet", "Verbose", "plain", "printable"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no remarks.")]

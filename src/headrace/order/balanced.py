@@ -27,7 +27,7 @@ from headrace.order.randomness import Randomness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Balanced"]
+__all__ = ["Balanced", "checked_labels"]
 
 _POSITION_MAX = (1 << 63) - 1
 

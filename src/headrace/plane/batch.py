@@ -69,7 +69,7 @@ class Batch:
         if keep is not None:
             for name in ("indices", "labels", "offsets", "lengths"):
                 setattr(self, name, getattr(self, name)[keep])
-        self._memory = memoryview(self.data)
+        self._memory = memoryview(self.data)  # type: ignore[arg-type]  # numpy's stubs lag
 
     def __len__(self) -> int:
         return len(self.indices)

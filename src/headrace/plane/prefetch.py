@@ -63,16 +63,17 @@ def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]
     for start, stop in spans:
         if start == stop:
             window.pieces.append((0, True))
-        while start < stop:
-            position = start % order.length
+        at = start
+        while at < stop:
+            position = at % order.length
             if not bounds[0] <= position < bounds[1]:
                 if window.pieces:
                     yield window
                 window, bounds = _Window(), order.window_at(epoch, position)
-            count = min(stop - start, bounds[1] - position)
+            count = min(stop - at, bounds[1] - position)
             window.indices.append(order.indices(epoch, position, position + count))
-            start += count
-            window.pieces.append((count, start == stop))
+            at += count
+            window.pieces.append((count, at == stop))
     if window.pieces:
         yield window
 

@@ -27,6 +27,7 @@ from headrace.store.names import NameTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
 
@@ -260,7 +261,7 @@ class ReferenceDirectory:
                 expected=f"within {blob.size_bytes} bytes", offset=offsets.offset,
             )  # fmt: skip
         at = blob.offset + start
-        return memoryview(self._touch(at, blob.offset + end)), at
+        return self._touch(at, blob.offset + end).data, at
 
     def _index(self, i: int) -> int:
         if not 0 <= i < self.samples:

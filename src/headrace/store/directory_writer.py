@@ -14,7 +14,7 @@ import hashlib
 import mmap
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -83,12 +83,12 @@ class DirectoryColumns:
 
     @property
     def samples(self) -> int:
-        """n."""
+        """The number of samples, n."""
         return len(self.name_offsets) - 1
 
     @property
     def extents(self) -> int:
-        """m."""
+        """The number of extents, m."""
         return len(self.length)
 
     def name(self, i: int) -> bytes:
@@ -187,9 +187,6 @@ def _check_user_column(name: str, values: NDArray[Any], n: int) -> None:
             f"{COLUMN_NAME_BYTES_MAX}.",
             next_step="Rename the column.",
         )
-
-
-Chunks = "Iterator[NDArray[np.uint8]]"
 
 
 @dataclass(slots=True)
@@ -321,17 +318,11 @@ def _place(drafts: list[_Draft], payload_offset: int) -> tuple[list[Section], in
     end = payload_offset
     for draft in drafts:
         offset = -(-end // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
-        sections.append(
-            Section(
-                draft.kind,
-                draft.width,
-                offset,
-                draft.size_bytes,
-                draft.count,
-                draft.parameters,
-                draft.name,
-            )  # fmt: skip
-        )
+        section = Section(
+            draft.kind, draft.width, offset, draft.size_bytes, draft.count, draft.parameters,
+            draft.name,
+        )  # fmt: skip
+        sections.append(section)
         end = offset + draft.size_bytes + (COLUMN_PADDING_BYTES if draft.width else 0)
     return sections, end
 
@@ -393,7 +384,8 @@ def _page_checksums(fd: int, payload_offset: int, end: int) -> NDArray[np.uint32
 
 def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int) -> None:
     """Writes all of `data` at `offset`, however often the kernel writes short."""
-    view = memoryview(data).cast("B")
+    # Any: numpy's arrays are buffers, which their stubs say from Python 3.12 on only.
+    view = memoryview(cast("Any", data)).cast("B")
     while view:
         written = os.pwrite(fd, view[: 1 << 30], offset)
         view = view[written:]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.errors import CorruptSample, HeadraceError, SourceChanged, VolumeError
 
@@ -42,7 +43,9 @@ class Failure:
         """The error to raise."""
         name = os.fsdecode(self.name)
         where = f"sample {self.index} ({name!r}): {self.path}"
-        fields = {"path": self.path, "offset_bytes": self.offset, "index": self.index, "name": name}
+        fields: dict[str, Any] = {
+            "path": self.path, "offset_bytes": self.offset, "index": self.index, "name": name,
+        }  # fmt: skip
         if self.kind == "system":
             return VolumeError(
                 f"{where}: reading failed: {os.strerror(self.errno)} (offset {self.offset:,}).",

@@ -28,7 +28,7 @@ from headrace.store.pack import (
     keep_samples,
 )
 from headrace.store.partial import open_partial, partial_path
-from headrace.store.publish import check_target, exchange_folder, publish_folder
+from headrace.store.publish import check_target
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
 from headrace.store.sources.scan import Problem, Scan, SourceOptions, no_samples
@@ -91,11 +91,7 @@ def index(
             partial.begin({"version": 1, "index": True})
             with disk_errors(partial.path):
                 _write(columns, scan, partial.store)
-                if os.path.lexists(place):
-                    check_target(place, overwrite=overwrite)
-                    exchange_folder(partial.store, place)
-                else:
-                    publish_folder(partial.store, place)
+                partial.publish(place, overwrite=overwrite)
         finally:
             # Nothing of an index is worth keeping for a second try.
             partial.remove()

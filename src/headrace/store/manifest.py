@@ -11,13 +11,15 @@ import json
 import os
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
 from headrace.store.native import crc32c
 from headrace.store.publish import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE_NAME = "store.json"
 BYTES_MAX = 64 << 20
@@ -139,12 +141,12 @@ def load_manifest(folder: str | Path) -> Manifest:
     data = _read(path)
     try:
         document = json.loads(data)
-        if not isinstance(document, dict):
-            raise TypeError("the document is no object")
         stated = document.pop("crc32c", None)
         computed = _document_crc(document)
-    except (ValueError, TypeError, RecursionError) as e:
-        raise corrupt(path, "manifest", found=f"unreadable ({e})", expected="JSON") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        raise corrupt(
+            path, "manifest", found=f"unreadable ({e})", expected="a JSON object"
+        ) from None
     if computed != stated:
         raise corrupt(path, "manifest checksum", found=computed, expected=stated)
     return _Checker(path).manifest(document)

@@ -7,6 +7,7 @@ then nothing stands there. `append` does the same for one more segment of an exi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -23,15 +24,13 @@ from headrace.errors import SourceChanged, SourceError, StoreError, VolumeError
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
-from headrace.store.names import join_names, split_names
+from headrace.store.names import duplicate_name, join_names, split_names
 from headrace.store.native import crc32c
 from headrace.store.partial import Partial, open_partial, partial_path
 from headrace.store.publish import (
     check_free_space,
     check_target,
-    exchange_folder,
     locked,
-    publish_folder,
     sync_folder,
 )
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, SegmentWriter
@@ -50,8 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.store.manifest import Segment
+    from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
+
+_NAMES_AT_ONCE = 1 << 16
 
 _DIRECTORY_BYTES_PER_SAMPLE = 40
 """For the free-space check: extents, labels and the name tree's offsets, generously."""
@@ -147,15 +149,13 @@ def pack(
     with open_partial(partial_path(place)) as partial:
         check_target(place, overwrite=overwrite)
         _begin(partial, found, options, 0, resume=resume)
-        job = _Job(found, partial, options, 0, on_error, progress)
+        job = _Job(
+            found=found, partial=partial, options=options, on_error=on_error, progress=progress
+        )
         segment, page = job.run()
         with disk_errors(partial.path):
             Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,)).save(partial.store)
-            if os.path.lexists(place):
-                check_target(place, overwrite=overwrite)
-                exchange_folder(partial.store, place)
-            else:
-                publish_folder(partial.store, place)
+            partial.publish(place, overwrite=overwrite)
         partial.remove()
     return job.report(str(place), time.monotonic() - started)
 
@@ -191,10 +191,16 @@ def append(
         found = open_source(
             source, SourceOptions(extensions, prefix_names, on_error, options.workers)
         )
+        if isinstance(found, Scan):
+            # Before a byte is copied; a stream's names are known at its end only.
+            found.columns = fit_to_store(found.columns, place)
         partial = stack.enter_context(open_partial(place / "append.partial"))
         number = len(manifest.segments)
         _begin(partial, found, options, number, resume=resume)
-        job = _Job(found, partial, options, number, on_error, progress, before=place)
+        job = _Job(
+            found=found, partial=partial, options=options, number=number, on_error=on_error,
+            progress=progress, before=place,
+        )  # fmt: skip
         segment, page = job.run()
         with disk_errors(place):
             _adopt(partial, place, manifest, segment, page)
@@ -262,47 +268,36 @@ class disk_errors:  # noqa: N801 - used like a function
             ) from error
 
 
+@dataclass(slots=True, kw_only=True)
 class _Job:
-    """One segment being packed."""
+    """One segment being packed: what, into what, and how far it is."""
 
-    def __init__(
-        self,
-        found: Scan | Stream,
-        partial: Partial,
-        options: PackOptions,
-        number: int,
-        on_error: str,
-        progress: Progress | None,
-        before: Path | None = None,
-    ) -> None:
-        self._found = found
-        self._partial = partial
-        self._options = options
-        self._number = number
-        self._on_error = on_error
-        self._progress = progress
-        self._before = before
-        self._skipped: list[Problem] = list(found.skipped) if isinstance(found, Scan) else []
-        self._resumed = 0
-        self._samples = 0
-        self._bytes = 0
+    found: Scan | Stream
+    partial: Partial
+    options: PackOptions
+    number: int = 0
+    on_error: str
+    progress: Progress | None
+    before: Path | None = None
+    skipped: list[Problem] = field(default_factory=list)
+    resumed: int = 0
+    samples: int = 0
+    bytes_done: int = 0
 
     def run(self) -> tuple[Segment, bytes]:
         """Packs what is not packed yet and finishes the segment."""
+        if isinstance(self.found, Scan):
+            self.skipped += self.found.skipped
         writer = self._open_writer()
         try:
-            if isinstance(self._found, Scan):
-                columns = self._pack_scan(self._found, writer)
+            if isinstance(self.found, Scan):
+                columns = self._pack_scan(self.found, writer)
             else:
-                columns = self._pack_stream(self._found, writer)
-            if not columns.samples:
-                raise no_samples(str(self._found.source.get("path", "the source")))
-            if self._before is not None:
-                columns = fit_to_store(columns, self._before)
-            segment, page = writer.finish(columns, self._found.source)
-            self._samples, self._bytes = segment.samples, writer.bytes_done
-        except BaseException:
-            self._keep_or_remove(writer)
+                columns = self._pack_stream(self.found, writer)
+            segment, page = writer.finish(columns, self.found.source)
+            self.samples, self.bytes_done = segment.samples, writer.bytes_done
+        except BaseException as e:
+            self._keep_or_remove(writer, e)
             raise
         finally:
             writer.close()
@@ -310,36 +305,40 @@ class _Job:
 
     def report(self, path: str, seconds: float) -> WriteReport:
         """What was done."""
-        return WriteReport(path, self._samples, self._bytes, self._resumed, self._skipped, seconds)
+        return WriteReport(path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds)
 
     def _open_writer(self) -> SegmentWriter:
         writer = self._new_writer()
         if not writer.resumable():
             # The disk lost what it had promised: start over rather than trust the rest.
-            identity = self._partial.journal.identity
+            identity = self.partial.journal.identity
             assert identity is not None
-            self._partial.begin(identity)
+            self.partial.begin(identity)
             writer = self._new_writer()
-        self._resumed = writer.samples_done
+        self.resumed = writer.samples_done
         return writer
 
     def _new_writer(self) -> SegmentWriter:
         return SegmentWriter(
-            self._partial.store, self._number, self._partial.journal,
-            volume_bytes=self._options.volume_bytes, journal_bytes=self._options.journal_bytes,
+            self.partial.store, self.number, self.partial.journal,
+            volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
         )  # fmt: skip
 
-    def _keep_or_remove(self, writer: SegmentWriter) -> None:
-        try:
-            writer.commit()
-        except OSError:
-            pass  # the error that brought us here says more
+    def _keep_or_remove(self, writer: SegmentWriter, error: BaseException) -> None:
+        """Keeps what a second try can use.
+
+        After an error in the source only what is in the journal already: a short pack is cheaper to
+        do again than to explain.
+        """
+        if not isinstance(error, SourceError):
+            with contextlib.suppress(OSError):  # the error that brought us here says more
+                writer.commit()
         if not writer.samples_durable:
-            self._partial.remove()
+            self.partial.remove()
 
     def _tell(self, writer: SegmentWriter, samples: int | None, size: int | None) -> None:
-        if self._progress is not None:
-            self._progress(writer.samples_done, samples, writer.bytes_done, size)
+        if self.progress is not None:
+            self.progress(writer.samples_done, samples, writer.bytes_done, size)
 
     # -- sources whose samples lie at known places ------------------------------------------------
 
@@ -347,8 +346,8 @@ class _Job:
         total = int(scan.columns.length.sum())
         needed = total - writer.bytes_done + len(scan.columns.names)
         needed += scan.columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
-        check_free_space(self._partial.path, needed)
-        reader = ScanReader(scan, on_error=self._on_error)
+        check_free_space(self.partial.path, needed)
+        reader = ScanReader(scan, on_error=self.on_error)
         for batch in self._read_ahead(scan, reader, writer.samples_done):
             if batch.plan.large:
                 self._append_large(scan, reader, writer, batch)
@@ -356,22 +355,23 @@ class _Job:
                 assert batch.data is not None
                 samples = PackedSamples(batch.counts, batch.length, batch.crc)
                 writer.append(samples, [batch.data])
-            self._skipped += batch.problems
+            self.skipped += batch.problems
             reader.recycle(batch)
             self._tell(writer, scan.columns.samples, total)
         counts = writer.packed().counts
         columns = scan.columns if counts.all() else keep_samples(scan.columns, counts > 0)
+        _require_samples(columns, scan)
         # A packed sample has no modification time: equal bytes make equal stores.
         return replace(columns, mtime=None)
 
     def _read_ahead(self, scan: Scan, reader: ScanReader, begin: int) -> Iterator[SourceBatch]:
-        plans = plan_batches(scan, begin, self._options.batch_bytes)
+        plans = plan_batches(scan, begin, self.options.batch_bytes)
         ahead: deque[Future[SourceBatch]] = deque()
-        with ThreadPoolExecutor(self._options.workers, "headrace-pack") as pool:
+        with ThreadPoolExecutor(self.options.workers, "headrace-pack") as pool:
             try:
                 for plan in plans:
                     ahead.append(pool.submit(reader.read, plan))
-                    if len(ahead) > self._options.workers:
+                    if len(ahead) > self.options.workers:
                         yield ahead.popleft().result()
                 while ahead:
                     yield ahead.popleft().result()
@@ -386,7 +386,7 @@ class _Job:
         try:
             writer.append_large(batch.counts, batch.length, (reader.pieces(e) for e in extents))
         except SourceError as e:
-            if self._on_error != "skip":
+            if self.on_error != "skip":
                 raise
             writer.skip(1)
             batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
@@ -406,7 +406,7 @@ class _Job:
                 continue
             batch.append(item)
             batch_bytes += sum(len(data) for _, data in item.parts)
-            if batch_bytes >= self._options.batch_bytes or len(batch) >= 4096:
+            if batch_bytes >= self.options.batch_bytes or len(batch) >= 4096:
                 self._append_items(batch, writer)
                 batch, batch_bytes = [], 0
         if len(metadata.names) < len(done.counts):
@@ -416,7 +416,9 @@ class _Job:
                 next_step="Give the same samples again, or pass resume=False to start over.",
             )
         self._append_items(batch, writer)
-        return metadata.columns()
+        columns = metadata.columns()
+        _require_samples(columns, stream)
+        return columns if self.before is None else fit_to_store(columns, self.before)
 
     def _append_items(self, items: list[StreamItem], writer: SegmentWriter) -> None:
         if not items:
@@ -430,6 +432,11 @@ class _Job:
         joined = memoryview(b"".join(pieces))
         writer.append(samples, [joined])
         self._tell(writer, None, None)
+
+
+def _require_samples(columns: DirectoryColumns, source: Scan | Stream) -> None:
+    if not columns.samples:
+        raise no_samples(str(source.source.get("path", "the source")))
 
 
 def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -> int:
@@ -453,6 +460,7 @@ class _StreamMetadata:
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
+        self._seen: set[bytes] = set()
         self._labels: list[int] = []
         self._parts: list[bytes] = []
         self._counts: list[int] = []
@@ -462,6 +470,9 @@ class _StreamMetadata:
         """Takes note of the next sample."""
         if not self.names:
             self._columns = {name: [] for name in item.columns}
+        if item.name in self._seen:
+            raise duplicate_name(item.name, f" (the second is sample {len(self.names)})")
+        self._seen.add(item.name)
         if item.columns.keys() != self._columns.keys():
             raise SourceError(
                 f"Sample {len(self.names)} ({os.fsdecode(item.name)!r}) has the columns "
@@ -529,18 +540,7 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
     from headrace.store.store import open_store
 
     with open_store(place) as store:
-        names = split_names(columns.names, columns.name_offsets)
-        for start in range(0, len(names), 1 << 16):
-            found = store.find_many(names[start : start + (1 << 16)])
-            if (found >= 0).any():
-                k = int(np.flatnonzero(found >= 0)[0])
-                raise SourceError(
-                    f"{place}: the name {os.fsdecode(names[start + k])!r} is sample "
-                    f"{int(found[k])} of the store already, expected new names.",
-                    path=str(place),
-                    name=os.fsdecode(names[start + k]),
-                    next_step="Append samples with new names, or pack a new store.",
-                )
+        _check_new_names(columns, store)
         if store.columns.keys() != columns.columns.keys():
             raise SourceError(
                 f"{place}: the new samples have the columns {sorted(columns.columns)}, the store "
@@ -549,6 +549,22 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
                 next_step="Append samples with the same columns.",
             )
         return _merge_classes(columns, store.classes)
+
+
+def _check_new_names(columns: DirectoryColumns, store: Store) -> None:
+    names = split_names(columns.names, columns.name_offsets)
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        found = store.find_many(names[start : start + _NAMES_AT_ONCE])
+        taken = np.flatnonzero(found >= 0)
+        if len(taken):
+            name = os.fsdecode(names[start + int(taken[0])])
+            raise SourceError(
+                f"{store.path}: the name {name!r} is sample {int(found[taken[0]])} of the store "
+                "already, expected new names.",
+                path=store.path,
+                name=name,
+                next_step="Append samples with new names, or pack a new store.",
+            )
 
 
 def _merge_classes(columns: DirectoryColumns, before: list[str] | None) -> DirectoryColumns:

@@ -7,17 +7,25 @@ by one rename. Whoever finds it after a crash resumes from the journal or starts
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceChanged, StoreExists, VolumeError
 from headrace.store.journal import Journal
-from headrace.store.publish import busy, locked, sync_folder
+from headrace.store.publish import (
+    busy,
+    check_target,
+    exchange_folder,
+    locked,
+    publish_folder,
+    sync_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _ATTEMPTS = 10
 
@@ -37,6 +45,7 @@ class Partial:
     def begin(self, identity: dict[str, Any]) -> None:
         """Starts over with an empty folder."""
         shutil.rmtree(self.store, ignore_errors=True)
+        shutil.rmtree(self._finished, ignore_errors=True)
         self.store.mkdir()
         sync_folder(self.path)
         self.journal.begin(identity)
@@ -48,7 +57,9 @@ class Partial:
             SourceChanged: an earlier run packed other data or in another way.
         """
         before = self.journal.identity
-        if before is None or not self.store.is_dir():
+        # Without its folder, or for another segment, an earlier run had published and then died.
+        published = before is not None and before.get("segment") != identity["segment"]
+        if before is None or published or not self.store.is_dir():
             self.begin(identity)
             return
         different = sorted(k for k in identity if identity[k] != before.get(k))
@@ -60,6 +71,25 @@ class Partial:
                 path=str(self.path),
                 next_step="Restore the source as it was, or pass resume=False to start over.",
             )
+
+    @property
+    def _finished(self) -> Path:
+        return self.path / "finished"
+
+    def publish(self, target: Path, *, overwrite: bool) -> None:
+        """Makes the built folder stand at `target`.
+
+        Raises:
+            StoreExists: something stands there, and is no store that may be replaced.
+        """
+        if not os.path.lexists(target):
+            publish_folder(self.store, target)
+            return
+        check_target(target, overwrite=overwrite)
+        # After the exchange the old store lies here. It must not stand at `store`, where a run after
+        # a kill would take it for what the journal vouches for.
+        self.store.rename(self._finished)
+        exchange_folder(self._finished, target)
 
     def remove(self) -> None:
         """Removes the folder, when its content is published or worthless."""
@@ -97,7 +127,7 @@ def _make(path: Path) -> None:
     try:
         path.mkdir()
     except FileExistsError:
-        known = {"journal", "store"}
+        known = {"journal", "store", "finished"}
         strange = sorted(p.name for p in path.iterdir() if p.name not in known)
         if strange:
             raise StoreExists(

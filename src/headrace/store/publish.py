@@ -12,13 +12,13 @@ import errno
 import fcntl
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import StoreError, StoreExists, VolumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1

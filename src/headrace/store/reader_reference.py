@@ -107,7 +107,7 @@ class ReferenceReader:
         try:
             return read_fully(fd, view, extent.offset + start)
         except OSError as e:
-            raise self._failure(segment, extent, "system", "", "", e.errno or 0) from e
+            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         finally:
             if close:
                 os.close(fd)
@@ -121,7 +121,7 @@ class ReferenceReader:
         except FileNotFoundError:
             raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
         except OSError as e:
-            raise self._failure(segment, extent, "system", "", "", e.errno or 0) from e
+            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -143,7 +143,7 @@ class ReferenceReader:
         except OSError as e:
             if isinstance(e, HeadraceError):
                 raise
-            raise self._failure(segment, extent, "system", "", "", e.errno or 0) from e
+            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         finally:
             os.close(fd)
 
@@ -169,8 +169,9 @@ class ReferenceReader:
         segment: OpenSegment,
         extent: Extent,
         kind: str,
-        found: str,
-        expected: str,
+        found: str = "",
+        expected: str = "",
+        *,
         code: int = 0,
     ) -> HeadraceError:
         return Failure(

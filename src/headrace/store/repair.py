@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CorruptStore, HeadraceError, VolumeError
+from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import load_manifest
+from headrace.store.names import split_names
 from headrace.store.native import crc32c
 from headrace.store.publish import check_free_space, locked, sync_folder
 from headrace.store.sources.detect import open_source
@@ -25,7 +26,7 @@ from headrace.store.verify import BadSample, VerifyReport, data_ends, open_lenie
 from headrace.store.volume_format import DATA_OFFSET, VolumeHeader, parse_volume_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from headrace.store.segment import OpenSegment
 
@@ -70,6 +71,7 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> Repai
         VolumeError: the disk is full or fails.
     """
     where = os.path.abspath(os.fsdecode(path))
+    load_manifest(where)  # says what is wrong where there is no store to lock
     with locked(Path(where), what="writing to"):
         before = verify(where, workers=workers)
         report = RepairReport(where, before)
@@ -86,33 +88,30 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> Repai
 
 def _repair_segment(number: int, segment: OpenSegment, report: RepairReport) -> None:
     last = segment.base + segment.directory.samples
-    bad = [b for b in report.before.bad_samples if segment.base <= b.index < last]
-    problems = [p for p in report.before.volume_problems if p.segment == number]
-    fetched: dict[tuple[int, int], bytes] = {}
     mendable = []
-    for sample in bad:
-        reason = _obstacle(segment, sample.path)
-        if reason is None:
-            mendable.append(sample)
-        else:
-            report.unrepairable.append((sample, reason))
-    for problem in problems:
-        if _obstacle(segment, problem.path) is not None:
-            report.unrepairable.append((None, problem.message))
-    problems = [p for p in problems if _obstacle(segment, p.path) is None]
-    if mendable:
-        fetched = _fetch(segment, mendable, report)
+    for sample in report.before.bad_samples:
+        if segment.base <= sample.index < last:
+            reason = _obstacle(segment, sample.path)
+            if reason is None:
+                mendable.append(sample)
+            else:
+                report.unrepairable.append((sample, reason))
+    wrong = set()
+    for problem in report.before.volume_problems:
+        if problem.segment == number:
+            if _obstacle(segment, problem.path) is None:
+                wrong.add(problem.path)
+            else:
+                report.unrepairable.append((None, problem.message))
+    source = _Source(segment)
     for volume, path in enumerate(segment.volumes.paths):
         here = [b for b in mendable if b.path == path]
-        data = {
-            b.offset_bytes: fetched[b.index, b.part] for b in here if (b.index, b.part) in fetched
-        }
-        wrong = any(p.volume == volume for p in problems)
+        found = source.check(here, report)
         # A volume that is only missing is not replaced by zeros, as long as nothing of it is left.
-        if data or (wrong and not here):
-            _rewrite(segment, volume, data)
+        if found or (path in wrong and not here):
+            _rewrite(segment, volume, found, source)
             report.rewritten.append(path)
-    report.repaired += [b for b in mendable if (b.index, b.part) in fetched]
+            report.repaired += found
 
 
 def _obstacle(segment: OpenSegment, path: str) -> str | None:
@@ -132,88 +131,100 @@ def _obstacle(segment: OpenSegment, path: str) -> str | None:
     return None
 
 
-# -- fetching ---------------------------------------------------------------------------------------
+# -- the source ---------------------------------------------------------------------------------------
 
 
-def _fetch(
-    segment: OpenSegment, bad: list[BadSample], report: RepairReport
-) -> dict[tuple[int, int], bytes]:
-    """The bytes of bad samples by (index, part), where the source still has exactly them."""
-    try:
-        found = _open_again(segment.entry.source)
-    except HeadraceError as e:
-        report.unrepairable += [(b, f"its source cannot be read: {e.message}") for b in bad]
-        return {}
-    wanted: dict[bytes, list[BadSample]] = {}
-    for sample in bad:
-        wanted.setdefault(os.fsencode(sample.name), []).append(sample)
-    fetched: dict[tuple[int, int], bytes] = {}
-    reasons = dict.fromkeys(wanted, "its source does not hold it any more")
-    for name, parts in _read_again(found, set(wanted), reasons):
-        for sample in wanted[name]:
-            part = segment.directory.part_names[sample.part]
-            data = parts.get(part)
-            if data is not None and _matches(segment, sample, data):
-                fetched[sample.index, sample.part] = data
-            else:
-                reasons[name] = "its source holds other bytes under this name now"
-    for sample in bad:
-        if (sample.index, sample.part) not in fetched:
-            report.unrepairable.append((sample, reasons[os.fsencode(sample.name)]))
-    return fetched
+class _Source:
+    """Where a segment's samples came from, opened again when first needed."""
+
+    def __init__(self, segment: OpenSegment) -> None:
+        self._segment = segment
+        self._found: Scan | Stream | None = None
+        self._samples: dict[bytes, int] | None = None
+
+    def check(self, bad: list[BadSample], report: RepairReport) -> list[BadSample]:
+        """Those of `bad` that the source still holds byte for byte; the others are reported."""
+        reasons = dict.fromkeys(bad, "its source does not hold it any more")
+        good = set()
+        try:
+            for sample, pieces in self.read(bad) if bad else ():
+                try:
+                    length = value = 0
+                    for piece in pieces:
+                        length, value = length + len(piece), crc32c(piece, value)
+                except HeadraceError as e:
+                    reasons[sample] = f"its source cannot be read: {e.message}"
+                    continue
+                if (length, value) == (sample.length, self._crc(sample)):
+                    good.add(sample)
+                else:
+                    reasons[sample] = "its source holds other bytes under this name now"
+        except HeadraceError as e:
+            reasons |= dict.fromkeys(bad, f"its source cannot be read: {e.message}")
+        report.unrepairable += [(b, reasons[b]) for b in bad if b not in good]
+        return [b for b in bad if b in good]
+
+    def read(self, bad: list[BadSample]) -> Iterator[tuple[BadSample, Iterable[memoryview]]]:
+        """The bytes that the source has for `bad` now, piece by piece."""
+        if self._found is None:
+            self._found = _open_again(self._segment.entry.source)
+        wanted: dict[bytes, list[BadSample]] = {}
+        for sample in bad:
+            wanted.setdefault(os.fsencode(sample.name), []).append(sample)
+        if isinstance(self._found, Stream):
+            for item in self._found.items():
+                parts = dict(item.parts)
+                for sample in wanted.get(item.name, ()):
+                    data = parts.get(self._part(sample))
+                    if data is not None:
+                        yield sample, (memoryview(data),)
+        else:
+            yield from self._read_scan(self._found, wanted)
+
+    def _read_scan(
+        self, scan: Scan, wanted: dict[bytes, list[BadSample]]
+    ) -> Iterator[tuple[BadSample, Iterable[memoryview]]]:
+        columns, reader = scan.columns, ScanReader(scan)
+        if self._samples is None:
+            names = split_names(columns.names, columns.name_offsets)
+            self._samples = {name: i for i, name in enumerate(names)}
+        for name, bad in wanted.items():
+            if name not in self._samples:
+                continue
+            i = self._samples[name]
+            for extent in range(int(columns.firsts[i]), int(columns.firsts[i + 1])):
+                number = 0 if columns.part is None else int(columns.part[extent])
+                for sample in bad:
+                    if columns.part_names[number] == self._part(sample):
+                        yield sample, reader.pieces(extent)
+
+    def _part(self, sample: BadSample) -> bytes:
+        return self._segment.directory.part_names[sample.part]
+
+    def _crc(self, sample: BadSample) -> int | None:
+        extents = self._segment.extents(sample.index)
+        return next(e.crc for e in extents if e.part == sample.part)
 
 
 def _open_again(source: dict[str, Any]) -> Scan | Stream:
-    options = SourceOptions(
-        extensions=tuple(source["extensions"]) if source.get("extensions") else None,
-        prefix_names=bool(source.get("prefix_names")),
-        on_error="skip",
-    )
     where = source.get("paths") or source.get("path")
     if not where:
         kind = source.get("kind", "unknown")
-        raise VolumeError(f"the samples came from a source of the kind {kind!r}, which is gone")
+        raise SourceError(f"the samples came from a source of the kind {kind!r}, which is gone")
+    extensions = source.get("extensions")
+    options = SourceOptions(
+        extensions=tuple(extensions) if extensions else None,
+        prefix_names=bool(source.get("prefix_names")),
+        on_error="skip",
+    )
     return open_source(where, options)
-
-
-def _read_again(
-    found: Scan | Stream, wanted: set[bytes], reasons: dict[bytes, str]
-) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-    """The wanted samples of a source, each as {part: bytes}."""
-    if isinstance(found, Stream):
-        for item in found.items():
-            if item.name in wanted:
-                yield item.name, {part: bytes(data) for part, data in item.parts}
-        return
-    reader = ScanReader(found)
-    columns = found.columns
-    for sample in range(columns.samples):
-        name = columns.name(sample)
-        if name not in wanted:
-            continue
-        try:
-            extents = reader.read_sample(sample)
-        except HeadraceError as e:
-            reasons[name] = f"its source cannot be read: {e.message}"
-            continue
-        first = int(columns.firsts[sample])
-        numbers = [0] * len(extents) if columns.part is None else (
-            columns.part[first : first + len(extents)].tolist()
-        )  # fmt: skip
-        yield name, {columns.part_names[p]: d for p, (d, _) in zip(numbers, extents, strict=True)}
-
-
-def _matches(segment: OpenSegment, sample: BadSample, data: bytes) -> bool:
-    extents = segment.extents(sample.index)
-    extent = next(e for e in extents if e.part == sample.part)
-    return len(data) == extent.length and crc32c(data) == extent.crc
 
 
 # -- writing ----------------------------------------------------------------------------------------
 
 
-def _rewrite(segment: OpenSegment, volume: int, fetched: dict[int, bytes]) -> None:
-    """Writes a volume anew: its header, what it held, the fetched samples, zeros at the end."""
+def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: _Source) -> None:
+    """Writes a volume anew: its header, what it held, the samples found, zeros at the end."""
     path = Path(segment.volumes.paths[volume])
     entry = segment.volumes.entries[volume]
     size = entry.bytes or 0
@@ -224,14 +235,20 @@ def _rewrite(segment: OpenSegment, volume: int, fetched: dict[int, bytes]) -> No
         with temporary.open("wb") as f:
             fd = f.fileno()
             _copy(path, fd, end)
-            for offset, data in fetched.items():
-                write_all(fd, data, offset)
+            for sample, pieces in source.read(found):
+                at = sample.offset_bytes
+                for piece in pieces:
+                    write_all(fd, piece, at)
+                    at += len(piece)
             os.ftruncate(fd, size)
             uuid, segment_uuid = bytes.fromhex(entry.uuid or ""), bytes.fromhex(segment.entry.uuid)
             write_all(fd, VolumeHeader(uuid, segment_uuid, volume).to_page(), 0)
             os.fsync(fd)
         temporary.replace(path)
         sync_folder(path.parent)
+    except HeadraceError:
+        temporary.unlink(missing_ok=True)
+        raise
     except OSError as e:
         temporary.unlink(missing_ok=True)
         raise VolumeError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class Store:
         state = ", closed" if self._closed else ""
         return f"Store({self.path!r}, {self._samples:,} samples{state})"
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -327,7 +327,7 @@ class Store:
         return self.segments[bisect_right(self._bases, index) - 1]
 
     @property
-    def catalog(self) -> Any | None:
+    def catalog(self) -> Any:
         """The native catalog of this process, or None where this build has none."""
         if self._reference:
             return None

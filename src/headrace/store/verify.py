@@ -11,7 +11,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,13 +26,16 @@ from headrace.store.volume_format import DATA_OFFSET
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from numpy.typing import NDArray
+
     from headrace.store.manifest import Manifest
 
     Progress = Callable[[int, int | None, int, int | None], None]
+    Extents = dict[str, NDArray[np.int64]]
 
 _SAMPLES_AT_ONCE = 4096
 _SPAN_BYTES = 8 << 20
-_CHECKSUM_BLOCK = 65_536
+_GAP_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +252,14 @@ def _check_range(segment: OpenSegment, first: int, last: int) -> tuple[_Done, li
         found = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
     except CorruptStore:
         return _Done(unchecked_samples=last - first), []  # its blocks are reported by themselves
-    bad: list[BadSample] = []
-    kinds = {segment.volumes.entries[int(v)].kind for v in np.unique(found["volume"])
-             if v < len(segment.volumes.entries)}  # fmt: skip
-    outside = found["volume"] >= len(segment.volumes.entries)
-    for k in np.flatnonzero(outside):
-        bad.append(_bad(segment, found, int(k), "directory", f"volume {found['volume'][k]}",
-                        f"below {len(segment.volumes.entries)}"))  # fmt: skip
-    if kinds == {"tree"}:
+    entries = segment.volumes.entries
+    outside = found["volume"] >= len(entries)
+    bad = [
+        _bad(segment, found, int(k), kind="directory", found=f"volume {found['volume'][k]}",
+             expected=f"below {len(entries)}")
+        for k in np.flatnonzero(outside)
+    ]  # fmt: skip
+    if all(entry.kind == "tree" for entry in entries):
         bad += _check_tree_files(segment, first, last)
     else:
         bad += _check_spans(segment, found, np.flatnonzero(~outside))
@@ -285,7 +288,7 @@ def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSa
                         _kind_of(e),
                         e.message,
                         "the bytes that were indexed",
-                    )  # fmt: skip
+                    )
                 )
     return bad
 
@@ -296,38 +299,32 @@ def _kind_of(error: HeadraceError) -> str:
     )
 
 
-def _check_spans(
-    segment: OpenSegment, found: dict[str, np.ndarray], which: np.ndarray
-) -> list[BadSample]:
+def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) -> list[BadSample]:
     """Reads neighbouring extents of file volumes together and compares each with its checksum."""
     bad = []
-    order = which[np.lexsort((found["offset"][which], found["volume"][which]))]
-    for run in _spans(found, order):
-        volume = int(found["volume"][run[0]])
-        begin = int(found["offset"][run[0]])
-        end = int((found["offset"][run] + found["length"][run]).max())
-        data, problem = _read_span(segment, volume, begin, end)
-        for k in run:
-            offset, length = int(found["offset"][k]) - begin, int(found["length"][k])
-            piece = data[offset : offset + length]
-            if len(piece) < length:
-                kind = problem or "short"
-                bad.append(_bad(segment, found, int(k), kind, f"{len(piece)} bytes",
-                                f"{length} bytes"))  # fmt: skip
-            elif segment.directory.has_crc and crc32c(piece) != int(found["crc"][k]):
-                bad.append(_bad(segment, found, int(k), "checksum", f"{crc32c(piece):08x}",
-                                f"{int(found['crc'][k]):08x}"))  # fmt: skip
+    order = which[np.lexsort((extents["offset"][which], extents["volume"][which]))]
+    for run in _spans(extents, order):
+        span = _Span(segment, extents, run)
+        for k in run.tolist():
+            length = int(extents["length"][k])
+            have, crc = span.check(k)
+            if have < length:
+                bad.append(_bad(segment, extents, k, kind=span.problem or "short",
+                                found=f"{have} bytes", expected=f"{length} bytes"))  # fmt: skip
+            elif segment.directory.has_crc and crc != int(extents["crc"][k]):
+                bad.append(_bad(segment, extents, k, kind="checksum", found=f"{crc:08x}",
+                                expected=f"{int(extents['crc'][k]):08x}"))  # fmt: skip
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 
-def _spans(found: dict[str, np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:
+def _spans(found: Extents, order: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Cuts extents, sorted by place, into runs that are read at once."""
     begin = 0
     volume, offset, length = found["volume"], found["offset"], found["length"]
     for i in range(1, len(order) + 1):
         if i < len(order):
             a, b, here = order[begin], order[i - 1], order[i]
-            near = int(offset[here]) <= int(offset[b] + length[b]) + _CHECKSUM_BLOCK
+            near = int(offset[here]) <= int(offset[b] + length[b]) + _GAP_BYTES
             small = int(offset[here] + length[here] - offset[a]) <= _SPAN_BYTES
             if volume[here] == volume[a] and near and small:
                 continue
@@ -335,38 +332,69 @@ def _spans(found: dict[str, np.ndarray], order: np.ndarray) -> Iterator[np.ndarr
         begin = i
 
 
-def _read_span(
-    segment: OpenSegment, volume: int, begin: int, end: int
-) -> tuple[memoryview, str | None]:
-    """What can be read of a span, and why it is not all of it."""
-    path = segment.volumes.paths[volume]
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return memoryview(b""), "missing"
-    try:
-        # A damaged length must not make us allocate what the file cannot hold.
-        size = max(0, min(end, os.fstat(fd).st_size) - begin)
-        buffer = memoryview(bytearray(size))
-        return buffer[: read_fully(fd, buffer, begin)], None
-    except OSError:
-        return memoryview(b""), "system"
-    finally:
-        os.close(fd)
+class _Span:
+    """Neighbouring extents of one volume, read at once; one that is larger alone, in pieces."""
+
+    def __init__(self, segment: OpenSegment, extents: Extents, run: NDArray[Any]) -> None:
+        self._extents = extents
+        self._path = segment.volumes.paths[int(extents["volume"][run[0]])]
+        self._begin = int(extents["offset"][run[0]])
+        end = int((extents["offset"][run] + extents["length"][run]).max())
+        self.problem: str | None = None
+        self._data: memoryview | None = None
+        if end - self._begin <= _SPAN_BYTES:
+            self._data = self._read(self._begin, end - self._begin)
+
+    def check(self, k: int) -> tuple[int, int]:
+        """How many bytes of extent `k` there are, and their CRC."""
+        offset, length = int(self._extents["offset"][k]), int(self._extents["length"][k])
+        if self._data is not None:
+            piece = self._data[offset - self._begin : offset - self._begin + length]
+            return len(piece), crc32c(piece)
+        have = value = 0
+        while have < length:
+            piece = self._read(offset + have, min(_SPAN_BYTES, length - have))
+            if not piece:
+                break
+            value = crc32c(piece, value)
+            have += len(piece)
+        return have, value
+
+    def _read(self, offset: int, size: int) -> memoryview:
+        """What can be read of a range; `problem` says why it is not all of it."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            self.problem = "missing"
+            return memoryview(b"")
+        try:
+            buffer = memoryview(bytearray(size))
+            return buffer[: read_fully(fd, buffer, offset)]
+        except OSError:
+            self.problem = "system"
+            return memoryview(b"")
+        finally:
+            os.close(fd)
 
 
 def _bad(
-    segment: OpenSegment, found: dict[str, np.ndarray], k: int, kind: str, have: str, want: str
+    segment: OpenSegment, extents: Extents, k: int, *, kind: str, found: str, expected: str
 ) -> BadSample:
-    local = int(found["sample"][k])
-    volume = int(found["volume"][k])
+    local = int(extents["sample"][k])
+    volume = int(extents["volume"][k])
     paths = segment.volumes.paths
     try:
         name = os.fsdecode(segment.directory.name(local))
     except CorruptStore:
         name = "(its name is in a damaged block)"
     return BadSample(
-        segment.base + local, name, int(found["part"][k]),
-        paths[volume] if volume < len(paths) else segment.entry.directory,
-        int(found["offset"][k]), int(found["length"][k]), kind, have, want,
-    )  # fmt: skip
+        index=segment.base + local,
+        name=name,
+        part=int(extents["part"][k]),
+        path=paths[volume] if volume < len(paths) else segment.entry.directory,
+        offset_bytes=int(extents["offset"][k]),
+        length=int(extents["length"][k]),
+        kind=kind,
+        found=found,
+        expected=expected,
+    )

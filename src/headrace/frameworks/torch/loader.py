@@ -84,7 +84,7 @@ class DataLoader:
         ValueError: an unknown order, part or option, or a number that is out of bounds.
     """
 
-    def __init__(  # noqa: PLR0913 - torch's own signature is this long
+    def __init__(
         self,
         dataset: Dataset | Store | str | PathLike[str],
         batch_size: int = 1,

@@ -1,0 +1,1 @@
+"""Sources: what can be packed or indexed, each kind in a file of its own."""

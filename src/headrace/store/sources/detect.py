@@ -10,12 +10,13 @@ from headrace.errors import SourceError
 from headrace.store.sources.folder import scan_folder
 from headrace.store.sources.iterable import stream_iterable
 from headrace.store.sources.npy import scan_npy
-from headrace.store.sources.scan import Scan, SourceOptions, Stream
 from headrace.store.sources.tar import compression_of, open_tar
 from headrace.store.sources.tfrecord import looks_like_tfrecord, scan_tfrecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from headrace.store.sources.scan import Scan, SourceOptions, Stream
 
 _SUPPORTED = (
     "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
@@ -29,6 +30,7 @@ def open_source(source: Any, options: SourceOptions) -> Scan | Stream:
     Args:
         source: a path, a pattern with `*`, `?` or `[`, a list of tar or TFRecord files, or an
             iterable of samples.
+        options: how to read it.
 
     Raises:
         SourceError: it is nothing that headrace can read, or is damaged.

@@ -10,7 +10,7 @@ import contextlib
 import os
 import queue
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> 
         end = int(np.searchsorted(ends, ends[begin] + batch_bytes, side="right")) - 1
         end = min(max(end, begin + 1), begin + BATCH_SAMPLES, n)
         size = int(ends[end] - ends[begin])
-        yield BatchPlan(begin, end, size, size > LARGE_BYTES)
+        yield BatchPlan(begin, end, size, end == begin + 1 and size > LARGE_BYTES)
         begin = end
 
 
@@ -98,7 +98,8 @@ class ScanReader:
             SourceError: a file cannot be read.
         """
         first, last = int(self._firsts[plan.begin]), int(self._firsts[plan.end])
-        counts = np.diff(self._firsts[plan.begin : plan.end + 1].astype(np.int64))
+        firsts = self._firsts[plan.begin : plan.end + 1].astype(np.int64)
+        counts: NDArray[np.int64] = firsts[1:] - firsts[:-1]
         length = self._scan.columns.length[first:last].astype(np.uint64)
         if plan.large:
             return SourceBatch(plan, None, counts, length, np.zeros(len(length), np.uint32), [])
@@ -112,7 +113,7 @@ class ScanReader:
             for k, sample in enumerate(range(plan.begin, plan.end)):
                 begin, end = int(self._firsts[sample]), int(self._firsts[sample + 1])
                 try:
-                    sample_crc, after = self._read_sample(files, begin, end, view, at, sample)
+                    sample_crc, after = self._read_sample(files, sample, view, at)
                 except SourceError as e:
                     if not self.skip:
                         raise
@@ -149,22 +150,13 @@ class ScanReader:
             if stated is not None and value != int(stated[extent]):
                 raise files.wrong_crc(extent, sample, value)
 
-    def read_sample(self, sample: int) -> list[tuple[bytes, int]]:
-        """The extents of one sample as (bytes, CRC)."""
-        out = []
-        with _Files(self._scan) as files:
-            for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
-                data = bytearray(int(self._scan.columns.length[extent]))
-                files.read(extent, sample, memoryview(data), 0)
-                out.append((bytes(data), crc32c(data)))
-        return out
-
     def _read_sample(
-        self, files: _Files, begin: int, end: int, view: memoryview, at: int, sample: int
+        self, files: _Files, sample: int, view: memoryview, at: int
     ) -> tuple[list[int], int]:
+        """Reads a sample's extents to `view[at:]`; returns their CRCs and the end."""
         columns = self._scan.columns
         crc = []
-        for extent in range(begin, end):
+        for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
             size = int(columns.length[extent])
             piece = view[at : at + size]
             files.read(extent, sample, piece, 0)
@@ -190,7 +182,7 @@ class _Files:
         self._scan = scan
         self._open: dict[int, int] = {}
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -7,6 +7,7 @@ shape and type are kept in the segment's `source`, so that arrays can be made of
 
 from __future__ import annotations
 
+import ast
 import os
 import struct
 import zipfile
@@ -25,6 +26,8 @@ from headrace.store.sources.shards import damaged
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_MAGIC = b"\x93NUMPY"
+_HEADER_BYTES_MAX = 64 << 10
 _LABEL_KEYS = ("label", "labels", "y")
 _DIGITS = 7
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -88,10 +91,7 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
 def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
     head = f.read(6)
     f.seek(0)
-    if head == b"\x93NUMPY":
-        arrays = [_read_header(f, path, "", 0)]
-    else:
-        arrays = _list_npz(f, path)
+    arrays = [_read_header(f, path, "", 0)] if head == _MAGIC else _list_npz(f, path)
     for array in arrays:
         if not array.shape or array.shape[0] != arrays[0].shape[0]:
             raise SourceError(
@@ -150,15 +150,8 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
     """The header of one array; its data begin where reading stops."""
     begin = f.tell()
     try:
-        version = npy_format.read_magic(f)
-        readers = {
-            (1, 0): npy_format.read_array_header_1_0,
-            (2, 0): npy_format.read_array_header_2_0,
-        }
-        if version not in readers:
-            raise ValueError(f"version {version} of the format is not supported")
-        shape, fortran, dtype = readers[version](f)
-    except (ValueError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError) as e:
+        shape, fortran, dtype = _parse_header(f)
+    except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
         raise SourceError(
             f"{path}: the header of array {key!r} is unreadable: {e} (offset {start:,}).",
             path=path,
@@ -179,9 +172,30 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
             offset_bytes=start,
             next_step="Save numpy.ascontiguousarray(array).",
         )
-    if any(not isinstance(s, int) or s < 0 for s in shape):
-        raise damaged(path, f"shape of array {key!r}", shape, "sizes of 0 or more", start)
     return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
+
+
+def _parse_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and type. Numpy's own parser repairs and warns; this one refuses."""
+    head = f.read(8)
+    if len(head) < 8 or head[:6] != _MAGIC or head[6] not in (1, 2, 3):
+        raise ValueError(f"it begins with {head.hex(' ')}")
+    width = 2 if head[6] == 1 else 4
+    size = int.from_bytes(f.read(width), "little")
+    if size > _HEADER_BYTES_MAX:
+        raise ValueError(f"it is {size:,} bytes long, expected at most {_HEADER_BYTES_MAX:,}")
+    text = f.read(size)
+    if len(text) < size:
+        raise ValueError(f"it has {len(text):,} of {size:,} bytes")
+    header = ast.literal_eval(text.decode("utf-8" if head[6] == 3 else "latin1").strip())
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(f"it is {str(header)[:100]}")
+    shape, fortran = header["shape"], header["fortran_order"]
+    if not isinstance(fortran, bool) or not isinstance(shape, tuple):
+        raise TypeError(f"it is {str(header)[:100]}")
+    if not all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 1 << 48 for s in shape):
+        raise ValueError(f"the shape is {str(shape)[:100]}")
+    return shape, fortran, npy_format.descr_to_dtype(header["descr"])
 
 
 def _split_labels(

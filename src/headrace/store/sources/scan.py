@@ -7,7 +7,6 @@ read once, front to back (an iterable, a compressed tar), is a `Stream` instead,
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from headrace.errors import SourceChanged, SourceError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping
 
     from headrace.store.directory_writer import DirectoryColumns

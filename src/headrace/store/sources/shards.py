@@ -6,7 +6,7 @@ import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace.errors import SourceError
 from headrace.store.sources.extents import read_fully
@@ -43,7 +43,7 @@ class Window:
         self._start = 0
         self._data = b""
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -57,7 +57,8 @@ class Window:
         """`size` bytes from `offset`; fewer at the file's end."""
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._data):
-            near = 0 <= offset - self._start - len(self._data) < _NEAR
+            gap = offset - self._start - len(self._data)
+            near = bool(self._data) and 0 <= gap < _NEAR
             step = max(size, _BIG_STEP if near else _SMALL_STEP)
             buffer = bytearray(min(step, max(0, self.size - offset)))
             try:

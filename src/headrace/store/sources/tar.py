@@ -53,6 +53,9 @@ _COMPRESSED = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+_EXTENSION_KINDS = (b"L", b"K", b"x", b"g", b"X")
+_REGULAR_KINDS = (b"0", b"\0", b"7")
+_FOLDER_KIND = b"5"
 _SPECIAL = {
     b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device",
     b"6": "a FIFO", b"S": "a sparse file", b"M": "a piece of a multi-volume file",
@@ -203,45 +206,85 @@ def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
         SourceError: the tar is truncated or damaged.
     """
     at = 0
-    long_name: bytes | None = None
-    pax: dict[bytes, bytes] = {}
-    while True:
-        header = window.read(at, _BLOCK)
-        if len(header) < _BLOCK:
-            raise damaged(
-                window.path, "tar", f"{window.size:,} bytes long", "an end marker of zeros", at
-            )
-        if not any(header):
-            return
-        _check_header(window.path, header, at)
+    extensions = _Extensions()
+    while header := _next_header(window, at):
         kind, size = header[156:157], _number(window.path, header[124:136], at)
         data = at + _BLOCK
-        if kind in (b"L", b"K", b"x", b"g", b"X"):
-            extension = _extension(window, data, size)
-            if kind == b"L":
-                long_name = extension.rstrip(b"\0")
-            elif kind != b"K":
-                pax |= _parse_pax(window.path, extension, data)
+        if kind in _EXTENSION_KINDS:
+            extensions.take(window, kind, data, size)
             at = data + -(-size // _BLOCK) * _BLOCK
             continue
-        if b"size" in pax:
-            size = _pax_size(window.path, pax[b"size"], at)
-        name = pax.get(b"path") or long_name or _short_name(header)
+        size = extensions.size(window.path, size, at)
+        name = extensions.name(header)
         if data + size > window.size:
             raise damaged(
                 window.path, f"end of member {printable(name)}", f"{data + size:,}",
                 f"at most the file's size {window.size:,}", at,
             )  # fmt: skip
-        if any(key.startswith(b"GNU.sparse") for key in pax):
+        if extensions.sparse:
             kind = b"S"
-        if kind in (b"0", b"\0", b"7") and not name.endswith(b"/"):
-            if not name.rpartition(b"/")[2].startswith(b"."):
+        hidden = name.rpartition(b"/")[2].startswith(b".")
+        if kind in _REGULAR_KINDS and not name.endswith(b"/"):
+            if not hidden:
                 yield Member(_clean(name), data, size)
-        elif kind != b"5" and not name.endswith(b"/"):
+        elif kind != _FOLDER_KIND and not name.endswith(b"/"):
             what = _SPECIAL.get(kind, f"a member of type {kind!r}")
             problems.append(Problem(window.path, f"{printable(name)} is {what}", at))
-        long_name, pax = None, {}
+        extensions.forget()
         at = data + -(-size // _BLOCK) * _BLOCK
+
+
+def _next_header(window: Window, at: int) -> bytes | None:
+    """The member's header at `at`, checked; None at the end marker."""
+    header = window.read(at, _BLOCK)
+    if len(header) < _BLOCK:
+        raise damaged(
+            window.path, "tar", f"{window.size:,} bytes long", "an end marker of zeros", at
+        )
+    if not any(header):
+        return None
+    _check_header(window.path, header, at)
+    return header
+
+
+class _Extensions:
+    """What extension headers say of the member that follows them."""
+
+    def __init__(self) -> None:
+        self._long_name: bytes | None = None
+        self._own: dict[bytes, bytes] = {}
+        self._common: dict[bytes, bytes] = {}
+
+    def take(self, window: Window, kind: bytes, offset: int, size: int) -> None:
+        """Reads one extension."""
+        data = _extension(window, offset, size)
+        if kind == b"L":
+            self._long_name = data.rstrip(b"\0")
+        elif kind == b"g":
+            self._common |= _parse_pax(window.path, data, offset)
+        elif kind != b"K":
+            self._own |= _parse_pax(window.path, data, offset)
+
+    def name(self, header: bytes) -> bytes:
+        """The member's full name."""
+        return self._get(b"path") or self._long_name or _short_name(header)
+
+    def size(self, path: str, stated: int, at: int) -> int:
+        """The member's size, where its header has no room for it."""
+        digits = self._get(b"size")
+        return stated if digits is None else _pax_size(path, digits, at)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the member's bytes have holes that are not in the file."""
+        return any(key.startswith(b"GNU.sparse") for key in (*self._own, *self._common))
+
+    def forget(self) -> None:
+        """The member is over; what the global headers say stays."""
+        self._long_name, self._own = None, {}
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self._own.get(key, self._common.get(key))
 
 
 def _clean(name: bytes) -> bytes:
@@ -295,7 +338,7 @@ def _extension(window: Window, offset: int, size: int) -> bytes:
 
 
 def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
-    """Records of the form `length key=value\\n`."""
+    """Records of the form `length key=value`, each with its newline."""
     out = {}
     i = 0
     while i < len(data) and data[i] != 0:

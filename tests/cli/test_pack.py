@@ -1,0 +1,117 @@
+import json
+import re
+import time
+
+import pytest
+
+import headrace as hr
+
+
+@pytest.mark.parametrize("command", ["pack", "index"])
+def test_a_folder_becomes_a_store(run, photos, tmp_path, command):
+    ended = run(command, photos, tmp_path / "new.hr")
+    assert ended.code == 0
+    assert re.match(rf"{command}ed 36 samples, [\d.]+ kB, in ", ended.out)
+    with hr.open(tmp_path / "new.hr") as store:
+        assert len(store) == 36
+        assert bytes(store.read("cats/7.png")) == (photos / "cats/7.png").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["pack", "index"])
+def test_json_holds_the_report_and_stdout_nothing_else(run, photos, tmp_path, command):
+    ended = run(command, photos, tmp_path / "new.hr", "--json")
+    report = ended.document["report"]
+    assert ended.document["action"] == f"{command}ed"
+    assert (report["samples"], report["skipped"]) == (36, [])
+    assert report["bytes"] == sum(p.stat().st_size for p in photos.glob("*/*.png"))
+    assert report["path"] == str(tmp_path / "new.hr")
+
+
+def test_append_adds_a_segment(run, photos, own_store, tmp_path):
+    (tmp_path / "more" / "cats").mkdir(parents=True)
+    (tmp_path / "more" / "cats" / "new.png").write_bytes(b"new")
+    assert run("append", tmp_path / "more", own_store).code == 0
+    with hr.open(own_store) as store:
+        assert len(store) == 37
+        assert bytes(store.read("cats/new.png")) == b"new"
+
+
+def test_only_files_with_the_given_extensions(run, photos, tmp_path):
+    assert run("pack", photos, tmp_path / "new.hr", "--ext", "jpg,png", "--json").code == 0
+    ended = run("pack", photos, tmp_path / "none.hr", "--ext", "jpg")
+    assert ended.code == 3
+    assert "no samples found" in ended.err
+
+
+def test_a_taken_target_is_kept_and_the_way_to_replace_it_named(run, photos, own_store):
+    before = (own_store / "store.json").read_bytes()
+    ended = run("pack", photos, own_store)
+    assert ended.code == 3
+    assert "exists already" in ended.err
+    assert "give --overwrite to replace" in ended.err
+    assert "Traceback" not in ended.err
+    assert (own_store / "store.json").read_bytes() == before
+    assert run("pack", photos, own_store, "--overwrite").code == 0
+
+
+def test_what_cannot_be_read_is_left_out_on_demand_and_is_a_finding(run, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "good").write_bytes(b"good")
+    (source / "loop").symlink_to("loop")
+    ended = run("pack", source, tmp_path / "new.hr")
+    assert ended.code == 3
+    assert "--skip-errors" in ended.err
+    ended = run("pack", source, tmp_path / "new.hr", "--skip-errors", "--json")
+    assert ended.code == 1
+    assert ended.document["report"]["samples"] == 1
+    assert len(ended.document["report"]["skipped"]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["pack"], ["pack", "only-a-source"], ["pack", "--nope"], ["unheard-of"]]
+)
+def test_a_command_line_without_sense_exits_with_2(run, arguments):
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert "Usage: headrace" in ended.err + ended.out
+    if arguments:
+        ended = run(*arguments, "--json")
+        assert ended.code == 2
+        assert json.loads(ended.out)["error"]["message"]
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    from headrace.cli import progress as progress_module
+    from headrace.cli.output import Output
+
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with progress_module.progress(Output(), "packing") as tell:
+        for second in range(13):
+            now = 100.0 + second
+            tell(1000 * second, 26_000, 5_000_000 * second, 130_000_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2, "one every five seconds"
+    assert (
+        lines[0]
+        == "packing: 5,000 of 26,000 samples, 25.0 MB, 1,000 samples/s, 5.0 MB/s, 21.0 s left"
+    )
+
+
+def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch, capsys):
+    from headrace.cli import progress as progress_module
+    from headrace.cli.output import Output
+
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with progress_module.progress(Output(), "packing") as tell:
+        tell(1_000_000, None, 10**9, None)
+        now = 10.0
+        tell(1_000_010, None, 10**9 + 1000, None)
+    assert capsys.readouterr().err == ("packing: 1,000,010 samples, 1.0 GB, 1 samples/s, 100 B/s\n")
+
+
+def test_quiet_says_nothing_beside_the_result(run, photos, tmp_path):
+    ended = run("pack", photos, tmp_path / "new.hr", "-q")
+    assert ended.err == ""

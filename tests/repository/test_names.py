@@ -1,0 +1,119 @@
+"""Public names: what is exported exists, is documented, and costs nothing to import."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import headrace
+import headrace.errors
+from headrace.config import ReaderOptions
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(headrace.__path__, "headrace.")
+    if not re.search(r"\.(_native|torch|frameworks|testing)\b|^headrace\.demo", module.name)
+]
+"""All modules that can be imported without a framework."""
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_importing_headrace_needs_numpy_only():
+    code = "import sys; before = set(sys.modules); import headrace; {}; print(*set(sys.modules) - before)"
+    for use in ("pass", "headrace.open, headrace.loader, headrace.pack, headrace.Store"):
+        ended = run(code.format(use))
+        assert ended.returncode == 0, ended.stderr
+        roots = {name.partition(".")[0] for name in ended.stdout.split()}
+        foreign = roots - set(sys.stdlib_module_names) - {"headrace", "numpy"}
+        # An editable install brings its own finder.
+        assert {name for name in foreign if not name.startswith("_")} == set()
+
+
+def test_help_imports_neither_numpy_nor_rich():
+    code = (
+        "import sys; sys.argv = ['headrace', '--help']\n"
+        "from headrace.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('loaded:', *sorted({'numpy', 'rich', 'torch', 'pydantic'} & set(sys.modules)))"
+    )
+    ended = run(code)
+    assert ended.stdout.splitlines()[-1] == "loaded:", ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_what_is_public_and_nothing_else(name):
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", None)
+    if exported is None:
+        return
+    assert len(set(exported)) == len(exported)
+    for each in exported:
+        assert hasattr(module, each), f"{name}.{each}"
+    own = {
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and getattr(value, "__module__", None) == name
+        and (inspect.isclass(value) or inspect.isfunction(value))
+    }
+    assert own <= set(exported)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is_for(name):
+    assert (importlib.import_module(name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", sorted(set(headrace.__all__) - {"__version__"}))
+def test_every_name_of_the_facade_is_documented(name, root):
+    value = getattr(headrace, name)
+    assert inspect.getdoc(value)
+    assert f"headrace.{name}\n" in (root / "docs/reference/api.md").read_text()
+
+
+def test_every_error_is_drawn_and_documented(root):
+    page = (root / "docs/reference/api.md").read_text()
+    for name in headrace.errors.__all__:
+        assert re.search(rf"\b{name}\b", headrace.errors.__doc__), name
+        assert f"autoexception:: {name}\n" in page
+
+
+def test_every_option_is_documented_with_its_default(root):
+    page = (root / "docs/reading.md").read_text()
+    for field in dataclasses.fields(ReaderOptions):
+        row = re.search(rf"^\| `{field.name}` \| (.+?) \|", page, re.MULTILINE)
+        assert row, field.name
+        shown = row[1].strip("`").replace(" MiB", f"*{1 << 20}")
+        if field.name == "budget_bytes":
+            number, _, factor = shown.partition("*")
+            assert int(number) * int(factor) == field.default
+        else:
+            assert shown in (str(field.default).lower(), f"{field.default:g}"
+                             if isinstance(field.default, float) else str(field.default))  # fmt: skip
+
+
+def test_every_command_is_documented(root):
+    from headrace.cli.app import app
+
+    page = (root / "docs/reference/cli.md").read_text()
+    for command in app.registered_commands:
+        assert f"`headrace {command.callback.__name__}" in page
+
+
+def test_every_exit_code_is_documented(root):
+    from headrace.cli import exit_codes
+
+    page = (root / "docs/reference/cli.md").read_text()
+    for name in exit_codes.__all__:
+        assert f"| {getattr(exit_codes, name)} |" in page

@@ -1,0 +1,87 @@
+"""The tree itself: versions, layers, the stub, and what must not be in any file."""
+
+import difflib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import headrace
+
+
+def test_one_version_everywhere(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    citation = re.search(r"^version: (.+)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
+    newest = re.search(r"^## \[(.+?)\]", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert {project["version"], citation[1], newest[1]} == {headrace.__version__}
+
+
+def test_no_file_names_a_machine_or_a_registry(tracked, root):
+    # Put together here, so that this file does not name them either.
+    places = ["/" + "work/", "/" + "root/", "pypi" + ".org", "python" + "hosted", "npm" + "js",
+              "deb.deb" + "ian", "/home/" + "user"]  # fmt: skip
+    pattern = re.compile("|".join(map(re.escape, places)))
+    found = []
+    for path in tracked:
+        text = path.read_bytes().decode("utf-8", "replace")
+        if match := pattern.search(text):
+            found.append(f"{path.relative_to(root)}: {match[0]}")
+    assert found == []
+
+
+def test_import_layers_hold(root):
+    pytest.importorskip("importlinter")
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"],
+        cwd=root, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr
+
+
+def test_the_native_stub_is_fresh(root, tmp_path):
+    pytest.importorskip("nanobind")
+    fresh = tmp_path / "_native.pyi"
+    subprocess.run(
+        [sys.executable, "-m", "nanobind.stubgen", "-q", "-p", "native/bindings/stub.pat",
+         "-m", "headrace._native", "-o", fresh],
+        cwd=root, check=True,
+    )  # fmt: skip
+    committed = (root / "src/headrace/_native.pyi").read_text().splitlines()
+    difference = difflib.unified_diff(committed, fresh.read_text().splitlines(), lineterm="", n=1)
+    assert "\n".join(difference) == "", "run `make stub`"
+
+
+def test_a_debug_build_warns():
+    code = (
+        "import importlib, headrace, headrace._native as native\n"
+        "native.build_type = 'Debug'; importlib.reload(headrace)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "debug build" in ended.stderr
+
+
+def test_debian_packages_are_known_by_purpose(root):
+    ended = subprocess.run(
+        [root / "tools/debian-packages", "no-such-purpose"],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    purposes = re.findall(r"^\[(\w+)\]$", (root / "debian-packages.txt").read_text(), re.MULTILINE)
+    used = set(
+        re.findall(r"debian-(build|test|demo|check|fuzz)\b", (root / "Makefile").read_text())
+    )
+    assert used <= set(purposes)
+
+
+def test_only_bindings_know_python(tracked, root):
+    for path in tracked:
+        parts = path.relative_to(root).parts
+        if parts[:1] == ("native",) and parts[1] != "bindings" and path.suffix in (".cc", ".h"):
+            text = path.read_text()
+            assert "nanobind" not in text, path
+            assert "Python.h" not in text, path

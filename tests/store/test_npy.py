@@ -1,0 +1,90 @@
+"""Numpy's files as a source."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from headrace.errors import HeadraceError, SourceError
+from headrace.store import index, open_store, pack
+
+
+@pytest.mark.parametrize("make", [pack, index])
+def test_rows_are_samples(tmp_path, reference, make):
+    array = np.random.default_rng(1).normal(size=(40, 3, 5)).astype(np.float32)
+    np.save(tmp_path / "a.npy", array)
+    make(tmp_path / "a.npy", tmp_path / "out.hr")
+    with open_store(tmp_path / "out.hr", reference=reference) as store:
+        assert len(store) == 40
+        assert store.names[7] == "0000007"
+        for i in range(40):
+            row = np.frombuffer(store.read(i), np.float32).reshape(3, 5)
+            assert (row == array[i]).all()
+        described = store.manifest.segments[0].source["arrays"][""]
+        assert described == {"shape": [40, 3, 5], "dtype": "<f4"}
+
+
+@pytest.mark.parametrize("make", [pack, index])
+def test_arrays_of_an_npz_are_parts_and_labels(tmp_path, reference, make):
+    rng = np.random.default_rng(2)
+    x, z = rng.integers(0, 255, (30, 8, 8), np.uint8), rng.normal(size=(30, 2))
+    y = rng.integers(0, 10, 30)
+    np.savez(tmp_path / "a.npz", x=x, y=y, z=z)
+    make(tmp_path / "a.npz", tmp_path / "out.hr")
+    with open_store(tmp_path / "out.hr", reference=reference) as store:
+        assert store.parts == ["x", "z"]
+        assert store.labels.tolist() == y.tolist()
+        for i in range(30):
+            assert bytes(store.read(i, part="x")) == x[i].tobytes()
+            assert bytes(store.read(i, part="z")) == z[i].tobytes()
+
+
+def test_labels_alone_are_rows(tmp_path):
+    np.savez(tmp_path / "a.npz", y=np.arange(4))
+    with open_store(tmp_path / "a.npz") as store:
+        assert (len(store), store.labels) == (4, None)
+
+
+def test_what_cannot_be_rows_is_refused_with_the_reason(tmp_path):
+    def refused(match: str, name: str = "a.npy") -> None:
+        with pytest.raises(SourceError, match=match):
+            index(tmp_path / name, tmp_path / "out.hr")
+
+    np.save(tmp_path / "a.npy", np.asfortranarray(np.ones((4, 5))))
+    refused("Fortran order")
+    np.save(tmp_path / "a.npy", np.array([{}, []], object), allow_pickle=True)
+    refused("Python objects")
+    np.save(tmp_path / "a.npy", np.float64(3))
+    refused("expected rows")
+    np.save(tmp_path / "a.npy", np.ones((0, 5)))
+    refused("no samples")
+    np.savez_compressed(tmp_path / "a.npz", x=np.ones((4, 5)))
+    refused("compressed", "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((4, 5)), z=np.ones((3, 5)))
+    refused("expected rows", "a.npz")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+def test_truncation_and_damage_never_escape_as_another_error(tmp_path, name):
+    path = tmp_path / name
+    array = np.arange(4000, dtype=np.int32).reshape(40, 100)
+    (np.save if name == "a.npy" else np.savez)(path, array)
+    good = path.read_bytes()
+    for size in range(0, len(good), 301):
+        path.write_bytes(good[:size])
+        with pytest.raises(SourceError):
+            index(path, tmp_path / "out.hr")
+    r = random.Random(3)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(good)
+        at = r.choice([r.randrange(160), r.randrange(len(data) - 160, len(data))])
+        data[at] = r.randrange(256)
+        path.write_bytes(data)
+        try:
+            open_store(path).close()
+        except HeadraceError:
+            refused += 1
+    assert refused > 20

@@ -1,0 +1,61 @@
+"""The promised lines of the Python API, as they stand in the README and the documentation."""
+
+import numpy as np
+
+
+def test_the_promised_lines(tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    files = {}
+    for i in range(600):
+        name = f"{'cats' if i % 2 else 'dogs'}/{i}.png"
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        files[name] = bytes([i % 251]) * (i % 97 + 1)
+        (photos / name).write_bytes(files[name])
+    monkeypatch.chdir(tmp_path)
+
+    import headrace as hr
+
+    hr.pack("photos/", "photos.hr")
+    hr.index("photos/", "photos.index")  # no copy
+    for path in ("photos.hr", "photos.index", "photos/"):
+        with hr.open(path) as store:
+            assert len(store) == 600
+            assert store.names[0] == min(files)
+            assert isinstance(store.labels, np.ndarray)
+            assert store.classes == ["cats", "dogs"]
+            index = store.find("cats/7.png")
+            assert store.find_many(["cats/7.png", "no"]).tolist() == [index, -1]
+            assert store.find_many(["cats/7.png"]).dtype == np.int64
+            assert bytes(store.read(7)) == files[store.names[7]]
+            assert bytes(store.read("cats/7.png")) == files["cats/7.png"]
+            assert bytes(store.read(7, start=0, size=4096)) == files[store.names[7]][:4096]
+            seen = 0
+            for batch in hr.loader(store, batch_size=256, seed=7):
+                assert batch.data.dtype == np.uint8
+                assert batch.data.ndim == 1
+                assert len(batch.offsets) == len(batch.indices) == len(batch.labels)
+                assert isinstance(batch[0], memoryview)
+                assert np.shares_memory(np.frombuffer(batch[0], np.uint8), batch.data)
+                for i, sample in enumerate(batch.indices):
+                    assert bytes(batch[i]) == files[store.names[int(sample)]]
+                    assert store.classes[batch.labels[i]] in store.names[int(sample)]
+                seen += len(batch)
+            assert seen == 600
+
+
+def test_a_loader_has_its_state_its_epoch_and_its_length(tmp_path):
+    import headrace as hr
+
+    hr.pack(((f"{i}", bytes([i])) for i in range(100)), tmp_path / "s.hr")
+    with hr.open(tmp_path / "s.hr") as store:
+        loader = hr.loader(store, batch_size=8, seed=1)
+        assert len(loader) == 13
+        iterator = iter(loader)
+        first = [next(iterator).indices.tolist() for _ in range(4)]
+        state = loader.state_dict()
+        rest = [batch.indices.tolist() for batch in iterator]
+        again = hr.loader(store, batch_size=8, seed=1)
+        again.load_state_dict(state)
+        assert [batch.indices.tolist() for batch in again] == rest
+        again.set_epoch(0)
+        assert [batch.indices.tolist() for batch in again] == first + rest
