@@ -1,0 +1,170 @@
+"""Comparison: headrace beside torch's own DataLoader, over the same images.
+
+Twice: training, where each loader feeds the same steps of the same network with the same decode
+function, and delivery alone, where nothing is decoded and the loaders' own cost is what is left.
+Everything is in the page cache, for every loader: the demo has just written or read it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.utils import data as torch_data
+
+from headrace.demo.model import decode, make_model, normalized
+from headrace.demo.training import usable_cores
+from headrace.torch import DataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from headrace.demo.options import DemoOptions
+    from headrace.demo.stores import PackedImages
+
+__all__ = ["Measured", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One loader's pass."""
+
+    work: str
+    """`training` or `delivery`."""
+
+    loader: str
+    samples: int
+    seconds: float
+    first_s: float
+    """Seconds to the first batch, start of workers included."""
+    stall_s: float
+    """Seconds that the consumer waited for batches, the first one included."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples by seconds."""
+        return self.samples / self.seconds
+
+
+class _Files(torch_data.Dataset[Any]):
+    """What a PyTorch user writes today: a list of files, opened one by one."""
+
+    def __init__(self, paths: list[str], labels: list[int], *, decoded: bool) -> None:
+        self._paths = paths
+        self._labels = labels
+        self._decoded = decoded
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        data = Path(self._paths[index]).read_bytes()
+        return (decode(data) if self._decoded else data), self._labels[index]
+
+
+def _as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def _torch_loader(files: _Files, options: DemoOptions, workers: int, collate: Any) -> Iterable[Any]:
+    return torch_data.DataLoader(
+        files, options.batch_size, shuffle=True, num_workers=workers, collate_fn=collate
+    )
+
+
+def _open_and_read(paths: list[str], options: DemoOptions) -> Iterator[list[bytes]]:
+    """The least that Python can do: no loader at all."""
+    order = torch.randperm(len(paths)).tolist()
+    for start in range(0, len(order), options.batch_size):
+        yield [Path(paths[i]).read_bytes() for i in order[start : start + options.batch_size]]
+
+
+def compare(
+    packed: PackedImages,
+    options: DemoOptions,
+    tell: Callable[[str], None] = lambda _what: None,
+) -> list[Measured]:
+    """Measure each loader once; the first pass of each kind is headrace's.
+
+    Args:
+        packed: the stores and where their images lie.
+        options: batch size and how many samples to train on.
+        tell: called with what is measured next.
+    """
+    paths, labels = _files_of(packed)
+    decoded, raw = (_Files(paths, labels, decoded=d) for d in (True, False))
+
+    def headrace(function: Any) -> Iterable[Any]:
+        return DataLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
+
+    ways: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
+        ("training", "headrace, threads", lambda: headrace(decode)),
+        ("training", "torch, 0 workers", lambda: _torch_loader(decoded, options, 0, None)),
+        ("training", "torch, 2 workers", lambda: _torch_loader(decoded, options, 2, None)),
+        ("delivery", "headrace", lambda: headrace(None)),
+        ("delivery", "open and read", lambda: _open_and_read(paths, options)),
+        ("delivery", "torch, 0 workers", lambda: _torch_loader(raw, options, 0, _as_list)),
+        ("delivery", "torch, 2 workers", lambda: _torch_loader(raw, options, 2, _as_list)),
+    ]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, usable_cores() // 2))
+    try:
+        measured = []
+        for work, name, make in ways:
+            tell(f"{work}: {name}")
+            steps = -(-options.compare_samples // options.batch_size) if work == "training" else None
+            train = _train_step(len(packed.classes), options.seed) if work == "training" else None
+            measured.append(_measure(work, name, make(), steps, train))
+    finally:
+        torch.set_num_threads(threads)
+    return measured
+
+
+def _files_of(packed: PackedImages) -> tuple[list[str], list[int]]:
+    from headrace import api
+
+    with api.open(packed.train) as store:
+        paths = [str(packed.source / name) for name in store.names]
+        assert store.labels is not None
+        return paths, [int(label) for label in store.labels]
+
+
+def _train_step(classes: int, seed: int) -> Callable[[Any], None]:
+    model = make_model(classes, seed)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: Any) -> None:
+        images, labels = batch
+        loss = functional.cross_entropy(model(normalized(images)), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def _measure(
+    work: str,
+    name: str,
+    batches: Iterable[Any],
+    steps: int | None,
+    train: Callable[[Any], None] | None,
+) -> Measured:
+    samples, stall_s, first_s = 0, 0.0, 0.0
+    started = asked_at = time.perf_counter()
+    for batch in islice(batches, steps):
+        got_at = time.perf_counter()
+        stall_s += got_at - asked_at
+        first_s = first_s or got_at - started
+        if train is not None:
+            train(batch)
+            samples += len(batch[1])
+        else:
+            samples += len(batch)
+        asked_at = time.perf_counter()
+    return Measured(work, name, samples, asked_at - started, first_s, stall_s)

@@ -1,0 +1,176 @@
+"""Run: pack, train, kill, resume, prove, compare."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from headrace import api
+from headrace.demo.comparison import compare
+from headrace.demo.report import DemoReport, Epoch, Interruption
+from headrace.demo.stores import pack_images
+from headrace.demo.training import Job
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from headrace.demo.options import DemoOptions
+    from headrace.demo.stores import PackedImages
+
+    Tell = Callable[[str, int, int], None]
+
+__all__ = ["run"]
+
+KILLED_EPOCH = 1
+"""The second epoch: the first has shown that training works, and others follow."""
+
+
+def _silent(_what: str, _done: int, _of: int) -> None:
+    """Tell nobody."""
+
+
+def run(options: DemoOptions, tell: Tell = _silent) -> DemoReport:
+    """Run the whole demo.
+
+    Args:
+        options: on what.
+        tell: called with (what is under way, done, of how many; 0 where unknown).
+
+    Raises:
+        SourceError: the images cannot be used.
+        HeadraceError: the training process failed.
+    """
+    started = time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
+    packed = pack_images(options, lambda done, of: tell("packing", done, of))
+    epochs, interruption = _train(packed, options, tell)
+    chance = _most_common_share(packed.held_out)
+    measured = compare(packed, options, lambda what: tell(what, 0, 0))
+    report = DemoReport(
+        packed, epochs, interruption, chance, measured, time.perf_counter() - started
+    )
+    (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
+    return report
+
+
+def _train(
+    packed: PackedImages,
+    options: DemoOptions,
+    tell: Tell,
+) -> tuple[list[Epoch], Interruption]:
+    checkpoint = options.out / "checkpoint.pt"
+    checkpoint.unlink(missing_ok=True)
+    job_path = options.out / "job.json"
+    Job(
+        str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
+        options.batch_size, options.seed, str(checkpoint),
+    ).save(job_path)  # fmt: skip
+    epochs: list[Epoch] = []
+    killed_at = killed_by = resumed_at = 0
+    with _TrainingProcess(job_path) as process:
+        for event in process.events():
+            _note(event, epochs, packed.train_samples, tell)
+            if _is_kill_point(event, packed.train_samples):
+                killed_at = event["position"]
+                killed_by = process.kill()
+                break
+        else:
+            process.check()
+    with _TrainingProcess(job_path) as process:
+        for event in process.events():
+            _note(event, epochs, packed.train_samples, tell)
+            if event["event"] == "resumed":
+                resumed_at = event["position"]
+        process.check()
+    interruption = Interruption(
+        KILLED_EPOCH, killed_at, resumed_at, killed_by,
+        epochs[KILLED_EPOCH].order_hash,
+        _hash_of_pass(packed.train, options, KILLED_EPOCH),
+    )  # fmt: skip
+    return epochs, interruption
+
+
+def _note(event: dict[str, Any], epochs: list[Epoch], samples: int, tell: Tell) -> None:
+    if event["event"] == "epoch":
+        epochs.append(Epoch(**{name: event[name] for name in event if name != "event"}))
+    elif event["event"] == "step":
+        tell(f"training, epoch {event['epoch']}", event["position"], samples)
+
+
+def _is_kill_point(event: dict[str, Any], samples: int) -> bool:
+    """In the middle of the second epoch, after a step that no checkpoint knows of."""
+    if event["event"] != "step" or event["epoch"] != KILLED_EPOCH:
+        return False
+    return bool(event["position"] * 2 > samples and not event["saved"])
+
+
+_TRAIN = "import sys; from headrace.demo.training import run_training; run_training(sys.argv[1])"
+
+
+class _TrainingProcess:
+    """A Python process that trains, and what it tells."""
+
+    def __init__(self, job: Path) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-c", _TRAIN, str(job)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield what it tells, until it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            yield json.loads(line)
+
+    def kill(self) -> int:
+        """End it as a crash of the machine would; returns the signal that ended it."""
+        self._process.send_signal(signal.SIGKILL)
+        return -self._process.wait()
+
+    def check(self) -> None:
+        """See whether it ended well.
+
+        Raises:
+            HeadraceError: it did not.
+        """
+        code = self._process.wait()
+        if code:
+            raise HeadraceError(
+                f"the training process ended with status {code}.",
+                next_step="Its own error stands above.",
+            )
+
+
+def _hash_of_pass(train: Path, options: DemoOptions, epoch: int) -> str:
+    """Deliver the epoch in one go and return its order hash."""
+    with api.open(train) as store:
+        loader = api.loader(store, options.batch_size, seed=options.seed, rank=0, world_size=1)
+        loader.set_epoch(epoch)
+        for _ in loader:
+            pass
+        loader.close()
+        return str(loader.last_order_hash)
+
+
+def _most_common_share(held_out: Path) -> float:
+    with api.open(held_out) as store:
+        assert store.labels is not None
+        return float(np.bincount(store.labels).max() / len(store))

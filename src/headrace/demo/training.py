@@ -1,0 +1,200 @@
+"""Training: the process that the demo starts, kills and starts again.
+
+It trains from the checkpoint if there is one, else from the beginning. Model, optimizer and loader
+go into one checkpoint, written every few steps and replaced atomically. What happens is told on
+stdout, one JSON document a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from headrace.demo.model import decode_indexed, make_model, normalized
+from headrace.torch import DataLoader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Job", "run_training", "usable_cores"]
+
+CHECKPOINT_EVERY = 10
+"""Steps between checkpoints: few, so that the demo's kill falls between two."""
+
+LEARNING_RATE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train on."""
+
+    train: str
+    held_out: str
+    classes: int
+    epochs: int
+    batch_size: int
+    seed: int
+    checkpoint: str
+
+    def save(self, path: Path) -> None:
+        """Write it for the process that trains."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read what `save` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def say(event: str, **fields: Any) -> None:
+    """Tell the demo what happens."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+class Training:
+    """A model, a loader, and where both stand."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.loader = DataLoader(
+            job.train, job.batch_size, seed=job.seed, decode=decode_indexed, on_error="skip"
+        )
+        self.model = make_model(job.classes, job.seed)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
+        steps = job.epochs * len(self.loader)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, LEARNING_RATE, total_steps=steps
+        )
+        self.delivered: list[Tensor] = []
+        self.loss_sum = 0.0
+        self.seconds = 0.0
+        self.stall_s = 0.0
+        self._held_out: tuple[Tensor, Tensor] | None = None
+
+    def save(self) -> None:
+        """Write the checkpoint: at any time there is the old one or the new one."""
+        path = Path(self.job.checkpoint)
+        beside = path.with_suffix(".new")
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "loader": self.loader.state_dict(),
+                "delivered": torch.cat(self.delivered),
+                "sums": [self.loss_sum, self.seconds, self.stall_s],
+            },
+            beside,
+        )
+        beside.replace(path)
+
+    def resume(self) -> None:
+        """Go on from the checkpoint."""
+        saved = torch.load(self.job.checkpoint, weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.schedule.load_state_dict(saved["schedule"])
+        self.loader.load_state_dict(saved["loader"])
+        self.delivered = [saved["delivered"]]
+        self.loss_sum, self.seconds, self.stall_s = saved["sums"]
+        say("resumed", epoch=self.loader.epoch, position=self.loader.position)
+
+    def run_epoch(self) -> None:
+        """Train the rest of the epoch under way, then look at the held-out images."""
+        epoch = self.loader.epoch
+        asked_at = time.perf_counter()
+        for (images, indices), labels in self.loader:
+            got_at = time.perf_counter()
+            self.stall_s += got_at - asked_at
+            self._step(images, labels)
+            self.delivered.append(indices)
+            now = time.perf_counter()
+            self.seconds += now - asked_at
+            self._tell_and_save(epoch)
+            asked_at = time.perf_counter()
+        self._end_epoch(epoch)
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        self.model.train()
+        loss = functional.cross_entropy(self.model(normalized(images)), labels)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.schedule.step()
+        self.loss_sum += loss.item() * len(labels)
+
+    def _tell_and_save(self, epoch: int) -> None:
+        at_end = self.loader.position == self.loader.order.length
+        saved = len(self.delivered) % CHECKPOINT_EVERY == 0 and not at_end
+        if saved:
+            self.save()
+        say("step", epoch=epoch, position=self.loader.position, saved=saved)
+
+    def _end_epoch(self, epoch: int) -> None:
+        delivered = torch.cat(self.delivered)
+        once = set(delivered.tolist())
+        accuracy, recall = self._evaluate()
+        say(
+            "epoch",
+            epoch=epoch,
+            loss=self.loss_sum / len(delivered),
+            accuracy=accuracy,
+            recall=recall,
+            seconds=self.seconds,
+            stall_s=self.stall_s,
+            samples=len(delivered),
+            doubled=len(delivered) - len(once),
+            missing=len(self.loader.dataset) - len(once | {s.index for s in self.loader.skipped}),
+            order_hash=self.loader.last_order_hash,
+        )
+        self.delivered = []
+        self.loss_sum = self.seconds = self.stall_s = 0.0
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Return the share of held-out images that are right, and the mean over classes of it."""
+        images, labels = self._held_out_images()
+        self.model.eval()
+        with torch.no_grad():
+            guesses = [self.model(normalized(part)).argmax(1) for part in torch.split(images, 256)]
+        right = torch.cat(guesses) == labels
+        recalls = [right[labels == label].float().mean() for label in set(labels.tolist())]
+        return right.float().mean().item(), torch.stack(recalls).mean().item()
+
+    def _held_out_images(self) -> tuple[Tensor, Tensor]:
+        if self._held_out is None:
+            loader = DataLoader(
+                self.job.held_out, 256, order="sequential", decode=decode_indexed, on_error="skip"
+            )
+            batches = [(images, labels) for (images, _), labels in loader]
+            self._held_out = (
+                torch.cat([images for images, _ in batches]),
+                torch.cat([labels for _, labels in batches]),
+            )
+        return self._held_out
+
+
+def run_training(job_path: str) -> None:
+    """Train to the end, from the checkpoint if there is one."""
+    job = Job.load(Path(job_path))
+    # One half of the cores computes, the other half decodes.
+    torch.set_num_threads(max(1, usable_cores() // 2))
+    training = Training(job)
+    if Path(job.checkpoint).exists():
+        training.resume()
+    while training.loader.epoch < job.epochs:
+        training.run_epoch()
+    say("done")
