@@ -16,11 +16,13 @@ def demo(
         Path | None,
         typer.Option(help="Folder of images, a folder per class. [default: Debian's clip art]"),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 3,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the packed store.")] = False,
+    epochs: Annotated[int, typer.Option(min=2, help="Epochs to train.")] = 3,
+    out: Annotated[
+        Path, typer.Option(help="Where stores and checkpoints go; stores are used again.")
+    ] = Path("build/demo"),
     as_json: Json = False,
 ) -> int:
     """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
-    from headrace.demo import DemoOptions, run
+    from headrace.demo import DemoOptions, main
 
-    return int(run(DemoOptions(data=data, epochs=epochs, as_json=as_json, keep=keep)))
+    return main(DemoOptions(data=data, epochs=epochs, out=out), as_json=as_json)
