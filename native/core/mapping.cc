@@ -43,10 +43,10 @@ bool replace_page(uintptr_t address) {
     // Counted first: whoever reads zeros from the new page must find the damage afterwards.
     slot.damaged.fetch_add(1, std::memory_order_acq_rel);
     void* page = reinterpret_cast<void*>(address & ~static_cast<uintptr_t>(kPageBytes - 1));
-    // mmap is a bare system call in every libc; it takes no lock of ours or theirs.
-    if (mmap(page, kPageBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != page) {
-      return false;
-    }
+    // The bare system call: it takes no lock of ours, of libc's or of a sanitizer's.
+    const long placed = syscall(SYS_mmap, page, kPageBytes, PROT_READ,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (reinterpret_cast<void*>(placed) != page) return false;
     return true;
   }
   return false;
