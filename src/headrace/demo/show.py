@@ -46,8 +46,8 @@ def _story(report: DemoReport) -> list[str]:
     total = packed.train_samples + packed.held_out_samples
     lines = [
         f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
-        + f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
-        + f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out.",
+        f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
+        f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out.",
     ]
     if packed.left_out:
         reasons = ", ".join(f"{count:,} {why}" for why, count in packed.left_out.items())
@@ -57,9 +57,9 @@ def _story(report: DemoReport) -> list[str]:
     return [
         *lines,
         f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
-        + f"a new process went on from the checkpoint at {stop.resumed_at:,}.",
+        f"a new process went on from the checkpoint at {stop.resumed_at:,}.",
         f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
-        + f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}.",
+        f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}.",
     ]
 
 
