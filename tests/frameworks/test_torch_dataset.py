@@ -51,9 +51,7 @@ def test_torchs_loader_shuffles_it(path, workers):
 def test_workers_may_be_started_in_any_way(path, context):
     dataset = Dataset(path, index_of)
     assert dataset[0] == (0, 0)  # the parent has a reader of its own by now
-    loader = torch_data.DataLoader(
-        dataset, 50, num_workers=1, multiprocessing_context=context
-    )
+    loader = torch_data.DataLoader(dataset, 50, num_workers=1, multiprocessing_context=context)
     indices = torch.cat([indices for indices, _ in loader])
     assert indices.tolist() == list(range(SAMPLES))
 

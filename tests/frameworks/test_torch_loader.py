@@ -102,7 +102,9 @@ def test_workers_may_be_started_in_any_way(path, expected, context):
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_stopping_and_resuming_with_other_threads_and_worlds_loses_nothing(path, data):
     """Three runs over one epoch, each with its own world size, batch size and look-ahead."""
     seen, state, hashed = [], None, 0

@@ -132,8 +132,10 @@ def test_parts_are_named(tmp_path):
         batch[0]
     with pytest.raises(KeyError, match="png"):
         batch[0, "png"]
+
     def one(data):
         return len(data["jpg"]) + len(data["txt"])
+
     lengths, labels = next(iter(DataLoader(tmp_path / "parts.hr", 5, decode=one)))
     assert (lengths.tolist(), sorted(labels.tolist())) == ([6] * 5, list(range(5)))
     (only,) = DataLoader(tmp_path / "parts.hr", 5, parts=["txt"], order="sequential")

@@ -117,7 +117,9 @@ def compare(
         measured = []
         for work, name, make in ways:
             tell(f"{work}: {name}")
-            steps = -(-options.compare_samples // options.batch_size) if work == "training" else None
+            steps = (
+                -(-options.compare_samples // options.batch_size) if work == "training" else None
+            )
             train = _train_step(len(packed.classes), options.seed) if work == "training" else None
             measured.append(_measure(work, name, make(), steps, train))
     finally:
