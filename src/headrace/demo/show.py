@@ -45,9 +45,11 @@ def _story(report: DemoReport) -> list[str]:
     verb = "found packed" if packed.reused else "packed"
     total = packed.train_samples + packed.held_out_samples
     lines = [
-        f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
-        f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
-        f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out.",
+        (
+            f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
+            f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
+            f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out."
+        ),
     ]
     if packed.left_out:
         reasons = ", ".join(f"{count:,} {why}" for why, count in packed.left_out.items())
@@ -56,10 +58,14 @@ def _story(report: DemoReport) -> list[str]:
     once = "yes" if report.exactly_once else "NO"
     return [
         *lines,
-        f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
-        f"a new process went on from the checkpoint at {stop.resumed_at:,}.",
-        f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
-        f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}.",
+        (
+            f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
+            f"a new process went on from the checkpoint at {stop.resumed_at:,}."
+        ),
+        (
+            f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
+            f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}."
+        ),
     ]
 
 
