@@ -63,6 +63,15 @@ def _story(report: DemoReport) -> list[str]:
     return [contents, *([f"Left out: {reasons}."] if reasons else []), killed, proof]
 
 
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    # Lines of ASCII go through every log and pipe.
+    style = box.ROUNDED if sys.stdout.isatty() else box.ASCII
+    return Table(title=title, title_justify="left", box=style)
+
+
 def _epochs(report: DemoReport) -> Table:
     table = _table(f"Training, held-out accuracy by chance: {report.chance:.1%}")
     for name in ("epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s"):
