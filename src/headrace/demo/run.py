@@ -49,7 +49,6 @@ def run(options: DemoOptions, tell: Tell = _silent) -> DemoReport:
         HeadraceError: the training process failed.
     """
     started = time.perf_counter()
-    options.out.mkdir(parents=True, exist_ok=True)
     packed = pack_images(options, lambda done, of: tell("packing", done, of))
     epochs, interruption = _train(packed, options, tell)
     chance = _most_common_share(packed.held_out)

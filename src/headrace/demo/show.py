@@ -44,29 +44,23 @@ def _story(report: DemoReport) -> list[str]:
     packed, stop = report.packed, report.interruption
     verb = "found packed" if packed.reused else "packed"
     total = packed.train_samples + packed.held_out_samples
-    lines = [
-        (
-            f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
-            f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
-            f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out."
-        ),
-    ]
-    if packed.left_out:
-        reasons = ", ".join(f"{count:,} {why}" for why, count in packed.left_out.items())
-        lines.append(f"Left out: {reasons}.")
+    contents = (
+        f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
+        f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
+        f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out."
+    )
+    reasons = ", ".join(f"{count:,} {why}" for why, count in packed.left_out.items())
+    killed = (
+        f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
+        f"a new process went on from the checkpoint at {stop.resumed_at:,}."
+    )
     same = "identical" if stop.identical else "DIFFERENT"
     once = "yes" if report.exactly_once else "NO"
-    return [
-        *lines,
-        (
-            f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
-            f"a new process went on from the checkpoint at {stop.resumed_at:,}."
-        ),
-        (
-            f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
-            f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}."
-        ),
-    ]
+    proof = (
+        f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
+        f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}."
+    )
+    return [contents, *([f"Left out: {reasons}."] if reasons else []), killed, proof]
 
 
 def _table(title: str) -> Table:
@@ -74,8 +68,8 @@ def _table(title: str) -> Table:
     from rich.table import Table
 
     # Lines of ASCII go through every log and pipe.
-    style = None if sys.stdout.isatty() else box.ASCII
-    return Table(title=title, title_justify="left", box=style or box.ROUNDED)
+    style = box.ROUNDED if sys.stdout.isatty() else box.ASCII
+    return Table(title=title, title_justify="left", box=style)
 
 
 def _epochs(report: DemoReport) -> Table:

@@ -56,6 +56,7 @@ def pack_images(
     """
     started = time.perf_counter()
     files = list_images(options.source)
+    options.out.mkdir(parents=True, exist_ok=True)
     digest = _digest(files, options)
     record = options.out / _RECORD
     found = _packed_before(record, digest, started)

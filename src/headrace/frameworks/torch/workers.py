@@ -148,6 +148,12 @@ class WorkerDecoding:
             for answer in iterator:
                 self._loader.skipped.extend(answer.skipped)
                 yield _delivery_of(answer)
+        except (ConnectionError, EOFError) as e:
+            self.close()
+            raise RuntimeError(
+                "a DataLoader worker died while it sent a batch; the kernel's log may say why "
+                "(out of memory?), and num_workers=0 decodes in this process",
+            ) from e
         except Exception:
             self.close()  # workers that failed are not asked again
             raise
