@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from torch.utils import data as torch_data
 
-from headrace.demo.model import decode, make_model, normalized
+from headrace.demo.model import IMAGE_PIXELS, decode, make_model, normalized
 from headrace.demo.training import usable_cores
 from headrace.torch import DataLoader
 
@@ -120,7 +120,11 @@ def compare(
             steps = (
                 -(-options.compare_samples // options.batch_size) if work == "training" else None
             )
-            train = _train_step(len(packed.classes), options.seed) if work == "training" else None
+            train = (
+                _train_step(len(packed.classes), options.seed, options.batch_size)
+                if work == "training"
+                else None
+            )
             measured.append(_measure(work, name, make(), steps, train))
     finally:
         torch.set_num_threads(threads)
@@ -136,7 +140,7 @@ def _files_of(packed: PackedImages) -> tuple[list[str], list[int]]:
         return paths, [int(label) for label in store.labels]
 
 
-def _train_step(classes: int, seed: int) -> Callable[[Any], None]:
+def _train_step(classes: int, seed: int, batch_size: int) -> Callable[[Any], None]:
     model = make_model(classes, seed)
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -147,6 +151,9 @@ def _train_step(classes: int, seed: int) -> Callable[[Any], None]:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
+    # The first step of a process makes kernels and buffers: no loader should pay for that.
+    size = (batch_size, 3, IMAGE_PIXELS, IMAGE_PIXELS)
+    step((torch.zeros(size, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64)))
     return step
 
 

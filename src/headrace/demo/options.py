@@ -45,7 +45,7 @@ class DemoOptions:
     class_images_min: int = 20
     """Classes of fewer images are left out: a few held-out images say nothing about a class."""
 
-    compare_samples: int = 1024
+    compare_samples: int = 2048
     """Samples that each loader trains on in the comparison."""
 
     def __post_init__(self) -> None:
