@@ -35,7 +35,7 @@ def order_for(
     order: OrderName | Order = "shuffled",
     *,
     seed: int = 0,
-    window_bytes: int = 32 << 20,
+    window_bytes: int = 24 << 20,
     block_bytes: int = BLOCK_BYTES,
 ) -> Order:
     """Return an order over a store's samples.

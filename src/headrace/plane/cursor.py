@@ -8,10 +8,10 @@ read and decoded here, in threads or in other processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.order import OrderState, order_hash
+from headrace.order import OrderState, combine_hashes, order_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,29 +45,40 @@ class Cursor:
         self.slices = slices
         self.last_order_hash: str | None = None
         self._fingerprint = fingerprint
-        self._state = OrderState.begin(order, fingerprint)
         self._started = False
         self._passes = 0
+        self._go_to(OrderState.begin(order, fingerprint))
+
+    def _go_to(self, state: OrderState) -> None:
+        # Position and hash move with every batch, so they are plain numbers; `_state` makes a state
+        # of them when somebody wants one.
+        self._base = state
+        self._position = state.position
+        self._hash = state.order_hash
+
+    @property
+    def _state(self) -> OrderState:
+        return replace(self._base, position=self._position, order_hash=self._hash)
 
     @property
     def epoch(self) -> int:
         """The epoch that is under way or, between epochs, the one that comes next."""
-        return self._state.epoch
+        return self._base.epoch
 
     @property
     def position(self) -> int:
         """Global positions of this epoch that were delivered."""
-        return self._state.position
+        return self._position
 
     @property
     def order_hash(self) -> str:
         """16 hex digits over what this rank delivered in this epoch."""
-        return f"{self._state.order_hash:016x}"
+        return f"{self._hash:016x}"
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` with the next pass."""
-        if epoch != self._state.epoch or self._started:
-            self._state = OrderState.begin(self.order, self._fingerprint, epoch)
+        if epoch != self.epoch or self._started:
+            self._go_to(OrderState.begin(self.order, self._fingerprint, epoch))
             self._started = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,16 +96,16 @@ class Cursor:
         loaded.check(self.order, self._fingerprint)
         if self.slices.steps(loaded.position) == 0:
             loaded = loaded.next_epoch()
-        self._state = loaded
+        self._go_to(loaded)
         self._started = False
 
     def begin(self) -> Pass:
         """Begin a pass; it ends the one before."""
         if self._started:  # the pass before was left early
-            self._state = self._state.next_epoch()
+            self._go_to(self._base.next_epoch())
         self._started = True
         self._passes += 1
-        return Pass(self, self._passes, self._state.epoch, self._state.position)
+        return Pass(self, self._passes, self.epoch, self._position)
 
     def end(self) -> None:
         """End the pass under way: its iterator will deliver no more."""
@@ -105,11 +116,12 @@ class Cursor:
             raise RuntimeError("this iterator ended when a new one was made")
 
     def _delivered(self, position: int, hashed: int) -> None:
-        self._state = self._state.delivered(position, hashed)
+        self._position = position
+        self._hash = combine_hashes(self._hash, hashed)
 
     def _finish(self) -> None:
         self.last_order_hash = self.order_hash
-        self._state = self._state.next_epoch()
+        self._go_to(self._base.next_epoch())
         self._started = False
 
 
