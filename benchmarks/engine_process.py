@@ -34,6 +34,8 @@ class Caps:
 
     samples: int
     seconds: float
+    check_every: int = 1
+    """Which samples of a batch are looked at: see `Checker`."""
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ def deliver(
     started = time.perf_counter()
     loader.open(data, path)
     result.open_s = time.perf_counter() - started
-    checker = Checker(data.samples)
+    checker = Checker(data.samples, caps.check_every)
     try:
         _timed(loader, seed, caps, checker, result)
         measured()
@@ -76,7 +78,7 @@ def deliver(
     except WrongDeliveryError as error:
         result.wrong = str(error)
     result.samples = checker.delivered
-    result.bytes = checker.bytes_of(datasets.sizes(data))
+    result.bytes = checker.bytes
     result.facts = loader.facts()
     return result
 
@@ -103,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("engine", "dataset", "path"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("samples", "batch", "seed", "cap-samples", "orders", "reports"):
+    for name in ("samples", "batch", "seed", "cap-samples", "check-every", "orders", "reports"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--cap-seconds", type=float, required=True)
     options = parser.parse_args()
@@ -114,7 +116,7 @@ def main() -> int:
         print(json.dumps({"event": "ready"}), file=reports, flush=True)
         if orders.readline() != "go\n":
             return 1
-        caps = Caps(options.cap_samples, options.cap_seconds)
+        caps = Caps(options.cap_samples, options.cap_seconds, options.check_every)
 
         def measured() -> None:
             print(json.dumps({"event": "measured"}), file=reports, flush=True)

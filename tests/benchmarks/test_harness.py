@@ -106,11 +106,23 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(tmp_path, monkey
 def test_lists_and_flat_batches_are_checked_alike():
     data = datasets.DataSet("B", 20, 10)
     payloads = [datasets.payload(data, index) for index in range(20)]
-    checker = Checker(20)
-    assert checker.add(payloads[:10]) == 10
-    assert checker.add(flat(payloads[10:], np.arange(10, 20))) == 10
-    checker.finish(complete=True)
-    assert checker.bytes_of(datasets.sizes(data)) == data.total_bytes
+    for every in (1, 3):
+        checker = Checker(20, every)
+        assert checker.add(payloads[:10]) == 10
+        assert checker.add(flat(payloads[10:], np.arange(10, 20))) == 10
+        checker.finish(complete=True)
+        assert checker.bytes == data.total_bytes
+
+
+def test_a_thinned_check_still_sees_damage_where_it_looks_and_a_short_epoch():
+    data = datasets.DataSet("B", 20, 10)
+    payloads = [datasets.payload(data, index) for index in range(20)]
+    with pytest.raises(WrongDeliveryError, match="begins as"):
+        Checker(20, 3).add([payloads[0], payloads[1], payloads[2], bytes(600)])
+    checker = Checker(20, 3)
+    checker.add(payloads[:10])
+    with pytest.raises(WrongDeliveryError, match="ended after 10"):
+        checker.finish(complete=True)
 
 
 def test_a_wrong_label_and_a_wrong_boundary_are_found():
