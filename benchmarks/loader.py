@@ -245,7 +245,8 @@ def save(
     path = options.json or RESULTS / f"loader-{outcome['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
-        "options": asdict(options),
+        # The folder's own name is enough: where it lies on somebody's machine is nobody's business.
+        "options": asdict(options) | {"dir": Path(options.dir).name},
         "numpy_baseline": asdict(baseline),
         **outcome,
         "targets": [asdict(target) for target in outcome["targets"]],  # type: ignore[attr-defined]
