@@ -150,6 +150,7 @@ void register_file_bytes(nb::module_& m) {
   };
   nb::class_<FileBytes>(m, "FileBytes", nb::type_slots(slots),
                         "The bytes of one file: a read-only buffer, for memoryview().")
+      .def("same_as", &FileBytes::same_as, "fd"_a, "Whether an open file is the one that was read.")
       .def("__len__", &FileBytes::size);
 }
 

@@ -102,6 +102,10 @@ const std::byte* FileBytes::data() const {
   return batch->buffer == nullptr ? nullptr : batch->buffer->data + batch->offsets[index];
 }
 
+bool FileBytes::same_as(int fd) const {
+  return compare(fd, batch->identities[index], kSyscalls) == 0;
+}
+
 FileJob::FileJob(std::shared_ptr<FileReader> reader, std::shared_ptr<FileWork> work)
     : reader_(std::move(reader)), work_(std::move(work)) {}
 

@@ -90,6 +90,8 @@ struct FileBytes {
   size_t index;
   const std::byte* data() const;
   size_t size() const { return static_cast<size_t>(batch->lengths[index]); }
+  // Whether the open file `fd` is the one that was read, unchanged.
+  bool same_as(int fd) const;
 };
 
 struct FileWork;  // what the threads know of a job

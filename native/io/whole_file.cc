@@ -132,13 +132,6 @@ int check_empty(int fd, const Syscalls& sys) {
   return read.error != 0 ? read.error : read.done == 0 ? 0 : ESTALE;
 }
 
-int compare(int fd, const FileIdentity& expected, const Syscalls& sys) {
-  struct stat status;
-  if (sys.fstat(fd, &status) != 0) return errno;
-  if (const int error = kind_error(status); error != 0) return error;
-  return identity_of(status) == expected ? 0 : ESTALE;
-}
-
 }  // namespace
 
 int identify(const char* path, const FileCalls& calls, FileIdentity* identity) {
@@ -146,6 +139,13 @@ int identify(const char* path, const FileCalls& calls, FileIdentity* identity) {
   if (calls.stat(path, &status) != 0) return errno;
   *identity = identity_of(status);
   return kind_error(status);
+}
+
+int compare(int fd, const FileIdentity& expected, const Syscalls& sys) {
+  struct stat status;
+  if (sys.fstat(fd, &status) != 0) return errno;
+  if (const int error = kind_error(status); error != 0) return error;
+  return identity_of(status) == expected ? 0 : ESTALE;
 }
 
 WholeFile read_whole(const char* path, const FileIdentity& expected, std::byte* dest,

@@ -52,6 +52,9 @@ struct WholeFile {
 // 0 and what the regular file at `path` is, or an errno: EISDIR, EINVAL (neither file nor folder).
 int identify(const char* path, const FileCalls& calls, FileIdentity* identity);
 
+// 0 if the open file is what `expected` says, ESTALE if it is not, or another errno.
+int compare(int fd, const FileIdentity& expected, const Syscalls& sys);
+
 // Bytes that `read_whole` needs at `dest`, which lies at a multiple of 4096.
 inline uint64_t room_for(uint64_t size) { return (size + 4095) & ~uint64_t{4095}; }
 

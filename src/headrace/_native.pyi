@@ -212,6 +212,9 @@ class FileBatch:
 class FileBytes:
     """The bytes of one file: a read-only buffer, for memoryview()."""
 
+    def same_as(self, fd: int) -> bool:
+        """Whether an open file is the one that was read."""
+
     def __len__(self) -> int: ...
 
 class FileJob:
