@@ -8,6 +8,7 @@
 #include "bindings/errors.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
+#include "bindings/sample_cache.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -19,4 +20,5 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_directory(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_sample_cache(m);
 }
