@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.config import place_in_job, reader_options
+from headrace.config import place_in_job, reader_options, tier_options
 from headrace.control import explain
 from headrace.control import tune as tune_plane
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
@@ -137,7 +137,8 @@ def loader(
             HEADRACE_* are left alone. HEADRACE_TUNE=0 turns it off for all loaders.
         memory_bytes: what all buffers of this process may take; by default a part of what the job's
             own limits leave, see `headrace.control.limits`. HEADRACE_MEMORY_BYTES likewise.
-        options: fields of `headrace.config.ReaderOptions`, none of which changes what is delivered.
+        options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
+            (`cache_dir`, `ram_bytes`, ...), none of which changes what is delivered.
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
@@ -150,8 +151,9 @@ def loader(
     if tail is None:
         tail = "exact" if placement.world_size == 1 else "pad"
     slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
-    resolved, origins = reader_options(options)
-    made = Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error)
+    tiers, reading, _ = tier_options(options)
+    resolved, origins = reader_options(reading)
+    made = Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)
     made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
     return made
 
@@ -181,7 +183,7 @@ def _tuning(
         frozen.append("buffer_bytes")  # it holds whole windows, of the order's size
     return tune_plane(
         f"loader of {name}",
-        made.stages,
+        made.stages_now,
         made.stats.consumer,
         frozen=frozen,
         memory_bytes=memory_bytes,

@@ -139,7 +139,7 @@ atexit.register(_controller.stop)
 
 def tune(
     name: str,
-    stages: Sequence[Stage],
+    stages: Sequence[Stage] | Callable[[], Sequence[Stage]],
     consumer: Callable[[], ConsumerStats],
     limits: Callable[[int], Limits] | None = None,
     frozen: Iterable[str] = (),
@@ -151,8 +151,9 @@ def tune(
 
     Args:
         name: what logs and `explain` call it.
-        stages: its stages, held weakly: who owns them keeps them, and the handle.
-        consumer: gives what its consumer did so far; a bound method is held weakly.
+        stages: its stages, or what gives those there are now. Held weakly, as is what a bound
+            method belongs to: who owns them keeps them, and the handle.
+        consumer: gives what its consumer did so far.
         limits: gives the limits, from the bytes that the plane holds; by default `read_limits`.
         frozen: knobs that somebody set on purpose: they stay.
         memory_bytes: what all buffers may take together, see `read_limits`.

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from dataclasses import dataclass
 from inspect import ismethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.control.history import History, Interval, Knobs, Window
 from headrace.control.tuner import propose
@@ -54,6 +54,22 @@ class _Reading:
     at: float
     consumer: ConsumerStats
     stages: tuple[StageStats, ...]
+    readers: frozenset[str]
+
+
+def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | None]:
+    """The function, without keeping alive what it is bound to."""
+    return weakref.WeakMethod(function) if ismethod(function) else lambda: function
+
+
+def _listed(stages: Sequence[Stage]) -> Callable[[], Callable[[], Sequence[Stage] | None]]:
+    refs = [weakref.ref(stage) for stage in stages]
+
+    def found() -> Sequence[Stage] | None:
+        alive = [stage for ref in refs if (stage := ref()) is not None]
+        return alive if len(alive) == len(refs) else None
+
+    return lambda: found
 
 
 class Plane:
@@ -62,7 +78,7 @@ class Plane:
     def __init__(
         self,
         name: str,
-        stages: Sequence[Stage],
+        stages: Sequence[Stage] | Callable[[], Sequence[Stage]],
         consumer: Callable[[], ConsumerStats],
         limits: Callable[[int], Limits],
         frozen: Iterable[str],
@@ -76,11 +92,9 @@ class Plane:
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.history = History()
         self.action = self.reason = ""
-        self._stages = [weakref.ref(stage) for stage in stages]
-        self._consumer = weakref.WeakMethod(consumer) if ismethod(consumer) else lambda: consumer
+        self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
+        self._find_consumer = _weakly(consumer)
         self._find_limits = limits
-        # Tiers read too, from what this one has brought; only it is tuned.
-        self._readers = {stage.name for stage in stages if "reads_in_flight" in stage.knobs()}
         self._started = time.monotonic()
         self._reading = self._read()
         self._knobs = self._current()
@@ -89,7 +103,7 @@ class Plane:
     @property
     def gone(self) -> bool:
         """Whether a stage or the consumer exists no more."""
-        return self._consumer() is None or any(ref() is None for ref in self._stages)
+        return self._find_consumer() is None or self._stages_now() is None
 
     @property
     def knobs(self) -> Knobs:
@@ -138,11 +152,16 @@ class Plane:
 
     def _turn(self, knobs: Knobs) -> None:
         changes = knobs.changes_from(self._knobs)
-        for ref in self._stages:
-            stage = ref()
-            if stage is not None:
-                stage.turn({name: value for name, value in changes.items() if name in stage.knobs()})
+        for stage in self._stages_now() or ():
+            mine = {name: value for name, value in changes.items() if name in stage.knobs()}
+            if mine:
+                stage.turn(mine)
         self._knobs = knobs
+
+    def _stages_now(self) -> Sequence[Stage] | None:
+        """The stages; None when they are gone."""
+        find = self._find_stages()
+        return find() if find is not None else None
 
     def _record(self, decision: Decision) -> None:
         at_s = time.monotonic() - self._started
@@ -177,29 +196,27 @@ class Plane:
             self._knobs = current
         if seconds > INTERVAL_MAX_S:
             return None
-        return _difference(before, now, current, self._readers)
+        return _difference(before, now, current)
 
     def _read(self) -> _Reading | None:
-        consumer = self._consumer()
-        stages = [ref() for ref in self._stages]
-        if consumer is None or any(stage is None for stage in stages):
+        consumer, stages = self._find_consumer(), self._stages_now()
+        if consumer is None or stages is None:
             return None
-        published = tuple(stage.stats() for stage in stages if stage is not None)
-        return _Reading(time.monotonic(), consumer(), published)
+        # Tiers read too, from what the first one has brought; only that one is tuned.
+        readers = frozenset(stage.name for stage in stages if "reads_in_flight" in stage.knobs())
+        published = tuple(stage.stats() for stage in stages)
+        return _Reading(time.monotonic(), consumer(), published, readers)
 
     def _current(self) -> Knobs:
         found = dict[str, int]()
-        for ref in self._stages:
-            stage = ref()
-            for name, value in (stage.knobs() if stage is not None else {}).items():
+        for stage in self._stages_now() or ():
+            for name, value in stage.knobs().items():
                 if name in KNOBS and name not in found:
                     found[name] = value
         return Knobs(**found)
 
 
-def _difference(
-    before: _Reading, now: _Reading, knobs: Knobs, readers: set[str]
-) -> Interval | None:
+def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> Interval | None:
     """The interval between two readings; None when nothing happened or a stage began anew."""
     seconds = now.at - before.at
     waited_s = now.consumer.waited_s - before.consumer.waited_s
@@ -208,7 +225,9 @@ def _difference(
     if batches == 0 and waited_s <= 0.0 and worked_s <= 0.0:
         return None  # between epochs
     old = {stage.name: stage for stage in before.stages}
-    reading = [stage for stage in now.stages if stage.name in readers]
+    reading = [stage for stage in now.stages if stage.name in now.readers]
+    if not {stage.name for stage in reading} <= set(old):
+        return None
     if any(stage.reads < old[stage.name].reads for stage in reading):
         return None
     counts = [0] * LATENCY_BUCKETS

@@ -17,12 +17,14 @@ from headrace.plane.stage import ConsumerStats, Stage, StageStats
 from headrace.plane.store_reader import SampleSource, StoreReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from headrace.config import ReaderOptions
+    from headrace.config import ReaderOptions, TierOptions
     from headrace.order import Order, Slices
     from headrace.plane.batch import Batch
     from headrace.plane.skipped import OnError, Skipped
+    from headrace.plane.stage import Stage
+    from headrace.plane.tiers import CacheReport
 
 __all__ = ["Loader", "LoaderStats", "SampleSource"]
 
@@ -42,14 +44,14 @@ class LoaderStats:
     direct_reads: int = 0
     buffered_reads: int = 0
     opened_files: int = 0
-    _stages: Sequence[Stage] = field(default=(), repr=False, compare=False)
+    _stages: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
     _asked_at: float | None = field(default=None, repr=False, compare=False)
     _delivered_at: float | None = field(default=None, repr=False, compare=False)
 
     @property
     def stages(self) -> dict[str, StageStats]:
         """What each stage of the plane did since it started and holds now, by name."""
-        return {stage.name: stage.stats() for stage in self._stages}
+        return {stage.name: stage.stats() for stage in self._stages()}
 
     def consumer(self) -> ConsumerStats:
         """What the consumer did, a wait or work that is under way included. Thread-safe."""
@@ -123,9 +125,9 @@ class Loader:
         options: how to read.
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
+        tiers: where samples are kept nearer than the source, and limits.
 
     Attributes:
-        stages: what can be watched and turned.
         tuning: whoever does; None: nobody.
     """
 
@@ -138,15 +140,16 @@ class Loader:
         *,
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
+        tiers: TierOptions | None = None,
     ) -> None:
         self.source = source
         self.order = order
         self.slices = slices
         self.options = options
         self._cursor = Cursor(order, slices, source.fingerprint)
-        self._reader = StoreReader(source, options, parts, on_error)
-        self.stages: tuple[Stage, ...] = (PrefetchStage(self._reader, options),)
-        self.stats = LoaderStats(_stages=self.stages)
+        self._reader = StoreReader(source, options, parts, on_error, tiers)
+        self._prefetch = PrefetchStage(self._reader, options)
+        self.stats = LoaderStats(_stages=self.stages_now)
         self.tuning: Tuning | None = None
 
     def __len__(self) -> int:
@@ -162,6 +165,25 @@ class Loader:
     def reader(self) -> StoreReader:
         """What reads its batches, for adapters likewise."""
         return self._reader
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits that batches pass, the lowest first; none before it reads."""
+        return self._reader.stages
+
+    @property
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes read so far by where they came from: `ram`, `disk` (the cache) and `source`."""
+        found = {"ram": 0, "disk": 0}
+        for stage in self.stages:
+            for tier, count in stage.stats().bytes_by_tier.items():
+                found[tier] = found.get(tier, 0) + count
+        return {**found, "source": max(0, self.stats.bytes - sum(found.values()))}
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """How far the cache in `cache_dir` is; None without one, or before reading began."""
+        return self._reader.cache
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -213,6 +235,10 @@ class Loader:
         """Stop reading ahead. Delivered batches stay valid; the loader can be used again."""
         self._cursor.end()
         self._reader.close()
+
+    def stages_now(self) -> tuple[Stage, ...]:
+        """The stages of this process, the reading one first; tiers from when reading began."""
+        return (self._prefetch, *self._reader.stages)
 
     def begin(self) -> Pass:
         """Begin a pass, for adapters that deliver in their own way; it ends the one before."""
