@@ -113,9 +113,7 @@ def _run(
             break
     elapsed_s = max(1e-9, time.perf_counter() - started)
     stats = loader.stats
-    return _Read(
-        stats.samples, stats.bytes, stats.batches, elapsed_s, _cpu_s() - cpu_s, complete
-    )
+    return _Read(stats.samples, stats.bytes, stats.batches, elapsed_s, _cpu_s() - cpu_s, complete)
 
 
 def _cpu_s() -> float:

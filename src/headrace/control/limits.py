@@ -72,7 +72,7 @@ class Limits:
     def frozen(self, knobs: Knobs, names: Iterable[str]) -> Limits:
         """These limits with some knobs held where they stand: somebody set them on purpose."""
         held = {name: Bounds(getattr(knobs, name), getattr(knobs, name)) for name in names}
-        said = {name: "set explicitly" for name in held}
+        said = dict.fromkeys(held, "set explicitly")
         return replace(self, **held, origins={**self.origins, **said})
 
     def shared(self, planes: int) -> Limits:
