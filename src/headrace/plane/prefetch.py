@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
 
-BATCHES_AHEAD_MAX = 16
-"""Batches submitted ahead. More than the budget holds only queue up; 16 small ones hide a hiccup."""
-
 WINDOWS_AHEAD_MAX = 2
 """Windows submitted ahead of the one that is being consumed."""
 
@@ -43,7 +40,7 @@ def read_batches(
     pending: deque[PendingBatch] = deque()
     for span in spans:
         pending.append(reader.submit(order.wrapped(epoch, *span)))
-        if len(pending) > BATCHES_AHEAD_MAX:
+        if len(pending) > reader.batches_ahead:
             yield pending.popleft().take()
     while pending:
         yield pending.popleft().take()

@@ -95,6 +95,7 @@ class StoreReader:
         self._part_numbers = _numbers_of(self.part_names, source.parts)
         self._on_error = on_error
         self._native: BatchReader | None = None
+        self._turned: dict[str, int] = {}
 
     @property
     def mapped_bytes(self) -> int:
@@ -105,6 +106,20 @@ class StoreReader:
     def engine(self) -> tuple[str, str]:
         """The engine for bytes that are not resident, and why it is not io_uring (or '')."""
         return self._reader().engine
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics of this process's native reader, see `BatchReader.stats`; empty before it reads."""
+        return self._native.stats() if self._native is not None and self._native.usable else {}
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """Set knobs of the native reader, see `BatchReader.turn`.
+
+        They outlive it: a reader that is made later, in this process or a forked one, begins with them.
+        """
+        given = {"reads_in_flight": reads_in_flight, "buffer_bytes": buffer_bytes}
+        self._turned |= {name: value for name, value in given.items() if value is not None}
+        if self._native is not None and self._native.usable:
+            self._native.turn(**given)
 
     def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
         """Read one batch now.
@@ -156,6 +171,7 @@ class StoreReader:
     def _reader(self) -> BatchReader:
         if self._native is None or not self._native.usable:
             self._native = BatchReader(self.source.catalog, self._part_numbers, self.options)
+            self._native.turn(**self._turned)
         return self._native
 
     def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
