@@ -1,11 +1,11 @@
 """Whole batches for Grain and JAX: headrace's own, in headrace's order, without a copy."""
 
+import grain
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import grain
 import headrace as hr
 from headrace.errors import OrderError
 from headrace.grain import Dataset, dataset

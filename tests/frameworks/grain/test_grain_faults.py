@@ -1,8 +1,8 @@
 """What is wrong reaches the user by name, and an iterator that failed can be asked again."""
 
+import grain
 import pytest
 
-import grain
 from headrace.errors import CorruptSample, DecodeError, StoreNotFound
 from headrace.grain import dataset
 

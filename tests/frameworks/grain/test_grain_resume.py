@@ -1,12 +1,12 @@
 """Stop and resume equals never stopped: at every batch, as Grain's own iterators have it."""
 
 import json
-import os
 import threading
-
-import pytest
+from pathlib import Path
 
 import grain
+import pytest
+
 import headrace as hr
 from headrace.errors import OrderError, StateMismatch
 from headrace.grain import dataset
@@ -137,7 +137,7 @@ def test_states_of_others_are_refused(path, equal_path):
 
 def test_a_closed_iterator_leaves_no_threads(path):
     before = threading.active_count()
-    tasks = len(os.listdir("/proc/self/task"))
+    tasks = len(list(Path("/proc/self/task").iterdir()))
     for _ in range(5):
         it = iter(dataset(path, BATCH, decode=number_of, threads=3))
         next(it)
@@ -145,7 +145,7 @@ def test_a_closed_iterator_leaves_no_threads(path):
         with pytest.raises(ValueError, match="closed iterator"):
             next(it)
     assert threading.active_count() == before
-    assert len(os.listdir("/proc/self/task")) <= tasks + 1
+    assert len(list(Path("/proc/self/task").iterdir())) <= tasks + 1
 
 
 def test_memory_stays_flat_over_many_epochs(equal_path):

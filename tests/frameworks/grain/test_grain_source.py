@@ -3,9 +3,9 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import grain
 import pytest
 
-import grain
 import headrace as hr
 from headrace.errors import CorruptSample, SampleNotFound, StoreNotFound
 from headrace.grain import Source
