@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_images_that_are_known_by_path_are_the_files(tmp_path):
     with hr.from_hf(dataset) as store:
         plain = dataset.cast_column("image", datasets.Image(decode=False))
         paths = [row["path"] for row in plain["image"]]
-        assert read_all(store) == [open(p, "rb").read() for p in paths]  # noqa: PTH123, SIM115
+        assert read_all(store) == [Path(p).read_bytes() for p in paths]
         assert store.labels.tolist() == list(dataset["label"])
         assert store.segments[0].entry.volumes[0].kind == "tree"
     with pytest.raises(SourceError, match="shows a file twice"):
