@@ -30,7 +30,10 @@ __all__ = [
 
 Sources = Annotated[
     list[str],
-    typer.Argument(help="A folder or an MDS data set; or tar, TFRecord, npy, HDF5, Parquet, Arrow files.", metavar="SOURCE..."),
+    typer.Argument(
+        help="A folder or an MDS data set; or tar, TFRecord, npy, HDF5, Parquet, Arrow files.",
+        metavar="SOURCE...",
+    ),
 ]
 Extensions = Annotated[
     str | None, typer.Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
@@ -46,7 +49,8 @@ PrefixNames = Annotated[
 Column = Annotated[
     list[str] | None,
     typer.Option(
-        "--column", help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts."
+        "--column",
+        help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts.",
     ),
 ]
 Label = Annotated[
