@@ -25,7 +25,7 @@ STALL_OK = 0.015
 STALL_BAD = 0.025
 """Above this it waits. Between the two nothing is changed, so that noise turns no knobs."""
 
-SAME_RATE = 0.97
+SAME_RATE = 0.975
 """A smaller setting is as good when it reads at least this share of the best rate."""
 
 LATENCY_STEP = 2.0

@@ -232,9 +232,14 @@ class _Call:
         """Smaller settings that may get as much out of the storage."""
         now = self.knobs.reads_in_flight
         floor = self.memory.floor(READS, self.now_s)
-        target = round(math.sqrt(floor * now)) if floor else int(0.4 * now)
+        if floor:
+            target = round(math.sqrt(floor * now))
+        elif READS in self.memory.floors:  # too little a while ago: only look whether it still is
+            target = min(now - 1, int(0.9 * now))
+        else:
+            target = int(0.4 * now)
         target = max(1, target)
-        if floor < target <= 0.93 * now:
+        if floor < target < now and (target <= 0.93 * now or not floor):
             # Reads that wait for each other take the less time, the fewer there are.
             room = self._room_when_bound(target, target / now)
             return {READS: target, BYTES: min(room, self.knobs.buffer_bytes)}
@@ -289,7 +294,7 @@ class _Call:
         if not self.evidence.enough(batches=8):
             return None
         grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
-        gain_min = min(1.2, 1.0 + 0.3 * (grown - 1.0))
+        gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
         error = 2.0 * window.rate_error
         if gain < gain_min + error and gain > gain_min - error and window.seconds < PATIENCE_S:
             return None
