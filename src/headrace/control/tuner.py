@@ -165,6 +165,8 @@ class _Call:
         known_s = window.decode_busy_s + window.decode_wait_s
         if knobs.decode_threads and window.decode_busy_s > 0.85 * known_s > 0:
             return (DECODE,)
+        if window.batches and not window.reads:
+            return ()  # copies from the page cache: no knob makes them faster
         pinned = window.in_flight / max(1, knobs.reads_in_flight)
         if pinned >= 0.95:
             return (READS,)
@@ -201,7 +203,7 @@ class _Call:
     def _lower(self, *, bound: bool) -> Decision | None:
         """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
         window = self.window
-        if bound and not self.evidence.rate_known():
+        if bound and not (window.reads and self.evidence.rate_known()):
             return None
         if bound:
             best = max(self.memory.best_read_rate, self._sure_rate())
@@ -221,7 +223,7 @@ class _Call:
         """Smaller settings that may serve the consumer as well."""
         wanted = self._need()
         if wanted is None:
-            return {}
+            return self._fewer_decoders()
         changes = dict[str, int]()
         reads = self._above_floor(READS, wanted.reads_in_flight)
         if reads < 0.93 * self.knobs.reads_in_flight:
@@ -337,7 +339,7 @@ class _Call:
 
     def _took_too_much(self, trial: Trial) -> Decision:
         """Give back what a lower setting lacks, or all of it."""
-        knob = self._short_of()[0]
+        knob = next(iter(self._short_of()), trial.knob)
         if getattr(trial.before, knob) == getattr(self.knobs, knob):
             knob = trial.knob
         now = getattr(self.knobs, knob)
