@@ -9,6 +9,8 @@
 #include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
+#include "bindings/remote.h"
+#include "bindings/slow.h"
 #include "bindings/sample_cache.h"
 
 NB_MODULE(_native, m) {
@@ -19,6 +21,8 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_errors(m);
   headrace::bindings::register_checksum(m);
   headrace::bindings::register_directory(m);
+  headrace::bindings::register_slow(m);
+  headrace::bindings::register_remote(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
