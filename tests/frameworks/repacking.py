@@ -87,5 +87,3 @@ class _Written(io.BytesIO):
         if not self.closed:
             self._fs.pipe_file(self._path, self.getvalue())
         super().close()
-
-

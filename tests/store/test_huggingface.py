@@ -96,7 +96,9 @@ def test_mapped_and_in_memory_together_are_copied(disk, memory):
 def test_a_store_goes_to_another_process_while_this_one_lives(disk, memory, where):
     dataset = (disk if where == "disk" else memory).shuffle(seed=4)
     with hr.from_hf(dataset) as store:
-        code = "import sys, pickle; s = pickle.load(sys.stdin.buffer); print(len(s), len(s.read(7)))"
+        code = (
+            "import sys, pickle; s = pickle.load(sys.stdin.buffer); print(len(s), len(s.read(7)))"
+        )
         ended = subprocess.run(
             [sys.executable, "-c", code], input=pickle.dumps(store), check=True, capture_output=True
         )

@@ -182,7 +182,11 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         return out
 
     def cat(
-        self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any  # noqa: FBT001, FBT002
+        self,
+        path: Any,
+        recursive: bool = False,
+        on_error: str = "raise",
+        **_: Any,  # noqa: FBT001, FBT002
     ) -> Any:
         """The bytes of a file, or {path: bytes} of several, of a pattern or of a folder."""
         paths = self.expand_path(path, recursive=recursive)
@@ -291,7 +295,9 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             if store is not None:
                 return store, stripped[len(where) + 1 :]
         raise FileNotFoundError(
-            errno.ENOENT, "no store stands on this path (a folder with store.json, a tar, ...)", path
+            errno.ENOENT,
+            "no store stands on this path (a folder with store.json, a tar, ...)",
+            path,
         )
 
     def _file(self, path: str) -> tuple[_OpenStore, File]:

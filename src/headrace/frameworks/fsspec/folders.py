@@ -167,7 +167,9 @@ def _prefix(path: str) -> bytes:
 
 
 def _is_path(name: bytes) -> bool:
-    return bool(name) and not name.startswith(b"/") and not name.endswith(b"/") and b"//" not in name
+    return (
+        bool(name) and not name.startswith(b"/") and not name.endswith(b"/") and b"//" not in name
+    )
 
 
 def _indices(directory: Directory, begin: int, end: int) -> list[int]:

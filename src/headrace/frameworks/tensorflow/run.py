@@ -60,7 +60,9 @@ class Run:
             RuntimeError: a newer run began.
         """
         first, begin = self._begin
-        epochs = count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
+        epochs = (
+            count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
+        )
         try:
             for epoch in epochs:
                 yield from self._epoch(epoch, begin)

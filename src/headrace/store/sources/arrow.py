@@ -116,9 +116,7 @@ class _Table:
             if isinstance(e, SourceError):
                 raise
             raise _damaged(self.path, e) from e
-        check_unchanged(
-            self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns
-        )
+        check_unchanged(self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns)
 
     def _checked(self, batch: Any) -> Any:
         batch.validate()

@@ -138,8 +138,11 @@ class _File:
                     path=self.path,
                     next_step="Name one of them: column='images'.",
                 )
-            if item.shape[0] and not item.is_virtual and not item.external and (
-                item.id.get_storage_size() < 1
+            if (
+                item.shape[0]
+                and not item.is_virtual
+                and not item.external
+                and (item.id.get_storage_size() < 1)
             ):
                 raise SourceError(
                     f"{self.path}: data set {name!r} of {item.shape[0]:,} rows was never written.",
@@ -219,9 +222,7 @@ def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
         return Rows(file.volume(), items[0][1].shape[0], parts, _labels(file, data, label))
 
 
-def _labels(
-    file: _File, data: tuple[str, ...], label: str | None
-) -> NDArray[np.int64] | None:
+def _labels(file: _File, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:
     if label is None:
         return None
     item = file.named((data[0], label))[1][1]

@@ -65,7 +65,11 @@ def list_values(
     end = chunk.start + chunk.size
     if chunk.start < 4 or chunk.size < 0 or end > window.size:
         raise damaged(
-            window.path, "end of a column chunk", f"{end:,}", f"at most {window.size:,}", chunk.start
+            window.path,
+            "end of a column chunk",
+            f"{end:,}",
+            f"at most {window.size:,}",
+            chunk.start,
         )
     offset: array[int] = array("Q")
     length: array[int] = array("Q")
@@ -124,7 +128,9 @@ def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
     return damaged(window.path, "size of a page's values", found, expected, at)
 
 
-def _first_value(window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool) -> int:
+def _first_value(
+    window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool
+) -> int:
     """Where the values begin, behind the levels."""
     if header.compressed:
         raise NotInPlace(f"{window.path}: its pages are compressed")
@@ -143,7 +149,9 @@ def _first_value(window: Window, header: PageHeader, data: int, stop: int, *, nu
     if header.nulls:
         raise NotInPlace(f"{window.path}: a page holds nulls (offset {data:,})")
     if not data <= first <= stop:
-        raise damaged(window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data)
+        raise damaged(
+            window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data
+        )
     return first
 
 

@@ -255,7 +255,11 @@ def stream_rows(
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:
     """Problems for rows without a value; the first thousand, and a line for the rest."""
-    found = [Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()]
+    found = [
+        Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()
+    ]
     if len(rows) > _PROBLEMS_KEPT:
-        found.append(Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null"))
+        found.append(
+            Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null")
+        )
     return found

@@ -83,7 +83,12 @@ def source_options(
     """The options as `pack`, `append` and `index` are given them."""
     columns = (column,) if isinstance(column, str) else column
     return SourceOptions(
-        extensions, prefix_names, on_error, workers, None if columns is None else tuple(columns), label
+        extensions,
+        prefix_names,
+        on_error,
+        workers,
+        None if columns is None else tuple(columns),
+        label,
     )
 
 
