@@ -135,7 +135,7 @@ def test_missing_and_compressed_shards_are_said(tmp_path):
     listed = json.loads((root / "index.json").read_text())
     listed["shards"][1]["compression"] = "zstd:7"
     (root / "index.json").write_text(json.dumps(listed))
-    with pytest.raises(SourceError, match="only compressed .zstd:7."):
+    with pytest.raises(SourceError, match=r"only compressed .zstd:7."):
         index(root, tmp_path / "i.hr")
 
 

@@ -138,7 +138,8 @@ class _Table:
         at = values.buffer.address - self.base.address
         if not 0 <= at <= at + values.buffer.size <= self.base.size:
             raise NotInPlace(f"{self.path}: its buffers are compressed")
-        return (values.start + at).astype(np.uint64)
+        places: NDArray[np.uint64] = (values.start + at).astype(np.uint64)
+        return places
 
 
 def _damaged(path: str, error: BaseException) -> SourceError:

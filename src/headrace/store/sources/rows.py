@@ -70,7 +70,7 @@ class Rows:
     problems: list[Problem] = field(default_factory=list)
 
 
-class NotInPlace(Exception):  # noqa: N818 - no error: it says that another way must be taken
+class NotInPlace(Exception):
     """The rows' bytes lie in no one place of the file; the message says why."""
 
 
