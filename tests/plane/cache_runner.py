@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -43,7 +42,7 @@ def main(source, cache, epochs, state=None, pause_s=0.0):
                 print(f"{epoch}:{loader.position} {digest(batch)}", flush=True)
                 if state is not None:
                     Path(f"{state}.new").write_text(json.dumps(loader.state_dict()))
-                    os.replace(f"{state}.new", state)
+                    Path(f"{state}.new").replace(state)
         loader.close()
 
 

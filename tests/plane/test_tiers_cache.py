@@ -152,7 +152,11 @@ def test_a_changed_source_is_read_anew(tmp_path):
     for k in range(2):
         with hr.open(folder) as store:
             loader = hr.loader(store, 5, cache_dir=tmp_path / "cache", order="sequential")
-            came = {int(i): bytes(b) for batch in loader for i, b in zip(batch.indices, batch)}
+            came = {
+                int(i): bytes(b)
+                for batch in loader
+                for i, b in zip(batch.indices, batch, strict=True)
+            }
             assert loader.bytes_by_tier["disk"] == 0
             loader.close()
             seven = store.find("7.bin")
@@ -165,7 +169,7 @@ def test_a_changed_source_is_read_anew(tmp_path):
 
 
 def damage(path, at=6000):
-    with open(path, "r+b") as f:
+    with path.open("r+b") as f:
         f.seek(at)
         byte = f.read(1)
         f.seek(at)

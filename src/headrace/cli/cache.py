@@ -52,9 +52,7 @@ def rm(
         str | None, typer.Argument(help="The cache's fingerprint, or how it begins.")
     ] = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All caches that no job uses.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All caches that no job uses.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove a cache, or all of them. What a job uses, or headrace did not make, stays."""

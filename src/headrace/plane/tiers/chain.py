@@ -43,8 +43,8 @@ class Chain:
     """The stages of one process.
 
     Attributes:
+        source: the source's reader, whose knobs are reads in flight and bytes of buffers.
         top: what order and prefetch ask for batches.
-        source: what reads the source.
         stages: the tiers and limits, the lowest first; the source's reader is none of them.
         disk: the disk tier, if there is one.
     """
