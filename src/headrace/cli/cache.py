@@ -14,7 +14,7 @@ from headrace.cli.units import bytes_text, count_text
 if TYPE_CHECKING:
     from headrace.plane.tiers.shelf import CacheInfo
 
-__all__ = ["app"]
+__all__ = ["app", "ls", "rm"]
 
 app = typer.Typer(
     help="List and remove caches on the local disk (`cache_dir=`).",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.plane.stage import Stage
     from headrace.plane.tiers.reads import Reads
 
-__all__ = ["Chain", "build_chain"]
+__all__ = ["Chain", "build_chain", "bytes_of"]
 
 _LOCAL_KINDS = ("packed", "file", "tree")
 

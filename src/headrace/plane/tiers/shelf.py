@@ -30,7 +30,16 @@ from headrace.store.manifest import load_manifest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MARK", "CacheInfo", "Shelf", "hold", "take_lock"]
+__all__ = [
+    "MARK",
+    "CacheInfo",
+    "Shelf",
+    "hold",
+    "hold_folder",
+    "read_mark",
+    "take_lock",
+    "write_mark",
+]
 
 MARK = "cache.json"
 _FORMAT = "headrace-cache"
