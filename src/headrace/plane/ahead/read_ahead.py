@@ -22,18 +22,19 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace import _native
 from headrace.plane.ahead import learner, opened
-from headrace.plane.ahead.figures import Figures, Judge
+from headrace.plane.ahead.figures import Doze, Figures, Judge
 from headrace.plane.ahead.knowledge import Knowledge
 from headrace.plane.ahead.memory import fits_in_free_memory
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import StageStats, latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -102,6 +103,8 @@ class ReadAhead:
         self._plan = Plan()
         self.planned = self._plan.by_path
         self._judge = Judge()
+        self._doze = Doze()
+        self._latencies: tuple[int, ...] = ()
         self._later: deque[int | str] = deque()
         self._jobs: set[OpenJob] = set()
         self._reader: _native.FileReader | None = None
@@ -178,7 +181,7 @@ class ReadAhead:
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
             key = self._later.popleft()
-            paths = self._paths(key)
+            paths = self._paths(key) if self._doze.admits() else ()
             if paths and self._judge.admits():
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
@@ -242,11 +245,26 @@ class ReadAhead:
         self.figures.bytes_served += size
         self._judge.note(good=1)
         self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
+        if self._doze.note_served():
+            self._judge_residency()
         if self._cold is None and self.figures.served >= 64:
             fits = fits_in_free_memory(self._samples * self._mean_bytes)
             self._cold = "fill" if fits else "direct"
             if self._reader is not None:
                 self._reader.turn(cold=self._cold)
+
+    def _judge_residency(self) -> None:
+        if self._reader is None or not self.options.doze:
+            return
+        native = self._reader.stats()
+        latencies = native["latency_us"]
+        lately = [a - b for a, b in zip(latencies, self._latencies or (0,) * len(latencies))]  # noqa: B905
+        self._latencies = latencies
+        self._doze.judge(
+            native["bytes"],
+            native["bytes_by_tier"]["page_cache"],
+            latency_percentile_s(lately, 0.5),
+        )
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -278,14 +296,21 @@ class ReadAhead:
         slack = 2 * (self._active_max - 1) if self._active_max else _JOB_FILES_MAX
         self._drop(self._plan.pass_before(number - slack))
 
+    @property
+    def dozing(self) -> bool:
+        """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
+        return self._doze.paused and not self._learning
+
     # -- samples -------------------------------------------------------------------------------
 
-    def sample(self, index: Any) -> _Sample:
+    def sample(self, index: Any) -> AbstractContextManager[Any]:
         """A context in which the calling thread makes sample `index`.
 
         What was planned for it and is not opened by its end is dropped, and so is what was planned
         for samples before it. While learning, the files that it opens are noted.
         """
+        if self.dozing and not self.planned:
+            return _NOTHING
         return _Sample(self, _key(index))
 
     def _begin(self, sample: _Sample) -> None:
@@ -439,6 +464,9 @@ class ReadAhead:
         """In a forked child: threads, memory and plan are the parent's."""
         self._knowledge.forget_lock()
         self._start()
+
+
+_NOTHING = nullcontext()
 
 
 class _Sample:
