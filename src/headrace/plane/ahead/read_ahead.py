@@ -23,6 +23,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,8 +50,11 @@ _JOBS_MAX = 64
 _JOBS_IN_BUFFER = 8  # a job's memory is free again when the last of its files is
 _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 _GUESS_WATCHED = 64  # samples after which a guess that was right is not watched any more
+_GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
 _IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
 _SYNC_EVERY = 64
+_CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
+_STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
 _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
 
 _all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
@@ -91,6 +95,7 @@ class ReadAhead:
         self._watched = 0
         self._opened_any = False
         self._guess_wrong = 0
+        self._guess_incomplete = False
         self._unsent = 0
         self._closed = False
         self._start()
@@ -111,7 +116,7 @@ class ReadAhead:
         self._mean_bytes = float(_MEAN_BYTES_FIRST)
         self._cold: str | None = None if self.options.cold == "auto" else self.options.cold
         self._active = self._active_max = 0
-        self._passed = 0
+        self._strays = 0
 
     @classmethod
     def for_dataset(
@@ -322,7 +327,22 @@ class ReadAhead:
             self._active_max = max(self._active_max, self._active)
             sample.occurrence = self._plan.begin(sample.key)
             if sample.occurrence is not None:
+                self._strays = 0
                 self._pass(sample.occurrence.number)
+            elif self._plan:
+                self._catch_up(sample.key)
+
+    def _catch_up(self, key: int | str) -> None:
+        """The consumer is where nothing is planned: what it left behind must not hold the memory."""
+        self._strays += 1
+        near = enumerate(islice(self._later, _CATCH_UP_MAX))
+        position = next((i for i, coming in near if coming == key), None)
+        if position is not None:
+            for _ in range(position + 1):
+                self._later.popleft()
+        if position is not None or self._strays >= _STRAYS_MAX:
+            self._strays = 0
+            self._pass(self._plan.next_number)
 
     def _end(self, sample: _Sample, *, failed: bool) -> None:
         paths = sample.watch.end() if sample.watch is not None else None
@@ -340,13 +360,14 @@ class ReadAhead:
         if self._source is not None and not self._knowledge.knows(index):
             guess = self._paths(index)
         if self._source is not None and list(guess) == paths:
-            if self._watched >= _GUESS_WATCHED and not self._guess_wrong:
+            if self._watched >= _GUESS_WATCHED and not self._guess_incomplete:
                 self._learning = False
             return
         if self._source is not None:
-            self._guess_wrong += 1
             self.figures.unplanned += len(set(paths) - set(guess))
-            if 2 * self._guess_wrong > self._watched >= 16:
+            self._guess_incomplete = True
+            self._guess_wrong += not set(guess) <= set(paths)
+            if 2 * self._guess_wrong > self._watched >= _GUESS_TRIED:
                 self._source = None
         if self._knowledge.learn(index, paths):
             self._unsent += 1
@@ -421,7 +442,7 @@ class ReadAhead:
         """Why nothing is read ahead at present; None: it is, or may be."""
         if self._judge.reason is not None:
             return self._judge.reason
-        if self._source is None and not self._learning and not self._knowledge.known:
+        if self._source is None and not self._learning and not self._opened_any:
             if not self.options.learn:
                 return "off: no attribute of the dataset names its files, and `learn` is off"
             return f"off: the first {self._watched} samples opened no files"
