@@ -6,8 +6,10 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
+#include "bindings/sample_cache.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -18,5 +20,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_checksum(m);
   headrace::bindings::register_directory(m);
   headrace::bindings::register_reader(m);
+  headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_sample_cache(m);
 }

@@ -8,10 +8,17 @@
 // Memory: buffers of batches that are being read or wait to be delivered stay below
 // `budget_bytes`, except that the oldest undelivered batch is always let through, however large it
 // is, and so are a batch that somebody waits for and those before it.
-// Threads start with the first submit and belong to the process that made the reader: after a fork
-// the child must make its own; the parent's refuses the child.
+//
+// Workers: as many as it takes to have `reads_in_flight` reads in flight with batches of the size
+// seen lately, at most kWorkersMax (or what the options ask for). Threads are started when they are
+// first needed, sleep when they are not, and belong to the process that made the reader: after a
+// fork the child must make its own; the parent's refuses the child.
+//
+// Knobs may be turned at any time. A smaller one takes effect as reads and batches finish.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -27,53 +34,37 @@
 #include "core/arena.h"
 #include "io/batch.h"
 #include "io/catalog.h"
-#include "io/engine.h"
+#include "io/job.h"
+#include "io/pieces.h"
+#include "io/planner.h"
+#include "io/reader_options.h"
+#include "io/worker_time.h"
 
 namespace headrace::io {
 
-enum class EngineChoice { kAuto, kUring, kThreads, kMmap };
-enum class DirectReads { kAuto, kAlways, kNever };
+class Worker;
 
-struct ReaderOptions {
-  EngineChoice engine = EngineChoice::kAuto;
-  DirectReads direct = DirectReads::kAuto;
-  EngineOptions engine_options;
-  unsigned workers = 2;
-  uint64_t budget_bytes = 64 << 20;
-  bool verify = true;
-  // A gap up to this many bytes between two extents is read rather than skipped: on an NVMe device
-  // a request costs about as much as 16 KiB of bandwidth.
-  uint64_t coalesce_gap_bytes = 16 << 10;
-  // Runs are cut into requests of at most this size.
-  uint64_t request_bytes_max = 512 << 10;
-};
+// Each costs a ring and a stack. Beyond so many, larger batches are the way to more reads in
+// flight.
+inline constexpr unsigned kWorkersMax = 64;
 
-class Reader;
-struct Plan;
-
-class Job : public std::enable_shared_from_this<Job> {
- public:
-  // Waits up to `seconds`. Returns null when the time is over; throws what the worker met.
-  std::shared_ptr<Batch> wait(double seconds);
-  // What the job is waiting for, in words.
-  std::string waiting_for() const;
-  bool done() const;
-  ~Job();
-
- private:
-  friend class Reader;
-  enum class Stage { kQueued, kPlanning, kMemory, kReading, kDone };
-  std::shared_ptr<Reader> reader_;
-  uint64_t number_ = UINT64_MAX;
-  std::vector<int64_t> indices_;
-  mutable std::mutex mutex_;
-  std::condition_variable ready_;
-  Stage stage_ = Stage::kQueued;
-  const Plan* plan_ = nullptr;  // while reading
-  std::shared_ptr<Batch> batch_;
-  uint64_t charged_bytes_ = 0;
-  std::exception_ptr error_;
-  bool delivered_ = false;
+// What a reader did since it was made, and what it holds now.
+struct ReaderStats {
+  // Seconds, summed over workers: with a batch; without one because none is submitted; with one
+  // that waits for memory within the budget.
+  double busy_s = 0;
+  double wait_input_s = 0;
+  double wait_output_s = 0;
+  double consumer_wait_s = 0;  // that `Job::wait` waited
+  InFlightStats reads;         // of requests to the device; gathers from the page cache are not
+  uint64_t gathered_bytes = 0;
+  uint64_t delivered_samples = 0;
+  uint64_t delivered_bytes = 0;
+  uint64_t buffered_bytes = 0;   // now: of batches that are read, or are ready and not taken
+  uint64_t ready_bytes = 0;      // now: of the latter
+  unsigned workers = 0;          // now: that may work
+  unsigned reads_in_flight = 0;  // the knobs
+  uint64_t buffer_bytes = 0;
 };
 
 class Reader : public std::enable_shared_from_this<Reader> {
@@ -84,18 +75,22 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
   // Throws Error(kSampleNotFound) for an index outside the store.
   std::shared_ptr<Job> submit(std::vector<int64_t> indices);
-  // Copies samples [start, stop) of each of `pieces`, in order, into one new batch.
-  struct Piece {
-    std::shared_ptr<const Batch> batch;
-    uint64_t start;
-    uint64_t stop;
-  };
-  std::shared_ptr<Batch> gather(std::span<const Piece> pieces);
+  // Copies the pieces into one new batch, see pieces.h.
+  std::shared_ptr<Batch> gather(std::span<const Piece> pieces) {
+    return gather_pieces(*arena_, planner_.parts().size(), pieces);
+  }
   // Forgets jobs that no worker has begun and waits until the threads have finished theirs, at most
   // `seconds`: a read that the device never answers must not hold up the program's end. Must be
   // called before the last reference goes; the threads keep the reader alive until then.
   // False: threads were left behind.
   bool close(double seconds);
+
+  // Sets the knobs that are given: reads in flight of all workers together, and bytes of batches
+  // that are read or ready. Throws Error(kInvalidArgument) for zero reads.
+  void turn(std::optional<unsigned> reads_in_flight, std::optional<uint64_t> buffer_bytes);
+  ReaderStats stats() const;
+  // How many batches should be submitted ahead so that no worker runs dry.
+  unsigned batches_ahead() const;
 
   const ReaderOptions& options() const { return options_; }
   // The asynchronous engine in use and, where it is not io_uring, why.
@@ -105,37 +100,26 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
  private:
   friend class Job;
-  // What each volume taught us. Written by workers without order: these are hints.
-  struct VolumeHint {
-    std::atomic<bool> doubtful{false};  // a gather met pages that were not resident
-  };
-  struct Worker;
-
   Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options, std::vector<int> parts);
-  void start_locked();
+  unsigned workers_wanted_locked() const;
+  void wake_locked();
+  bool start_worker_locked(int* error);
+  std::shared_ptr<Job> next_job();
   void work(Worker& worker);
   void run(Worker& worker, Job& job);
-  void locate(Plan& plan, std::span<const int64_t> indices) const;
-  void choose(Plan& plan);
-  void choose_volume(Plan& plan, std::span<uint32_t> slots, uint32_t volume);
-  uint64_t lay_out(Plan& plan) const;
-  void lay_out_runs(Plan& plan, uint64_t* bytes) const;
-  void ask(Plan& plan) const;
-  void read(Worker& worker, Plan& plan);
-  void check_tails(Plan& plan) const;
-  void check_slot(Plan& plan, uint32_t slot, bool crc_known, uint32_t crc) const;
-  void try_again(Plan& plan) const;
-  void finish(Plan& plan) const;
   void charge(Job& job, uint64_t bytes);
   void want(const Job& job);
   void settle(Job& job);
+  void settle_locked(Job& job);
+  void delivered(Job& job);
+  void count_wait(std::chrono::nanoseconds waited);
+  void performed(const Worker& worker, const Plan& plan, Job& job);
 
   const std::shared_ptr<const Catalog> catalog_;
+  const std::shared_ptr<InFlight> in_flight_;
   const ReaderOptions options_;
-  const std::vector<int> parts_;
-  std::vector<std::vector<int>> slots_of_part_;  // per segment: part -> position in parts_ or -1
+  const Planner planner_;
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<VolumeHint[]> hints_;
   const int owner_pid_;
   bool foreign() const;  // in a forked child, where no lock of ours may be taken
   void refuse_foreign() const;
@@ -145,12 +129,18 @@ class Reader : public std::enable_shared_from_this<Reader> {
   std::condition_variable memory_;  // memory was given back
   std::deque<std::shared_ptr<Job>> queue_;
   std::set<uint64_t> undelivered_;
-  uint64_t wanted_end_ = 0;  // somebody waits or waited for a job below this number
+  std::set<uint64_t> uncharged_;  // submitted, and without memory yet
+  uint64_t wanted_end_ = 0;       // somebody waits or waited for a job below this number
+  uint64_t budget_bytes_;
   uint64_t outstanding_bytes_ = 0;
   uint64_t next_number_ = 0;
   bool closing_ = false;
-  unsigned alive_ = 0;  // threads
-  bool started_ = false;
+  unsigned alive_ = 0;             // threads
+  unsigned idle_ = 0;              // of them without a batch
+  double requests_per_batch_ = 0;  // lately
+  mutable WorkerTime time_;
+  ReaderStats sums_;
+  std::atomic<int64_t> consumer_wait_ns_{0};
   std::condition_variable ended_;
   std::string engine_name_;
   std::string engine_reason_;

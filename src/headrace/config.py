@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Placement", "ReaderOptions", "place_in_job", "reader_options"]
+__all__ = [
+    "Placement",
+    "ReaderOptions",
+    "TierOptions",
+    "place_in_job",
+    "reader_options",
+    "tier_options",
+]
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
@@ -36,14 +43,20 @@ class ReaderOptions:
     direct: DirectReads = "auto"
     """Whether bytes that are not resident are read with O_DIRECT, past the page cache."""
 
+    reads_in_flight: int | None = None
+    """Reads in flight in all, live: `BatchReader.turn` changes it. Not given, each worker may have
+    `queue_depth` in flight (`threads`, with the threads engine). Once it is given or turned, it alone
+    counts, and workers are started as it takes to reach it with the batches at hand, 64 at most."""
+
     queue_depth: int = 64
-    """Reads in flight per worker. 32 saturates an NVMe device at 110 kB, 64 at 4 kB."""
+    """Reads in flight per worker while `reads_in_flight` is not given. 32 saturates an NVMe device at
+    110 kB, 64 at 4 kB."""
 
     threads: int = 16
-    """Threads of the `threads` engine; also how many files of a folder are open at a time."""
+    """Threads per worker of the `threads` engine, likewise; each holds one file of a folder open."""
 
     workers: int = 2
-    """Threads that plan, gather and check batches, each with its own ring."""
+    """Threads that plan, gather and check batches, each with its own ring: the fewest there are."""
 
     budget_bytes: int = 64 << 20
     """Memory for batches that are being read or wait to be taken. A single batch may exceed it."""
@@ -56,6 +69,7 @@ class ReaderOptions:
 
     def __post_init__(self) -> None:
         bounds = {
+            "reads_in_flight": (1, 65536),
             "queue_depth": (1, 4096),
             "threads": (1, 1024),
             "workers": (1, 256),
@@ -64,12 +78,97 @@ class ReaderOptions:
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
         choices = {"engine": get_args(EngineName), "direct": get_args(DirectReads)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {allowed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions:
+    """Where samples are kept nearer than their source, and how hard the source may be asked.
+
+    None of it changes what is delivered. All of it is off unless asked for.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    cache_dir: str | None = None
+    """Folder on a local disk where samples are packed as they are read; shared by all processes."""
+
+    cache_bytes: int | None = None
+    """Quota over all of `cache_dir`. None: what leaves a twentieth of the disk free."""
+
+    ram_bytes: int | Literal["auto"] | None = None
+    """Memory of this process for samples. `auto`: half of what is available, given back when it runs
+    short. None: `auto` for remote sources without `cache_dir`, else none."""
+
+    bytes_per_s: float | None = None
+    """Limit on bytes read from the source, to share its file system. None: no limit."""
+
+    reads_per_s: float | None = None
+    """Limit on reads from the source. None: no limit."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ram_bytes, str) and self.ram_bytes != "auto":
+            raise ValueError(f"ram_bytes is {self.ram_bytes!r}, expected bytes or 'auto'")
+        for name in ("cache_bytes", "ram_bytes", "bytes_per_s", "reads_per_s"):
+            value = getattr(self, name)
+            if isinstance(value, str) or value is None:
+                continue
+            if isinstance(value, bool) or not 0 <= value <= 1 << 60:
+                raise ValueError(f"{name} is {value!r}, expected 0 to 2^60")
+            if value == 0 and name.endswith("_per_s"):
+                raise ValueError(f"{name} is 0, expected more, or None for no limit")
+        if self.cache_bytes is not None and self.cache_dir is None:
+            raise ValueError(f"cache_bytes is {self.cache_bytes}, but no cache_dir is given")
+
+
+def tier_options(
+    given: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[TierOptions, dict[str, Any], dict[str, str]]:
+    """Resolve the options of tiers and limits.
+
+    Args:
+        given: arguments by name, those of others among them; None means not given.
+        environment: defaults to `os.environ`.
+
+    Returns:
+        The options, the arguments that are none of theirs, and each field's origin: `argument`,
+        `environment` or `default`.
+
+    Raises:
+        ValueError: a value is out of bounds or cannot be parsed.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    rest = dict(given)
+    for name, kind in _TIER_KINDS.items():
+        argument = rest.pop(name, None)
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        origins[name] = "default"
+        if argument is not None:
+            values[name] = os.fsdecode(argument) if name == "cache_dir" else argument
+            origins[name] = "argument"
+        elif variable in environment:
+            text = environment[variable]
+            values[name] = text if text == "auto" else _parse(variable, text, kind)
+            origins[name] = "environment"
+    return TierOptions(**values), rest, origins
+
+
+_TIER_KINDS = {
+    "cache_dir": "str",
+    "cache_bytes": "int",
+    "ram_bytes": "int",
+    "bytes_per_s": "float",
+    "reads_per_s": "float",
+}
 
 
 def reader_options(
@@ -111,7 +210,7 @@ def _parse(variable: str, text: str, kind: str) -> Any:
     try:
         if kind == "bool":
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        return {"int": int, "float": float}.get(kind, str)(text)
+        return {"int": int, "int | None": int, "float": float}.get(kind, str)(text)
     except (KeyError, ValueError) as e:
         raise ValueError(f"{variable} is {text!r}, expected {kind}") from e
 

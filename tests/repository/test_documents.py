@@ -40,7 +40,7 @@ def test_python_snippets_run(page, tmp_path):
     write_photos(tmp_path / "photos")
     for snippet in blocks(page, "python"):
         # TensorFlow's and JAX's pages run in their own environment, beside their tests.
-        wanted = set(re.findall(r"\b(torch|tensorflow|jax|grain)\b", snippet))
+        wanted = set(re.findall(r"\b(torch|tensorflow|jax|grain|datasets)\b", snippet))
         if any(importlib.util.find_spec(name) is None for name in wanted):
             continue
         ended = subprocess.run(
