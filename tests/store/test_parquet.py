@@ -14,9 +14,10 @@ import pyarrow.parquet as pq  # noqa: E402
 from headrace.errors import HeadraceError, SourceError  # noqa: E402
 from headrace.store import index, open_store, pack  # noqa: E402
 from headrace.store.sources import parquet_pages  # noqa: E402
-from headrace.store.sources.parquet_pages import ColumnChunk, list_values, parse_struct  # noqa: E402
+from headrace.store.sources.parquet_pages import ColumnChunk, list_values  # noqa: E402
 from headrace.store.sources.rows import NotInPlace  # noqa: E402
 from headrace.store.sources.shards import Window  # noqa: E402
+from headrace.store.sources.thrift import BadThrift, parse_struct  # noqa: E402
 
 from .rows import (  # noqa: E402
     check_in_place,
@@ -204,7 +205,7 @@ def test_deep_and_endless_headers_are_refused(tmp_path):
 def test_any_bytes_are_a_thrift_struct_or_refused(data):
     try:
         fields, used = parse_struct(data)
-    except (IndexError, parquet_pages._Bad):
+    except (IndexError, BadThrift):
         return
     assert 0 < used <= len(data)
     assert all(isinstance(k, int) for k in fields)
