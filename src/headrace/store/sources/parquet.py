@@ -128,7 +128,7 @@ class _File:
             if leaf.max_repetition_level or column.get(1) not in (_BYTE_ARRAY, _FIXED_LEN):
                 raise NotInPlace(f"{self.path}: column {name!r} is nested")
             width = leaf.length if column[1] == _FIXED_LEN else None
-            numbers = [column.get(k) for k in (9, 7)] + [group.get(3)]
+            numbers: list[Any] = [column.get(9), column.get(7), group.get(3)]
             if not all(isinstance(x, int) for x in numbers) or (width is not None and width < 1):
                 raise damaged(
                     self.path,
