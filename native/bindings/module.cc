@@ -6,6 +6,7 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
 
@@ -18,5 +19,6 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_checksum(m);
   headrace::bindings::register_directory(m);
   headrace::bindings::register_reader(m);
+  headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
 }

@@ -162,7 +162,7 @@ ArrayOut<const int64_t> batch_array(nb::handle_t<Batch> self) {
 }
 
 std::shared_ptr<Batch> gather(ReaderHandle& handle, const nb::list& pieces) {
-  std::vector<Reader::Piece> list;
+  std::vector<io::Piece> list;
   for (const nb::handle item : pieces) {
     const auto piece = nb::cast<nb::tuple>(item);
     list.push_back({nb::cast<std::shared_ptr<Batch>>(piece[0]), nb::cast<uint64_t>(piece[1]),

@@ -53,7 +53,8 @@ struct Read {
   int error = 0;
   size_t done = 0;
 
-  uint32_t user = 0;  // for the caller
+  uint32_t user = 0;    // for the caller
+  uint32_t volume = 0;  // its number in the catalog
 };
 
 using OnDone = std::function<void(Read&)>;

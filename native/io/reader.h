@@ -27,54 +27,14 @@
 #include "core/arena.h"
 #include "io/batch.h"
 #include "io/catalog.h"
-#include "io/engine.h"
+#include "io/job.h"
+#include "io/pieces.h"
+#include "io/planner.h"
+#include "io/reader_options.h"
 
 namespace headrace::io {
 
-enum class EngineChoice { kAuto, kUring, kThreads, kMmap };
-enum class DirectReads { kAuto, kAlways, kNever };
-
-struct ReaderOptions {
-  EngineChoice engine = EngineChoice::kAuto;
-  DirectReads direct = DirectReads::kAuto;
-  EngineOptions engine_options;
-  unsigned workers = 2;
-  uint64_t budget_bytes = 64 << 20;
-  bool verify = true;
-  // A gap up to this many bytes between two extents is read rather than skipped: on an NVMe device
-  // a request costs about as much as 16 KiB of bandwidth.
-  uint64_t coalesce_gap_bytes = 16 << 10;
-  // Runs are cut into requests of at most this size.
-  uint64_t request_bytes_max = 512 << 10;
-};
-
-class Reader;
-struct Plan;
-
-class Job : public std::enable_shared_from_this<Job> {
- public:
-  // Waits up to `seconds`. Returns null when the time is over; throws what the worker met.
-  std::shared_ptr<Batch> wait(double seconds);
-  // What the job is waiting for, in words.
-  std::string waiting_for() const;
-  bool done() const;
-  ~Job();
-
- private:
-  friend class Reader;
-  enum class Stage { kQueued, kPlanning, kMemory, kReading, kDone };
-  std::shared_ptr<Reader> reader_;
-  uint64_t number_ = UINT64_MAX;
-  std::vector<int64_t> indices_;
-  mutable std::mutex mutex_;
-  std::condition_variable ready_;
-  Stage stage_ = Stage::kQueued;
-  const Plan* plan_ = nullptr;  // while reading
-  std::shared_ptr<Batch> batch_;
-  uint64_t charged_bytes_ = 0;
-  std::exception_ptr error_;
-  bool delivered_ = false;
-};
+class Worker;
 
 class Reader : public std::enable_shared_from_this<Reader> {
  public:
@@ -84,13 +44,10 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
   // Throws Error(kSampleNotFound) for an index outside the store.
   std::shared_ptr<Job> submit(std::vector<int64_t> indices);
-  // Copies samples [start, stop) of each of `pieces`, in order, into one new batch.
-  struct Piece {
-    std::shared_ptr<const Batch> batch;
-    uint64_t start;
-    uint64_t stop;
-  };
-  std::shared_ptr<Batch> gather(std::span<const Piece> pieces);
+  // Copies the pieces into one new batch, see pieces.h.
+  std::shared_ptr<Batch> gather(std::span<const Piece> pieces) {
+    return gather_pieces(*arena_, planner_.parts().size(), pieces);
+  }
   // Forgets jobs that no worker has begun and waits until the threads have finished theirs, at most
   // `seconds`: a read that the device never answers must not hold up the program's end. Must be
   // called before the last reference goes; the threads keep the reader alive until then.
@@ -105,37 +62,19 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
  private:
   friend class Job;
-  // What each volume taught us. Written by workers without order: these are hints.
-  struct VolumeHint {
-    std::atomic<bool> doubtful{false};  // a gather met pages that were not resident
-  };
-  struct Worker;
-
   Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options, std::vector<int> parts);
   void start_locked();
   void work(Worker& worker);
   void run(Worker& worker, Job& job);
-  void locate(Plan& plan, std::span<const int64_t> indices) const;
-  void choose(Plan& plan);
-  void choose_volume(Plan& plan, std::span<uint32_t> slots, uint32_t volume);
-  uint64_t lay_out(Plan& plan) const;
-  void lay_out_runs(Plan& plan, uint64_t* bytes) const;
-  void ask(Plan& plan) const;
-  void read(Worker& worker, Plan& plan);
-  void check_tails(Plan& plan) const;
-  void check_slot(Plan& plan, uint32_t slot, bool crc_known, uint32_t crc) const;
-  void try_again(Plan& plan) const;
-  void finish(Plan& plan) const;
   void charge(Job& job, uint64_t bytes);
   void want(const Job& job);
   void settle(Job& job);
+  void note_engine(const Worker& worker);
 
   const std::shared_ptr<const Catalog> catalog_;
   const ReaderOptions options_;
-  const std::vector<int> parts_;
-  std::vector<std::vector<int>> slots_of_part_;  // per segment: part -> position in parts_ or -1
+  const Planner planner_;
   std::shared_ptr<Arena> arena_;
-  std::unique_ptr<VolumeHint[]> hints_;
   const int owner_pid_;
   bool foreign() const;  // in a forked child, where no lock of ours may be taken
   void refuse_foreign() const;

@@ -712,11 +712,11 @@ TEST_CASE("pieces of batches are gathered in order, with their failures") {
   const std::shared_ptr<const Batch> a = reading.read({1, 2, 20, 3});
   const std::shared_ptr<const Batch> b = reading.read({20, 5, 6});
   REQUIRE(a->failures.size() == 1);
-  const std::vector<Reader::Piece> pieces{{b, 1, 3}, {a, 1, 4}, {a, 0, 0}, {b, 0, 1}, {a, 3, 4}};
+  const std::vector<io::Piece> pieces{{b, 1, 3}, {a, 1, 4}, {a, 0, 0}, {b, 0, 1}, {a, 3, 4}};
   const auto batch = reading->gather(pieces);
   check_batch(store, *batch, {5, 6, 2, 20, 3, 20, 3}, {0, 1}, {2 * 3 + part, 2 * 5 + part});
   CHECK(reading->gather({})->samples == 0);
-  const std::vector<std::vector<Reader::Piece>> wrong{
+  const std::vector<std::vector<io::Piece>> wrong{
       {{a, 2, 1}}, {{a, 0, 5}}, {{a, UINT64_MAX, UINT64_MAX}}, {{nullptr, 0, 0}}};
   for (const auto& list : wrong) CHECK_THROWS_AS(reading->gather(list), Error);
   const Reading other(store.catalog(), {}, {0});

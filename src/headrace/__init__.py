@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace import errors
     from headrace.api import (
         append,
+        from_hf,
         index,
         loader,
         open,  # noqa: A004  # hr.open is the product's first word
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "append",
     "errors",
+    "from_hf",
     "index",
     "loader",
     "open",

@@ -175,6 +175,92 @@ class Reader:
     @property
     def mapped_bytes(self) -> int: ...
 
+class FileBatch:
+    """The files of one job in one buffer."""
+
+    @property
+    def data(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+        """uint8, the used bytes of the buffer."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, one per file."""
+
+    @property
+    def lengths(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, 0 where errors is not."""
+
+    @property
+    def errors(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32, errno per file; 0: read."""
+
+    @property
+    def size(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def mtime_ns(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def ctime_ns(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def ino(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def dev(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+class FileBytes:
+    """The bytes of one file: a read-only buffer, for memoryview()."""
+
+    def same_as(self, fd: int) -> bool:
+        """Whether an open file is the one that was read."""
+
+    def __len__(self) -> int: ...
+
+class FileJob:
+    """Files that are being read."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self, seconds: float) -> FileBatch | None:
+        """All files, when all are finished; None when `seconds` are over."""
+
+    def take(self, index: int, seconds: float) -> FileBytes | int:
+        """
+        One file if its path still names what was read, else an errno. Waits for a read that has begun; one that has not is given up (ECANCELED).
+        """
+
+    def forget(self, index: int) -> None:
+        """Nobody will take this file."""
+
+class FileReader:
+    """Reads whole files by path, ahead of their user."""
+
+    def __init__(self, *, reads_in_flight: int = 16, buffer_bytes: int = 67108864, cold: str = 'direct') -> None: ...
+
+    def submit(self, paths: list[bytes]) -> FileJob:
+        """Queues some files; returns at once."""
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None, cold: str | None = None) -> None:
+        """Changes what is given, at once."""
+
+    @property
+    def reads_in_flight(self) -> int: ...
+
+    @property
+    def buffer_bytes(self) -> int: ...
+
+    def stats(self, /) -> dict[str, Any]:
+        """Figures since the first submit; times in seconds."""
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """
+        Ends the threads. False: one did not answer in time and was left behind.
+        """
+
 class Permutation:
     """A keyed permutation of [0, n) in O(1) memory."""
 

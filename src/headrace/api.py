@@ -9,7 +9,7 @@ import numpy as np
 from headrace.config import place_in_job, reader_options
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
-from headrace.store import Store, append, index, open_store, pack, repair, verify
+from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from headrace.plane.skipped import OnError
 
-__all__ = ["append", "index", "loader", "open", "order_for", "pack", "repair", "verify"]
+__all__ = [
+    "append",
+    "from_hf",
+    "index",
+    "loader",
+    "open",
+    "order_for",
+    "pack",
+    "repair",
+    "verify",
+]
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
 

@@ -31,9 +31,11 @@ from headrace.store.partial import open_partial, partial_path
 from headrace.store.publish import check_target
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
-from headrace.store.sources.scan import Problem, Scan, SourceOptions, no_samples
+from headrace.store.sources.scan import Problem, Scan, because, no_samples, source_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.store.pack import Progress
 
 
@@ -47,13 +49,15 @@ def index(
     on_error: str = "raise",
     extensions: tuple[str, ...] | None = None,
     prefix_names: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
     progress: Progress | None = None,
 ) -> WriteReport:
     """Makes a store whose volumes are the source's own files.
 
     Args:
-        source: a folder, an uncompressed tar, TFRecord, npy or npz file (or several tar or TFRecord
-            files: a list or a pattern).
+        source: a folder, an uncompressed tar, TFRecord, npy, npz, HDF5, Parquet or Arrow file, MDS
+            shards, or a `datasets.Dataset`; several files of one kind as a list or a pattern.
         target: the store's folder.
         checksum: read every sample once to record its checksum.
         workers: threads that read.
@@ -61,6 +65,10 @@ def index(
         on_error: `raise`, or `skip` samples that cannot be read and report them.
         extensions: folders: take only files that end so.
         prefix_names: several files: put the file's name before the samples' names.
+        column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
+            samples, or several, which become parts.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
+            empty string means none.
         progress: called with (samples done, samples, bytes done, bytes).
 
     Raises:
@@ -72,11 +80,12 @@ def index(
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
     place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
-    scan = open_source(source, SourceOptions(extensions, prefix_names, on_error, threads))
+    options = source_options(extensions, prefix_names, on_error, threads, column, label)
+    scan = open_source(source, options)
     if not isinstance(scan, Scan):
         raise SourceError(
             f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so its "
-            "samples have no place that could be indexed.",
+            f"samples have no place that could be indexed{because(scan)}.",
             next_step="Pack it instead, or decompress it first.",
         )
     skipped = list(scan.skipped)

@@ -39,14 +39,14 @@ from headrace.store.sources.extents import BATCH_BYTES, ScanReader, SourceBatch,
 from headrace.store.sources.scan import (
     Problem,
     Scan,
-    SourceOptions,
     Stream,
     StreamItem,
     no_samples,
+    source_options,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.store.manifest import Segment
     from headrace.store.store import Store
@@ -116,14 +116,17 @@ def pack(
     on_error: str = "raise",
     extensions: tuple[str, ...] | None = None,
     prefix_names: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
     """Packs a source into a new store at `target`.
 
     Args:
-        source: a folder, a tar, TFRecord, npy or npz file (or several tar or TFRecord files: a list
-            or a pattern), or an iterable of samples.
+        source: a folder, a tar, TFRecord, npy, npz, HDF5, Parquet, Arrow or ArrayRecord file, MDS
+            shards, a `datasets.Dataset`, or an iterable of samples; several files of one kind as a
+            list or a pattern.
         target: the store's folder, which appears when all is done.
         volume_bytes: size of the store's files.
         workers: threads that read the source.
@@ -132,6 +135,10 @@ def pack(
         on_error: `raise`, or `skip` samples that cannot be read and report them.
         extensions: folders: take only files that end so.
         prefix_names: several files: put the file's name before the samples' names.
+        column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
+            samples, or several, which become parts.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
+            empty string means none.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.
         options: everything else.
 
@@ -145,7 +152,8 @@ def pack(
     started = time.monotonic()
     place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
-    found = open_source(source, SourceOptions(extensions, prefix_names, on_error, options.workers))
+    chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+    found = open_source(source, chosen)
     with open_partial(partial_path(place)) as partial:
         check_target(place, overwrite=overwrite)
         _begin(partial, found, options, 0, resume=resume)
@@ -170,6 +178,8 @@ def append(
     on_error: str = "raise",
     extensions: tuple[str, ...] | None = None,
     prefix_names: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
@@ -188,9 +198,8 @@ def append(
     with ExitStack() as stack:
         stack.enter_context(locked(place, what="appending to"))
         manifest = load_manifest(place)
-        found = open_source(
-            source, SourceOptions(extensions, prefix_names, on_error, options.workers)
-        )
+        chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+        found = open_source(source, chosen)
         if isinstance(found, Scan):
             # Before a byte is copied; a stream's names are known at its end only.
             found.columns = fit_to_store(found.columns, place)
@@ -417,6 +426,8 @@ class _Job:
             )
         self._append_items(batch, writer)
         columns = metadata.columns()
+        if stream.class_names is not None:
+            columns.class_names = stream.class_names()
         _require_samples(columns, stream)
         return columns if self.before is None else fit_to_store(columns, self.before)
 

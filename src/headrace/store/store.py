@@ -7,6 +7,7 @@ path and fingerprint: the receiver opens it again and refuses other data).
 
 from __future__ import annotations
 
+import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,8 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 import numpy as np
 
 from headrace import _native
-from headrace.errors import HeadraceError, SampleNotFound, SourceChanged, StoreNotFound
-from headrace.store.directory_writer import create_memory_directory
+from headrace.errors import (
+    HeadraceError,
+    SampleNotFound,
+    SourceChanged,
+    SourceError,
+    StoreNotFound,
+)
+from headrace.store.directory_writer import create_memory_directory, write_all
 from headrace.store.failures import Failure
 from headrace.store.manifest import (
     FILE_NAME,
@@ -30,7 +37,7 @@ from headrace.store.names import printable
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.segment import Extent, OpenSegment, directory_class, open_segment
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.scan import Scan, SourceOptions
+from headrace.store.sources.scan import Scan, SourceOptions, because
 from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
@@ -45,13 +52,21 @@ CHECKED_RANGE_BYTES = 4 << 20
 _NAMES_AT_ONCE = 4096
 
 
-def open_store(path: str | os.PathLike[str], *, reference: bool = False) -> Store:
-    """Opens a packed store, an index, or a folder, tar, TFRecord, npy or npz file directly.
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    reference: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+) -> Store:
+    """Opens a packed store, an index, or a source directly: whatever `index` can index.
 
     Args:
         path: the store's folder, or the source. A source opened directly is listed anew each time
             and has no checksums (TFRecord excepted).
         reference: use the plain-Python directory and reader.
+        column: sources that are tables or arrays: as for `index`.
+        label: the same.
 
     Raises:
         StoreNotFound: there is nothing at `path`.
@@ -68,7 +83,9 @@ def open_store(path: str | os.PathLike[str], *, reference: bool = False) -> Stor
             path=where,
             next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
         )
-    return _open_source(where, reference=reference)
+    columns = (column,) if isinstance(column, str) else column
+    chosen = SourceOptions(column=None if columns is None else tuple(columns), label=label)
+    return _open_source(where, chosen, reference=reference)
 
 
 def _has_magic(path: str) -> bool:
@@ -97,17 +114,35 @@ def _open_folder(where: str, segments: int | None, *, reference: bool) -> Store:
     return Store(where, manifest, opened, reference=reference)
 
 
-def _open_source(where: str, *, reference: bool) -> Store:
-    scan = open_source(where, SourceOptions())
+def _open_source(where: str, options: SourceOptions, *, reference: bool) -> Store:
+    scan = open_source(where, options)
     if not isinstance(scan, Scan):
-        raise SourceChanged(
-            f"{where} can only be read front to back.",
+        raise SourceError(
+            f"{where} can only be read front to back{because(scan)}.",
             path=where,
             next_step="Pack it: headrace.pack(source, target).",
         )
+    return store_of_scan(where, scan, reference=reference, direct=options)
+
+
+def store_of_scan(
+    where: str, scan: Scan, *, reference: bool = False, direct: SourceOptions | None = None
+) -> Store:
+    """A store over a scan, its directory in memory.
+
+    Args:
+        where: what it is called.
+        scan: what it holds.
+        reference: use the plain-Python directory and reader.
+        direct: how `where` is listed again in another process; if None, the directory goes along.
+    """
     fd, header = create_memory_directory(scan.columns)
     try:
         directory = directory_class(reference=reference).from_fd(fd, where)
+        content = b""
+        if direct is None:
+            with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
+                content = mapped[:]
     finally:
         os.close(fd)
     entry = Segment(
@@ -116,7 +151,7 @@ def _open_source(where: str, *, reference: bool) -> Store:
     )  # fmt: skip
     manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
     segment = OpenSegment(entry, 0, directory, Volumes(where, entry))
-    return Store(where, manifest, [segment], reference=reference, direct=True)
+    return Store(where, manifest, [segment], reference=reference, direct=direct or content)
 
 
 class Store:
@@ -129,13 +164,14 @@ class Store:
         segments: list[OpenSegment],
         *,
         reference: bool = False,
-        direct: bool = False,
+        direct: SourceOptions | bytes | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.segments = segments
         self._reference = reference
         self._direct = direct
+        self._kept: object = None
         self._bases = [s.base for s in segments]
         self._samples = sum(s.directory.samples for s in segments)
         self._closed = False
@@ -165,6 +201,9 @@ class Store:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._direct, bytes):
+            entry = self.segments[0].entry
+            return _reopen_memory, (self.path, entry, self._direct, self._reference)
         state = (self.path, len(self.segments), self.fingerprint, self._reference, self._direct)
         return _reopen, state
 
@@ -306,8 +345,13 @@ class Store:
         """Closes the volumes. Arrays that were handed out stay valid."""
         self._closed = True
         self._catalog = None
+        self._kept = None
         for segment in self.segments:
             segment.volumes.close()
+
+    def keep(self, memory: object) -> None:
+        """Keeps what the volumes lie in alive as long as the store is open."""
+        self._kept = memory
 
     # -- for loaders, verify and repair -----------------------------------------------------------
 
@@ -412,10 +456,26 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _reopen(path: str, segments: int, fingerprint: str, reference: bool, direct: bool) -> Store:
+def _reopen_memory(path: str, entry: Segment, content: bytes, reference: bool) -> Store:
+    """Opens a pickled store whose directory is in memory."""
+    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
+    try:
+        write_all(fd, content, 0)
+        directory = directory_class(reference=reference).from_fd(fd, path)
+    finally:
+        os.close(fd)
+    segment = OpenSegment(entry, 0, directory, Volumes(path, entry))
+    segment.volumes.check_all()
+    manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
+    return Store(path, manifest, [segment], reference=reference, direct=content)
+
+
+def _reopen(
+    path: str, segments: int, fingerprint: str, reference: bool, direct: SourceOptions | None
+) -> Store:
     """Opens a pickled store again: the same samples, or an error."""
-    if direct:
-        store = _open_source(path, reference=reference)
+    if direct is not None:
+        store = _open_source(path, direct, reference=reference)
     else:
         store = _open_folder(path, segments, reference=reference)
     if store.fingerprint != fingerprint:

@@ -6,7 +6,7 @@ import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from headrace.errors import SourceError
 from headrace.store.sources.extents import read_fully
@@ -14,6 +14,8 @@ from headrace.store.sources.scan import SourceVolume, check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _NEAR = 64 << 10
 """When headers are nearer to each other than this, reading on is cheaper than seeking."""
@@ -97,6 +99,11 @@ def list_shards(
     paths: list[str], scan: Callable[[str], ShardListing], workers: int
 ) -> list[ShardListing]:
     """Scans files with threads; results in the order of `paths`."""
+    return map_files(paths, scan, workers)
+
+
+def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[T]:
+    """Calls `scan` for each file, with threads; results in the order of `paths`."""
     if len(paths) == 1:
         return [scan(paths[0])]
     with ThreadPoolExecutor(min(workers, len(paths)), "headrace-scan") as pool:

@@ -1,0 +1,165 @@
+#include "io/worker.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "core/crc32c.h"
+#include "io/engine_choice.h"
+
+namespace headrace::io {
+namespace {
+
+long major_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_majflt;
+}
+
+}  // namespace
+
+Worker::Worker(const Catalog& catalog, const Planner& planner, const ReaderOptions& options,
+               std::shared_ptr<Arena> arena)
+    : catalog_(catalog),
+      planner_(planner),
+      options_(options),
+      arena_(std::move(arena)),
+      listener_(arena_->listen()) {}
+
+Worker::~Worker() { arena_->stop_listening(listener_); }
+
+void Worker::forget_unmapped() {
+  for (const uint64_t id : arena_->take_unmapped(listener_)) {
+    if (known_.erase(id) != 0) async_->forget_buffer(id);
+  }
+}
+
+void Worker::make_known(const Buffer& buffer) {
+  forget_unmapped();
+  if (known_.insert(buffer.id).second) async_->know_buffer(buffer.id, buffer.memory());
+}
+
+void Worker::perform(Plan& plan) {
+  gather(plan);
+  read(plan);
+  try_again(plan);
+  finish(plan);
+}
+
+void Worker::gather(Plan& plan) {
+  if (plan.gathers.empty()) return;
+  const long faults = major_faults();
+  gather_->read(plan.gathers, [&](Read& r) {
+    if (r.error != 0 || r.done != r.length) {
+      plan.slots[r.user].ok = false;
+    } else {
+      check_slot(plan, r.user, r.crc_done, r.crc);
+    }
+  });
+  if (major_faults() != faults) {
+    for (const Read& r : plan.gathers) planner_.doubt(plan.slots[r.user].volume);
+  }
+  check_tails(plan);
+}
+
+void Worker::read(Plan& plan) {
+  if (plan.requests.empty()) return;
+  if (async_ == nullptr) async_ = make_engine(options_, &reason_);
+  make_known(*plan.batch->buffer);
+  async_->read(plan.requests, [&](Read& r) { read_done(plan, r); });
+}
+
+void Worker::read_done(Plan& plan, Read& r) const {
+  plan.requests_done.fetch_add(1, std::memory_order_relaxed);
+  if (r.path != nullptr) {
+    if (r.error != 0 || r.done != r.length) {
+      plan.slots[r.user].ok = false;
+    } else {
+      check_slot(plan, r.user, false, 0);
+    }
+    return;
+  }
+  Run& run = plan.runs[r.user];
+  if (r.error != 0) run.error.store(r.error, std::memory_order_relaxed);
+  if (r.done < r.length) {
+    uint64_t seen = run.missing_from.load(std::memory_order_relaxed);
+    const uint64_t here = r.offset + r.done;
+    while (here < seen && !run.missing_from.compare_exchange_weak(seen, here)) {
+    }
+  }
+  if (run.requests_left.fetch_sub(1, std::memory_order_acq_rel) == 1) run_done(plan, run);
+}
+
+void Worker::run_done(Plan& plan, const Run& run) const {
+  for (uint32_t k = run.first; k < run.last; ++k) {
+    Slot& slot = plan.slots[plan.sorted[k]];
+    // The last direct request may end beyond the file: only a slot's own bytes count.
+    if (run.error.load() != 0 || slot.offset + slot.length > run.missing_from.load()) {
+      slot.ok = false;
+    } else {
+      check_slot(plan, plan.sorted[k], false, 0);
+    }
+  }
+}
+
+// In the page that holds the new end of a truncated file the lost bytes read as zeros without a
+// fault. A checksum would find out; where there is none, the file's size is asked for afterwards.
+void Worker::check_tails(Plan& plan) const {
+  uint32_t volume = UINT32_MAX;
+  uint64_t end = 0;
+  for (const Read& r : plan.gathers) {
+    Slot& slot = plan.slots[r.user];
+    if (!slot.ok || r.crc_done) continue;
+    if (slot.volume != volume) {
+      volume = slot.volume;
+      struct stat status;
+      const bool known = fstat(catalog_.volume(volume).fd(), &status) == 0;
+      end = known && S_ISREG(status.st_mode) ? static_cast<uint64_t>(status.st_size) : UINT64_MAX;
+    }
+    if (slot.offset + slot.length > end) slot.ok = false;
+  }
+}
+
+// Called by several threads at once, each for other slots.
+void Worker::check_slot(Plan& plan, uint32_t number, bool crc_known, uint32_t crc) const {
+  Slot& slot = plan.slots[number];
+  if (!options_.verify || !slot.has_crc) return;
+  if (!crc_known) crc = crc32c(0, plan.data + slot.dest, slot.length);
+  slot.ok = crc == slot.crc;
+}
+
+// What went wrong is read once more, alone and in the plainest way, before it is called a failure.
+void Worker::try_again(Plan& plan) const {
+  for (uint32_t i = 0; i < plan.slots.size(); ++i) {
+    Slot& slot = plan.slots[i];
+    if (slot.ok) continue;
+    const Segment& segment = catalog_.segments()[slot.segment];
+    Extent extent;
+    extent.volume = slot.volume - segment.volume_base;
+    extent.offset = slot.offset;
+    extent.length = slot.length;
+    extent.crc = slot.crc;
+    extent.mtime_ns = slot.mtime_ns;
+    Failure failure;
+    if (catalog_.read_extent(segment, slot.sample, extent, 0, slot.length, plan.data + slot.dest,
+                             &failure)) {
+      if (!options_.verify || !slot.has_crc) continue;
+      failure.crc_found = crc32c(0, plan.data + slot.dest, slot.length);
+      failure.kind = FailureKind::kChecksum;
+      if (failure.crc_found == slot.crc) continue;
+    }
+    failure.slot = i;
+    plan.batch->failures.push_back(failure);
+  }
+}
+
+void Worker::finish(Plan& plan) const {
+  Batch& batch = *plan.batch;
+  batch.offsets.resize(plan.slots.size());
+  batch.lengths.resize(plan.slots.size());
+  for (size_t i = 0; i < plan.slots.size(); ++i) {
+    batch.offsets[i] = static_cast<int64_t>(plan.slots[i].dest);
+    batch.lengths[i] = static_cast<int64_t>(plan.slots[i].length);
+  }
+}
+
+}  // namespace headrace::io

@@ -1,0 +1,297 @@
+"""Pages of a Parquet column chunk: where each value of a PLAIN, uncompressed column lies.
+
+pyarrow says where a chunk of a column begins and how long it is, but not where its pages are, so their
+headers are read here: Thrift's compact protocol, of which only numbers and the shape are needed. Each
+page is then a run of values, each with its length before it. Nothing is believed: every header, page and
+value must end inside what holds it, and the values of a page must fill it exactly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.store.sources.rows import NotInPlace
+from headrace.store.sources.shards import Window, damaged
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_HEADER_BYTES_MAX = 1 << 20
+"""A page's header holds its smallest and largest value, which may be a sample."""
+
+_DEPTH_MAX = 8
+_DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
+_PLAIN = 0
+_PAGE_NAMES = {0: "PLAIN", 2: "dictionary", 5: "DELTA", 6: "DELTA_LENGTH", 7: "DELTA_BYTE_ARRAY",
+               8: "dictionary", 9: "BYTE_STREAM_SPLIT"}  # fmt: skip
+
+
+class _Bad(ValueError):
+    """A header that is not in Thrift's compact protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChunk:
+    """One column of one row group.
+
+    Attributes:
+        start: offset of its first page in the file.
+        size: bytes of all its pages.
+        rows: values in it, nulls included.
+        width: bytes of each value, or None where each has its length before it.
+        nullable: whether pages may begin with definition levels.
+    """
+
+    start: int
+    size: int
+    rows: int
+    width: int | None
+    nullable: bool
+
+
+def list_values(
+    window: Window, chunk: ColumnChunk
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Offsets and lengths of a chunk's values, each (rows,) uint64.
+
+    Raises:
+        NotInPlace: a page is encoded otherwise, or holds nulls.
+        SourceError: the pages contradict themselves.
+    """
+    end = chunk.start + chunk.size
+    if chunk.start < 4 or chunk.size < 0 or end > window.size:
+        raise damaged(
+            window.path, "end of a column chunk", f"{end:,}", f"at most {window.size:,}", chunk.start
+        )
+    offset: array[int] = array("Q")
+    length: array[int] = array("Q")
+    at = chunk.start
+    while at < end:
+        header, header_bytes = read_page_header(window, at, end)
+        data, stop = at + header_bytes, at + header_bytes + header.size
+        if header.size < 0 or stop > end:
+            raise damaged(window.path, "end of a page", f"{stop:,}", f"at most {end:,}", at)
+        if header.values is not None:
+            first = _first_value(window, header, data, stop, nullable=chunk.nullable)
+            if header.values > chunk.rows - len(offset):
+                raise damaged(
+                    window.path, "number of values in a page", header.values,
+                    f"at most {chunk.rows - len(offset)}", at,
+                )  # fmt: skip
+            _list_page(window, first, stop, header.values, chunk.width, offset, length)
+        at = stop
+    if len(offset) != chunk.rows:
+        raise damaged(
+            window.path, "number of values in a column chunk", len(offset), chunk.rows, chunk.start
+        )
+    return np.array(offset, np.uint64), np.array(length, np.uint64)
+
+
+def _list_page(
+    window: Window, at: int, stop: int, values: int, width: int | None,
+    offset: array[int], length: array[int],
+) -> None:  # fmt: skip
+    if width is not None:
+        if stop - at != values * width:
+            raise _misfit(window, stop - at, values * width, at)
+        offset.extend(range(at, stop, width))
+        length.extend([width] * values)
+        return
+    for k in range(values):
+        if at + 4 > stop:
+            raise _misfit(window, k, values, at)
+        size = int.from_bytes(window.read(at, 4), "little")
+        at += 4
+        if size > stop - at:
+            raise damaged(
+                window.path, "length of a value", f"{size:,}", f"at most {stop - at:,}", at - 4
+            )
+        offset.append(at)
+        length.append(size)
+        at += size
+    if at != stop:
+        raise damaged(window.path, "end of a page's values", f"{at:,}", f"{stop:,}", at)
+
+
+def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
+    """A page with fewer values than rows: nulls take no place, or it is damaged."""
+    if found < expected:
+        return NotInPlace(f"{window.path}: a page holds nulls (offset {at:,})")
+    return damaged(window.path, "size of a page's values", found, expected, at)
+
+
+def _first_value(window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool) -> int:
+    """Where the values begin, behind the levels."""
+    if header.compressed:
+        raise NotInPlace(f"{window.path}: its pages are compressed")
+    if header.encoding != _PLAIN:
+        name = _PAGE_NAMES.get(header.encoding or 0, str(header.encoding))
+        raise NotInPlace(f"{window.path}: a page's values are {name}-encoded (offset {data:,})")
+    if header.levels_bytes is not None:
+        first = data + header.levels_bytes
+    elif nullable:
+        # Definition levels, behind their length.
+        if data + 4 > stop:
+            raise damaged(window.path, "size of a page", stop - data, "4 or more", data)
+        first = data + 4 + int.from_bytes(window.read(data, 4), "little")
+    else:
+        first = data
+    if header.nulls:
+        raise NotInPlace(f"{window.path}: a page holds nulls (offset {data:,})")
+    if not data <= first <= stop:
+        raise damaged(window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data)
+    return first
+
+
+# -- page headers, in Thrift's compact protocol ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PageHeader:
+    """What matters of a page's header.
+
+    Attributes:
+        size: bytes of the page behind its header.
+        values: values in it, nulls included; None for a page without values of rows.
+        encoding: of the values.
+        levels_bytes: bytes of levels before them, where the header says it (version 2).
+        nulls: nulls among the values, where the header says it (version 2).
+        compressed: whether the header's two sizes differ.
+    """
+
+    size: int
+    values: int | None = None
+    encoding: int | None = None
+    levels_bytes: int | None = None
+    nulls: int = 0
+    compressed: bool = False
+
+
+def read_page_header(window: Window, at: int, end: int) -> tuple[PageHeader, int]:
+    """The page header at `at`, and its length in bytes.
+
+    Raises:
+        SourceError: it is none, or longer than a mebibyte.
+    """
+    size = 256
+    while True:
+        data = window.read(at, min(size, end - at))
+        try:
+            fields, used = parse_struct(data)
+            return _page_header(fields), used
+        except IndexError:  # it goes on behind `data`
+            if len(data) < size or size >= _HEADER_BYTES_MAX:
+                raise damaged(
+                    window.path, "header of a page", "cut off", "a whole header", at
+                ) from None
+            size *= 16
+        except _Bad as e:
+            raise damaged(window.path, "header of a page", e, "a page header", at) from None
+
+
+def _page_header(fields: dict[int, Any]) -> PageHeader:
+    kind, plain, packed = fields.get(1), fields.get(2), fields.get(3)
+    if not all(isinstance(x, int) for x in (kind, plain, packed)):
+        raise _Bad("without type and sizes")
+    assert isinstance(packed, int)
+    if kind not in (_DATA_PAGE, _DATA_PAGE_V2):
+        return PageHeader(packed)
+    inner = fields.get(5 if kind == _DATA_PAGE else 8)
+    if not isinstance(inner, dict):
+        raise _Bad("without the header of its kind")
+    values = inner.get(1)
+    if not isinstance(values, int) or values < 0:
+        raise _Bad(f"with {values} values")
+    if kind == _DATA_PAGE:
+        return PageHeader(packed, values, inner.get(2), compressed=plain != packed)
+    levels = [inner.get(k) for k in (5, 6)]
+    if not all(isinstance(x, int) and 0 <= x <= packed for x in levels):
+        raise _Bad(f"with levels of {levels} bytes")
+    return PageHeader(
+        packed, values, inner.get(4), sum(levels), inner.get(2) or 0, compressed=plain != packed
+    )
+
+
+def parse_struct(data: bytes) -> tuple[dict[int, Any], int]:
+    """A Thrift compact struct as {field id: integer, boolean, struct or None}, and its length.
+
+    Strings and lists are skipped. Raises `IndexError` where it goes on behind `data`.
+    """
+    reader = _Reader(data)
+    return reader.struct(0), reader.at
+
+
+class _Reader:
+    """Thrift's compact protocol, forwards over bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        if depth > _DEPTH_MAX:
+            raise _Bad(f"nested more than {_DEPTH_MAX} deep")
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            delta, kind = head >> 4, head & 15
+            number = number + delta if delta else self._zigzag()
+            fields[number] = self._value(kind, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true, false
+            return kind == 1
+        if kind in (4, 5, 6):  # i16, i32, i64
+            return self._zigzag()
+        if kind == 12:
+            return self.struct(depth + 1)
+        if kind in (9, 10):  # list, set
+            return self._skip_list(depth)
+        sizes = {3: 1, 7: 8}  # byte, double
+        self._skip(self._varint() if kind == 8 else sizes.get(kind, -1))
+        return None
+
+    def _skip_list(self, depth: int) -> None:
+        if depth > _DEPTH_MAX:
+            raise _Bad(f"nested more than {_DEPTH_MAX} deep")
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        if count == 15:
+            count = self._varint()
+        for _ in range(count):  # each element takes a byte at least, so the data bounds this
+            if kind in (1, 2):
+                self._byte()
+            else:
+                self._value(kind, depth + 1)
+
+    def _byte(self) -> int:
+        value = self._data[self.at]
+        self.at += 1
+        return value
+
+    def _skip(self, size: int) -> None:
+        if size < 0:
+            raise _Bad("of an unknown type")
+        if size > _HEADER_BYTES_MAX:
+            raise _Bad(f"with a string of {size:,} bytes")
+        if self.at + size > len(self._data):
+            raise IndexError
+        self.at += size
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise _Bad("with a number of more than 10 bytes")
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
