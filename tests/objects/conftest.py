@@ -51,7 +51,9 @@ def s3_options(endpoint: str, key: str = "key") -> dict[str, Any]:
 def direct(moto_port: int) -> dict[str, Any]:
     """The client's options for the server itself, to put things there and take them away."""
     full = s3_options(f"http://127.0.0.1:{moto_port}")
-    return {k: v for k, v in full.items() if k not in ("stall_s", "deadline_s")} | {"allow_http": True}
+    return {k: v for k, v in full.items() if k not in ("stall_s", "deadline_s")} | {
+        "allow_http": True
+    }
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+EXPIRED = (
+    b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+)
 
 
 @dataclass
@@ -151,7 +153,11 @@ class FaultyProxy:
 
     async def _forward(self, head: bytes, body: bytes) -> bytes:
         """The origin's whole answer."""
-        lines = [x for x in head.rstrip(b"\r\n").split(b"\r\n") if not x.lower().startswith(b"connection:")]
+        lines = [
+            x
+            for x in head.rstrip(b"\r\n").split(b"\r\n")
+            if not x.lower().startswith(b"connection:")
+        ]
         reader, writer = await asyncio.open_connection("127.0.0.1", self._origin)
         try:
             writer.write(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
@@ -205,7 +211,7 @@ class FaultyProxy:
         if rule.fault == "wrong_range":
             start = re.sub(rb"(?i)(content-range: bytes )\d+-\d+", rb"\g<1>1-2", start)
         if rule.fault == "wrong_etag":
-            start = re.sub(rb'(?i)(etag: )[^\r]*', rb'\g<1>"another"', start)
+            start = re.sub(rb"(?i)(etag: )[^\r]*", rb'\g<1>"another"', start)
         if rule.fault == "wrong_bytes":
             data = bytes(b ^ 0xFF for b in data)
         if rule.fault == "huge":

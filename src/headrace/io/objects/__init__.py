@@ -1,9 +1,5 @@
-"""Objects: ranges of objects in S3, Google, Azure, on web servers and wherever fsspec reaches."""
+"""Objects: ranges of objects in S3, Google, Azure, on web servers and wherever fsspec reaches.
 
-from headrace.io.objects.engine import ObjectEngine
-from headrace.io.objects.failure import Failure
-from headrace.io.objects.location import is_url, join, shown
-from headrace.io.objects.reading import RemoteObject
-from headrace.io.objects.statistics import ObjectStats
-
-__all__ = ["Failure", "ObjectEngine", "ObjectStats", "RemoteObject", "is_url", "join", "shown"]
+The parts are imported from their modules: `engine` brings an event loop's machinery, which programs
+that read local stores shall not pay for.
+"""

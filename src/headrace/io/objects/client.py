@@ -56,12 +56,12 @@ def make_client(root: str, options: Mapping[str, Any]) -> Any:
         ) from e
     _used_by = os.getpid()
     given = dict(options)
-    client = dict(given.pop("client_options", None) or {})
+    client: Any = dict(given.pop("client_options", None) or {})
     if "allow_http" in given:
         client["allow_http"] = given.pop("allow_http")
     elif str(given.get("endpoint") or given.get("endpoint_url") or "").startswith("http://"):
         client.setdefault("allow_http", True)
-    retry = given.pop("retry_config", None) or {"retry_timeout": timedelta(seconds=_TIMEOUT_S)}
+    retry: Any = given.pop("retry_config", None) or {"retry_timeout": timedelta(seconds=_TIMEOUT_S)}
     try:
         return from_url(root, client_options=client or None, retry_config=retry, **given)
     except (BaseError, ValueError, TypeError, KeyError) as e:

@@ -70,6 +70,11 @@ class ObjectEngine:
 
     Args:
         storage_options: see docs/howto/object-stores.md.
+
+    Attributes:
+        policy: our part of the options.
+        client_options: the client's part.
+        looked_at: URLs that somebody has looked at and found right, here or before pickling.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -77,6 +82,7 @@ class ObjectEngine:
         self.policy, self.client_options = split_options(self.storage_options)
         self._depth = self.policy.reads_in_flight
         self._objects: dict[str, RemoteObject] = {}
+        self.looked_at: set[str] = set()
         self._tally = Tally()
         self._failures: deque[Failure] = deque(maxlen=_FAILURES_KEPT)
         self._lock = threading.Lock()
@@ -84,12 +90,16 @@ class ObjectEngine:
         self._loop: _Loop | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.storage_options, list(self._objects.values()))
+        return _rebuild, (self.storage_options, list(self._objects.values()), self.looked_at)
 
     def register(self, objects: Iterable[RemoteObject]) -> None:
         """States what objects are like: reads that find another one fail."""
         for each in objects:
             self._objects[each.url] = each
+
+    def forget(self, url: str) -> None:
+        """Takes a `register` back."""
+        self._objects.pop(url, None)
 
     def known(self, url: str) -> RemoteObject | None:
         """What was registered for a URL."""
@@ -141,6 +151,12 @@ class ObjectEngine:
         self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
     ) -> list[Found | Failure]:
         """Reads many ranges at once and waits for all of them; failures are returned."""
+        return [future.result() for future in self.start(ranges, exact=exact)]
+
+    def start(
+        self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
+    ) -> list[Future[Found | Failure]]:
+        """Begins to read many ranges; each ends by its deadline, once its turn has come."""
         waiting: list[Future[Found | Failure]] = []
         wanted = []
         for url, offset, dest in ranges:
@@ -148,8 +164,7 @@ class ObjectEngine:
             waiting.append(future)
             wanted.append(Wanted(url, offset, dest, self._noting(future.set_result), exact))
         self._running().submit(wanted)
-        # A read ends by its own deadline at the latest; waiting for its turn may take longer.
-        return [future.result() for future in waiting]
+        return waiting
 
     def why(self, url: str, offset: int) -> Failure | None:
         """The last failure of a read that covered this byte."""
@@ -214,9 +229,12 @@ def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int) -> Wanted:
     return Wanted(url, int(requests.offsets[i]), requests.dest(i), engine._noting(finish))  # noqa: SLF001
 
 
-def _rebuild(options: dict[str, Any], objects: list[RemoteObject]) -> ObjectEngine:
+def _rebuild(
+    options: dict[str, Any], objects: list[RemoteObject], looked_at: set[str]
+) -> ObjectEngine:
     engine = ObjectEngine(options)
     engine.register(objects)
+    engine.looked_at |= looked_at
     return engine
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceError, StoreExists, VolumeError
@@ -105,7 +106,7 @@ def upload(path: str | os.PathLike[str], url: str, options: Mapping[str, Any]) -
     Raises:
         VolumeError: the store refuses.
     """
-    _put(url, options, lambda: open(path, "rb"), os.path.getsize(path), create=False)  # noqa: PTH123, PTH202
+    _put(url, options, lambda: Path(path).open("rb"), os.path.getsize(path), create=False)  # noqa: PTH123, PTH202
 
 
 def write(data: bytes, url: str, options: Mapping[str, Any], *, create: bool) -> None:

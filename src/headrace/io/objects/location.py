@@ -7,6 +7,7 @@ which often is a secret: `shown` leaves it out, and whatever is printed goes thr
 
 from __future__ import annotations
 
+import os
 import re
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.\-]*)(?:::|://)", re.IGNORECASE)
@@ -23,6 +24,12 @@ HTTP = ("http", "https")
 def is_url(text: object) -> bool:
     """Whether `text` names an object rather than a local file; `file://` is a local file."""
     return isinstance(text, str) and (m := _SCHEME.match(text)) is not None and m[1] != "file"
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """A URL as it is, `file://` and anything else as an absolute path."""
+    text = os.fsdecode(path)
+    return text if is_url(text) else os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100
 
 
 def scheme_of(url: str) -> str:
@@ -45,8 +52,8 @@ def key_of(url: str) -> str:
 
 
 def join(folder: str, name: str) -> str:
-    """The URL of `name` below `folder`; a query stays at the end."""
-    if scheme_of(folder) not in HTTP:
+    """The path or URL of `name` below `folder`; a query stays at the end."""
+    if not is_url(folder) or scheme_of(folder) not in HTTP:
         return f"{folder.rstrip('/')}/{name}"
     path, question, query = folder.partition("?")
     return f"{path.rstrip('/')}/{name}{question}{query}"
@@ -60,7 +67,7 @@ def base_name(url: str) -> str:
 
 def shown(url: str) -> str:
     """The URL without what may be a secret: user, password, query."""
-    if scheme_of(url) in HTTP:
+    if is_url(url) and scheme_of(url) in HTTP:
         url = url.partition("?")[0]
     return _USER.sub("//", url, count=1)
 
@@ -68,6 +75,11 @@ def shown(url: str) -> str:
 def has_magic(url: str) -> bool:
     """Whether the URL is a pattern. A `?` of an http URL begins its query."""
     return _MAGIC.search(url.partition("?")[0] if scheme_of(url) in HTTP else url) is not None
+
+
+def is_pattern(url: str) -> bool:
+    """Whether the URL may stand for several objects."""
+    return has_magic(url) or _NUMBERS.search(url) is not None
 
 
 def literal_folder(pattern: str) -> str:

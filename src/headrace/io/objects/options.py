@@ -24,6 +24,8 @@ class ReadPolicy:
         reads_in_flight: requests at once, to begin with; the tuner turns it.
         hedge_s: send a request a second time when it has not finished after this long; None: never.
         directory_cache: a local folder that keeps sample directories between runs.
+        staging: a local folder in which stores are built before they are uploaded; None: the
+            system's folder for temporary files.
         other_roots: let a remote manifest name objects of other buckets or hosts.
     """
 
@@ -32,6 +34,7 @@ class ReadPolicy:
     reads_in_flight: int = 16
     hedge_s: float | None = None
     directory_cache: str | None = None
+    staging: str | None = None
     other_roots: bool = False
 
     def __post_init__(self) -> None:

@@ -61,7 +61,9 @@ class Tally:
     def fault(self, reason: str) -> None:
         """Counts a fault by what its reason says before the first colon or bracket."""
         with self._lock:
-            self._faults[reason.split(":", maxsplit=1)[0].split("(", maxsplit=1)[0].strip()[:40]] += 1
+            self._faults[
+                reason.split(":", maxsplit=1)[0].split("(", maxsplit=1)[0].strip()[:40]
+            ] += 1
 
     def read(self, seconds: float, size: int) -> None:
         """Counts a finished read; `size` bytes of it were delivered."""

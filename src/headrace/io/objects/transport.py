@@ -228,7 +228,7 @@ def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         Fault: fsspec is not installed or knows no such URL.
     """
     try:
-        import fsspec
+        import fsspec  # type: ignore[import-untyped]
     except ImportError as e:
         raise Fault(
             "final", "reading this URL needs fsspec: pip install 'headrace[objects]'"
@@ -246,6 +246,6 @@ def _found_by_fsspec(info: Mapping[str, Any]) -> Found:
         (info[k] for k in ("mtime", "LastModified", "last_modified", "created") if info.get(k)),
         None,
     )
-    seconds = modified.timestamp() if hasattr(modified, "timestamp") else modified
+    seconds: Any = modified.timestamp() if hasattr(modified, "timestamp") else modified  # type: ignore[union-attr]
     ns = int(seconds * 1e9) if isinstance(seconds, (int, float)) else None
     return Found(0, int(info["size"]), etag, ns)
