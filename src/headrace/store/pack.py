@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Segment
+    from headrace.store.sources.scan import SourceOptions
     from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
