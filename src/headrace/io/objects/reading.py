@@ -7,7 +7,9 @@ the thread and is what everybody else talks to.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import resource
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from headrace.io.objects.options import ReadPolicy
     from headrace.io.objects.statistics import Tally
     from headrace.io.objects.transport import Found, Transport
+
+_CONNECTIONS_LEAST = 2
 
 _THREADS = 32
 """For transports that block; a plain HTTP read needs none."""
@@ -97,6 +101,7 @@ class Reading:
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet_until: dict[str, float] = {}
         self._refreshing: dict[int, asyncio.Task[bool]] = {}
+        self._most = _connections_most()
         self._luck = random.Random()  # noqa: S311 - jitter, no secret
 
     @property
@@ -111,7 +116,7 @@ class Reading:
 
     def pump(self) -> None:
         """Starts what the depth allows."""
-        while self._waiting and self.in_flight < self.depth:
+        while self._waiting and self.in_flight < min(self.depth, self._most):
             self.in_flight += 1
             task = asyncio.create_task(self._run(self._waiting.popleft()))
             self._tasks.add(task)
@@ -268,6 +273,14 @@ class Reading:
         quiet_s = self._quiet_until.get(root_of(url), 0.0) - asyncio.get_running_loop().time()
         if quiet_s > 0:
             await asyncio.sleep(quiet_s)
+
+
+def _connections_most() -> int:
+    """Half of the descriptors that are left: the rest is for the program."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 16
+    return max(_CONNECTIONS_LEAST, (soft - len(os.listdir("/proc/self/fd"))) // 2)
 
 
 _CLOSED = Fault("final", "the engine was closed")
