@@ -84,7 +84,10 @@ def index(
         VolumeError: an object cannot be read or written.
     """
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
-    options = source_options(extensions, prefix_names, on_error, threads, column, label)
+    options = source_options(
+        extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
+        column=column, label=label,
+    )  # fmt: skip
     where = local_path(target)
     if not is_url(where):
         return _index(

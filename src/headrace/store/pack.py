@@ -155,7 +155,10 @@ def pack(
         VolumeError: the disk is full or fails; what is packed is kept for the next run.
     """
     options = _options(options, volume_bytes, workers)
-    chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+    chosen = source_options(
+        extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
+        column=column, label=label,
+    )  # fmt: skip
     where = local_path(target)
     engine = engine_for(storage_options) if storage_options is not None else None
     if not is_url(where):
@@ -233,7 +236,10 @@ def append(
     with ExitStack() as stack:
         stack.enter_context(locked(place, what="appending to"))
         manifest = load_manifest(place)
-        chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+        chosen = source_options(
+            extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
+            column=column, label=label,
+        )  # fmt: skip
         found = open_source(source, chosen)
         if isinstance(found, Scan):
             # Before a byte is copied; a stream's names are known at its end only.

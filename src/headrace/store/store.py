@@ -38,7 +38,7 @@ from headrace.store.opening import engine_for, manifest_at, open_segment_at
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.segment import Extent, OpenSegment, directory_class, open_volumes
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.scan import Scan, SourceOptions, because
+from headrace.store.sources.scan import Scan, SourceOptions, because, source_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,8 +79,7 @@ def open_store(
         SourceError: `path` is neither a store nor a source that can be opened directly.
         VolumeError: an object cannot be read.
     """
-    columns = (column,) if isinstance(column, str) else column
-    chosen = SourceOptions(column=None if columns is None else tuple(columns), label=label)
+    chosen = source_options(column=column, label=label)
     where = local_path(path)
     if is_url(where):
         return _open_url(where, chosen, engine_for(storage_options), reference=reference)
