@@ -13,11 +13,10 @@ import pytest
 pytest.importorskip("obstore", reason="the extra `objects` is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
-from objects.faulty_proxy import FaultyProxy
-
 import headrace as hr
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.listing import write
+from objects.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,12 +8,11 @@ because its fault never happened.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 EXPIRED = (
     b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
@@ -68,7 +67,7 @@ class FaultyProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.port = 0
 
-    def __enter__(self) -> FaultyProxy:
+    def __enter__(self) -> Self:
         self._thread.start()
         future = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
         self.port = future.result(5)
@@ -105,10 +104,13 @@ class FaultyProxy:
     async def _close(self) -> None:
         self._server.close()
         mine = asyncio.current_task()
-        others = [t for t in asyncio.all_tasks() if t is not mine]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        # Again until none is left: a connection may be accepted while others end.
+        while others := [t for t in asyncio.all_tasks() if t is not mine]:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -121,8 +123,7 @@ class FaultyProxy:
             pass
         finally:
             self.open_now -= 1
-            with contextlib.suppress(Exception):
-                writer.close()
+            writer.transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -163,7 +164,7 @@ class FaultyProxy:
             writer.write(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
             answer = await reader.read()
         finally:
-            writer.close()
+            writer.transport.abort()
         answer_head, _, answer_body = answer.partition(b"\r\n\r\n")
         kept = [x for x in answer_head.split(b"\r\n") if not x.lower().startswith(b"connection:")]
         kept[0] = kept[0].replace(b"HTTP/1.0", b"HTTP/1.1")
@@ -174,32 +175,13 @@ class FaultyProxy:
     async def _misbehave(
         self, rule: Rule, head: bytes, body: bytes, writer: asyncio.StreamWriter
     ) -> bool:
-        if rule.fault == "status":
-            lines = [f"HTTP/1.1 {rule.status} Injected", f"Content-Length: {len(rule.body)}"]
-            writer.write("\r\n".join([*lines, *rule.headers]).encode() + b"\r\n\r\n" + rule.body)
-            await writer.drain()
-            return True
-        if rule.fault == "reset":
-            writer.transport.abort()
-            return False
-        if rule.fault == "stall":
-            await asyncio.sleep(3600)
-        if rule.fault == "garbage":
-            writer.write(b"SSH-2.0-what\r\n\r\n")
-            await writer.drain()
-            return False
-        if rule.fault == "endless_head":
-            writer.write(b"HTTP/1.1 206 OK\r\n" + b"x-filler: y\r\n" * 8000)
-            await writer.drain()
-            await asyncio.sleep(3600)
+        """Answers wrongly; whether the connection can go on."""
+        if rule.fault in ("status", "reset", "stall", "garbage", "endless_head"):
+            return await self._answer_alone(rule, writer)
         if rule.fault == "no_range":
             head = re.sub(rb"(?i)\r\nrange:[^\r]*", b"", head)
         answer = await self._forward(head, body)
         start, _, data = answer.partition(b"\r\n\r\n")
-        if rule.fault == "truncate":
-            writer.write(start + b"\r\n\r\n" + data[: len(data) // 2])
-            await writer.drain()
-            return False
         if rule.fault == "slow":
             writer.write(start + b"\r\n\r\n")
             step = max(1, len(data) // 8)
@@ -208,14 +190,39 @@ class FaultyProxy:
                 await writer.drain()
                 await asyncio.sleep(rule.seconds)
             return True
-        if rule.fault == "wrong_range":
-            start = re.sub(rb"(?i)(content-range: bytes )\d+-\d+", rb"\g<1>1-2", start)
-        if rule.fault == "wrong_etag":
-            start = re.sub(rb"(?i)(etag: )[^\r]*", rb'\g<1>"another"', start)
-        if rule.fault == "wrong_bytes":
-            data = bytes(b ^ 0xFF for b in data)
-        if rule.fault == "huge":
-            start = re.sub(rb"(?i)content-length: *\d+", b"Content-Length: 99999999999999", start)
+        start, data = _altered(rule.fault, start, data)
         writer.write(start + b"\r\n\r\n" + data)
         await writer.drain()
-        return True
+        return rule.fault != "truncate"
+
+    async def _answer_alone(self, rule: Rule, writer: asyncio.StreamWriter) -> bool:
+        """Faults that the server itself never hears of."""
+        if rule.fault == "reset":
+            writer.transport.abort()
+            return False
+        if rule.fault == "status":
+            lines = [f"HTTP/1.1 {rule.status} Injected", f"Content-Length: {len(rule.body)}"]
+            writer.write("\r\n".join([*lines, *rule.headers]).encode() + b"\r\n\r\n" + rule.body)
+        elif rule.fault == "garbage":
+            writer.write(b"SSH-2.0-what\r\n\r\n")
+        elif rule.fault == "endless_head":
+            writer.write(b"HTTP/1.1 206 OK\r\n" + b"x-filler: y\r\n" * 8000)
+        await writer.drain()
+        if rule.fault in ("stall", "endless_head"):
+            await asyncio.sleep(3600)
+        return rule.fault == "status"
+
+
+def _altered(fault: str, head: bytes, data: bytes) -> tuple[bytes, bytes]:
+    """A right answer made wrong."""
+    if fault == "truncate":
+        data = data[: len(data) // 2]
+    elif fault == "wrong_range":
+        head = re.sub(rb"(?i)(content-range: bytes )\d+-\d+", rb"\g<1>1-2", head)
+    elif fault == "wrong_etag":
+        head = re.sub(rb"(?i)(etag: )[^\r]*", rb'\g<1>"another"', head)
+    elif fault == "wrong_bytes":
+        data = bytes(b ^ 0xFF for b in data)
+    elif fault == "huge":
+        head = re.sub(rb"(?i)content-length: *\d+", b"Content-Length: 99999999999999", head)
+    return head, data

@@ -6,15 +6,17 @@ import os
 import pickle
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from objects.conftest import DATA
-from objects.faulty_proxy import FaultyProxy
 
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.options import ReadPolicy, split_options
+from objects.conftest import DATA
+
+if TYPE_CHECKING:
+    from objects.faulty_proxy import FaultyProxy
 
 
 class Requests:
@@ -29,7 +31,7 @@ class Requests:
         self.finished: dict[int, tuple[int, int]] = {}
         self.all = threading.Event()
 
-    def path(self, i: int) -> bytes:
+    def path(self, _i: int) -> bytes:
         return self.url
 
     def dest(self, i: int) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from headrace.io.objects.location import (
     base_name,
     expand_numbers,

@@ -13,7 +13,6 @@ import os
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptStore, SourceChanged, StoreNotFound, VolumeError
-from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.failure import Failure
 from headrace.io.objects.location import join, shown
 from headrace.io.objects.reading import RemoteObject
@@ -25,6 +24,7 @@ from headrace.store.segment import OpenSegment, check_directory, directory_class
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.transport import Found
     from headrace.store.segment import Directory
 

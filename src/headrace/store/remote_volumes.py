@@ -10,7 +10,6 @@ import os
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged
-from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.failure import Failure
 from headrace.io.objects.location import join, root_of, shown
 from headrace.io.objects.reading import RemoteObject
@@ -19,6 +18,7 @@ from headrace.store.volume_format import VolumeHeader, check_volume_header
 from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.transport import Found
     from headrace.store.manifest import Segment, VolumeEntry
 

@@ -23,7 +23,7 @@ from headrace.errors import (
     SourceError,
     StoreNotFound,
 )
-from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path
+from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, shown
 from headrace.store.directory_writer import create_memory_directory, write_all
 from headrace.store.failures import Failure
 from headrace.store.manifest import (
@@ -230,7 +230,7 @@ class Store:
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        return f"Store({self.path!r}, {self._samples:,} samples{state})"
+        return f"Store({shown(self.path)!r}, {self._samples:,} samples{state})"
 
     def __enter__(self) -> Self:
         return self
@@ -526,7 +526,7 @@ def _reopen_memory(
     return Store(path, manifest, [segment], reference=reference, direct=content, objects=objects)
 
 
-def _reopen(
+def _reopen(  # noqa: PLR0917 - pickle calls it
     path: str,
     segments: int,
     fingerprint: str,

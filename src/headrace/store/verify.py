@@ -21,7 +21,6 @@ from headrace.store.checksum import crc32c
 from headrace.store.manifest import FILE_NAME, fingerprint_of
 from headrace.store.opening import manifest_at, open_segment_at
 from headrace.store.reader_reference import ReferenceReader
-from headrace.store.segment import OpenSegment
 from headrace.store.volume_format import DATA_OFFSET
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Manifest
+    from headrace.store.segment import OpenSegment
 
     Progress = Callable[[int, int | None, int, int | None], None]
     Extents = dict[str, NDArray[np.int64]]

@@ -18,13 +18,14 @@ from headrace.io.objects.failure import Failure
 from headrace.io.objects.options import split_options
 from headrace.io.objects.reading import Reading, RemoteObject, Wanted
 from headrace.io.objects.statistics import ObjectStats, Tally
-from headrace.io.objects.transport import Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from headrace.io.objects.transport import Found
 
 _FAILURES_KEPT = 256
 _CLOSE_S = 5.0
@@ -226,7 +227,7 @@ def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int) -> Wanted:
             requests.finish(i, outcome.count, 0)
 
     url = os.fsdecode(requests.path(i))
-    return Wanted(url, int(requests.offsets[i]), requests.dest(i), engine._noting(finish))  # noqa: SLF001
+    return Wanted(url, int(requests.offsets[i]), requests.dest(i), engine._noting(finish))  # noqa: SLF001 - its own other half
 
 
 def _rebuild(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import io
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from headrace.io.objects.reading import RemoteObject
 from headrace.io.objects.transport import file_system
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
 PART_BYTES = 16 << 20
@@ -106,7 +108,8 @@ def upload(path: str | os.PathLike[str], url: str, options: Mapping[str, Any]) -
     Raises:
         VolumeError: the store refuses.
     """
-    _put(url, options, lambda: Path(path).open("rb"), os.path.getsize(path), create=False)  # noqa: PTH123, PTH202
+    file = Path(path)
+    _put(url, options, partial(file.open, "rb"), file.stat().st_size, create=False)
 
 
 def write(data: bytes, url: str, options: Mapping[str, Any], *, create: bool) -> None:
@@ -122,9 +125,7 @@ def write(data: bytes, url: str, options: Mapping[str, Any], *, create: bool) ->
         StoreExists: something stands there.
         VolumeError: the store refuses.
     """
-    import io
-
-    _put(url, options, lambda: io.BytesIO(data), len(data), create=create)
+    _put(url, options, partial(io.BytesIO, data), len(data), create=create)
 
 
 def _put(url: str, options: Mapping[str, Any], opener: Any, size: int, *, create: bool) -> None:

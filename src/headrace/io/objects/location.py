@@ -29,7 +29,7 @@ def is_url(text: object) -> bool:
 def local_path(path: str | os.PathLike[str]) -> str:
     """A URL as it is, `file://` and anything else as an absolute path."""
     text = os.fsdecode(path)
-    return text if is_url(text) else os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100
+    return text if is_url(text) else os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100 - `..` is not resolved
 
 
 def scheme_of(url: str) -> str:

@@ -7,12 +7,12 @@ the thread and is what everybody else talks to.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import resource
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.io.objects.failure import Failure
@@ -280,7 +280,7 @@ def _connections_most() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 16
-    return max(_CONNECTIONS_LEAST, (soft - len(os.listdir("/proc/self/fd"))) // 2)
+    return max(_CONNECTIONS_LEAST, (soft - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
 
 
 _CLOSED = Fault("final", "the engine was closed")

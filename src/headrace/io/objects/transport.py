@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.io.objects.client import after_fork, first_line, make_client
 from headrace.io.objects.fault import Fault, status_fault
-from headrace.io.objects.pool import Pool
 from headrace.io.objects.retry import parse_retry_after
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from headrace.io.objects.addresses import Addresses
+    from headrace.io.objects.pool import Pool
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")
 _STATUS_IN_TEXT = re.compile(r"status code: (\d{3})")
@@ -193,7 +193,8 @@ class FsspecTransport:
         self._info: dict[str, Found] = {}
 
     async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
-        """As `Transport.read`; the key is the whole URL."""
+        """As `Transport.read`; the key is the whole URL, and nobody can be asked for an `etag`."""
+        del etag
         loop = asyncio.get_running_loop()
         body, found = await loop.run_in_executor(self._threads, self._get, key, offset, len(dest))
         dest[: found.count] = body
@@ -228,7 +229,7 @@ def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         Fault: fsspec is not installed or knows no such URL.
     """
     try:
-        import fsspec  # type: ignore[import-untyped]
+        import fsspec
     except ImportError as e:
         raise Fault(
             "final", "reading this URL needs fsspec: pip install 'headrace[objects]'"

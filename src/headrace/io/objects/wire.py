@@ -63,9 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         watch = loop.call_later(stall_s, self._watch, loop, stall_s)
         self._watch_handle = watch
         try:
-            if self._transport is None or not self.reusable:
-                raise Fault("transient", "connection lost before the request")
-            self._transport.write(head)
+            self._write(head)
             return await self._done
         except BaseException:
             self.abort()
@@ -74,6 +72,11 @@ class Connection(asyncio.BufferedProtocol):
             self._watch_handle.cancel()
             self._dest = memoryview(b"")
             self._sink = None
+
+    def _write(self, head: bytes) -> None:
+        if self._transport is None or not self.reusable:
+            raise Fault("transient", "connection lost before the request")
+        self._transport.write(head)
 
     def abort(self) -> None:
         """Closes at once; nothing more is stored."""
@@ -93,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         """The connection stands."""
         self._transport = transport  # type: ignore[assignment]  # a stream's transport
 
-    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+    def get_buffer(self, _sizehint: int) -> memoryview | bytearray:
         """Where the next bytes go: into the caller's memory once the head has come."""
         if self._sink is not None and self._left:
             return self._sink[len(self._sink) - self._left :]
