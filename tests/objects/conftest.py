@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("obstore", reason="the extra `objects` is not installed")
-pytest.importorskip("moto.server", reason="moto is not installed")
-
 import headrace as hr
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.listing import write

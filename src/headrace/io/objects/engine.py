@@ -61,7 +61,7 @@ class RemoteRequests(Protocol):
         """Where the bytes go."""
         ...
 
-    def finish(self, i: int, nbytes: int, errno: int, /) -> None:
+    def finish(self, i: int, nbytes: int, errno: int, /) -> object:
         """Reports one; from any thread."""
         ...
 
@@ -108,8 +108,8 @@ class ObjectEngine:
 
     def read(self, requests: RemoteRequests) -> None:
         """Begins a batch of reads for the native reader and returns."""
-        wanted = [_wanted(self, requests, i) for i in range(requests.count)]
-        self._running().submit(wanted)
+        offsets = requests.offsets.tolist()
+        self._running().submit([_wanted(self, requests, i, at) for i, at in enumerate(offsets)])
 
     def turn(self, reads_in_flight: int) -> None:
         """Sets how many requests are in flight at once, from now on.
@@ -219,7 +219,7 @@ class ObjectEngine:
         return note
 
 
-def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int) -> Wanted:
+def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int, offset: int) -> Wanted:
     def finish(outcome: Found | Failure) -> None:
         if isinstance(outcome, Failure):
             requests.finish(i, 0, outcome.errno)
@@ -227,7 +227,7 @@ def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int) -> Wanted:
             requests.finish(i, outcome.count, 0)
 
     url = os.fsdecode(requests.path(i))
-    return Wanted(url, int(requests.offsets[i]), requests.dest(i), engine._noting(finish))  # noqa: SLF001 - its own other half
+    return Wanted(url, offset, requests.dest(i), engine._noting(finish))  # noqa: SLF001 - its own other half
 
 
 def _rebuild(
