@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 if TYPE_CHECKING:
     from headrace import _native
 
-__all__ = ["PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
+__all__ = ["AheadFile", "PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
 
 real_open = io.open
 """The interpreter's own `open`."""
