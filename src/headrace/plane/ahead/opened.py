@@ -9,6 +9,7 @@ The raw file becomes a real one, at the same position, as soon as somebody asks 
 (`fileno`): mmap, np.fromfile, fstat and libraries in C work on it as ever.
 """
 
+# ruff: noqa: D102  # the methods of a raw file are those of io.RawIOBase
 from __future__ import annotations
 
 import builtins
