@@ -18,6 +18,7 @@ from headrace.store.sources.arrow_column import (
     choose_columns,
     stream_batch,
 )
+from headrace.store.sources.object_name import absolute_path, readable
 from headrace.store.sources.parquet_pages import ColumnChunk, list_values
 from headrace.store.sources.rows import (
     ROWS_MAX,
@@ -59,7 +60,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    absolute = [os.path.abspath(p) for p in paths]
+    absolute = [absolute_path(p) for p in paths]
     source: dict[str, Any] = {"kind": "parquet", "paths": absolute, **options.to_json()}
     source["columns"] = list(columns.data)
     try:
@@ -89,7 +90,7 @@ class _File:
         self.pyarrow = import_extra("pyarrow", "arrow", path)
         parquet = import_extra("pyarrow.parquet", "arrow", path)
         try:
-            self._file = parquet.ParquetFile(path)
+            self._file = parquet.ParquetFile(readable(path))
             self.schema = self._file.schema_arrow
             _ = self.schema.names, str(self.schema.types)  # finds names that are no text
             self.metadata = self._file.metadata
