@@ -16,6 +16,8 @@ FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 DONE := $(VENV)/done
+# TensorFlow and JAX: gigabytes of their own, on top of what $(VENV) has.
+FRAMEWORKS := .venv-frameworks
 BUILD := build/dev
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h')
 # The venv's pip in one place. Packages are byte-compiled when they are first imported: most of torch
@@ -32,6 +34,7 @@ export PIP_ROOT_USER_ACTION := ignore
 help:
 	@echo 'make demo        pack real images, train on them, interrupt, resume, compare (DATA=folder)'
 	@echo 'make test        build; check; native tests; Python tests (PYTEST="-k name")'
+	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
@@ -88,6 +91,17 @@ $(DONE)/bench: benchmarks/requirements.txt $(DONE)/torch
 	$(INSTALL) --requirement benchmarks/requirements.txt
 	@touch $@
 
+# A layer over $(VENV): its own packages come first, headrace and pytest are found below. The layer is
+# laid last, so that pip neither counts nor touches what is below.
+$(DONE)/frameworks: pyproject.toml $(DONE)/venv
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip -qq --disable-pip-version-check install 'pip>=26,<27'
+	$(FRAMEWORKS)/bin/python -m pip -qq --disable-pip-version-check install --no-compile --group frameworks
+	@below=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  here=$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  echo "import site; site.addsitedir('$$below')" >"$$here/below.pth"
+	@touch $@
+
 $(DONE)/debian-%: debian-packages.txt tools/debian-packages $(DONE)/venv
 	@tools/debian-packages $*
 	@touch $@
@@ -102,13 +116,20 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 # -- tests -----------------------------------------------------------------------------------------
 
 # In this order, so that pytest's closing line comes last.
-test: $(DONE)/debian-test $(DONE)/test $(DONE)/build
+test: $(DONE)/debian-test $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
+	@$(MAKE) --no-print-directory test-frameworks
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
 test-slow: $(DONE)/test $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+# A process each: TensorFlow and JAX bring their own runtimes and threads.
+.PHONY: test-frameworks
+test-frameworks: $(DONE)/test $(DONE)/frameworks $(DONE)/build
+	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/tensorflow
+	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/grain
 
 # The same build folder as the extension's, so that each native source is compiled once.
 .PHONY: native-test
@@ -170,5 +191,5 @@ docs: $(DONE)/docs $(DONE)/build
 	@echo 'docs/_build/html/index.html'
 
 clean:
-	rm -rf $(VENV) build dist docs/_build demo-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FRAMEWORKS) build dist docs/_build demo-out .mypy_cache .ruff_cache .pytest_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

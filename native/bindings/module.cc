@@ -6,9 +6,11 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
 #include "bindings/remote.h"
+#include "bindings/sample_cache.h"
 #include "bindings/slow.h"
 
 NB_MODULE(_native, m) {
@@ -22,5 +24,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_slow(m);
   headrace::bindings::register_remote(m);
   headrace::bindings::register_reader(m);
+  headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_sample_cache(m);
 }

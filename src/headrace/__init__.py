@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from headrace import errors
     from headrace.api import (
         append,
+        explain,
+        from_hf,
         index,
         loader,
         open,  # noqa: A004  # hr.open is the product's first word
@@ -43,6 +45,8 @@ __all__ = [
     "__version__",
     "append",
     "errors",
+    "explain",
+    "from_hf",
     "index",
     "loader",
     "open",

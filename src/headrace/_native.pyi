@@ -270,6 +270,92 @@ class Reader:
     @property
     def mapped_bytes(self) -> int: ...
 
+class FileBatch:
+    """The files of one job in one buffer."""
+
+    @property
+    def data(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+        """uint8, the used bytes of the buffer."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, one per file."""
+
+    @property
+    def lengths(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, 0 where errors is not."""
+
+    @property
+    def errors(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
+        """int32, errno per file; 0: read."""
+
+    @property
+    def size(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def mtime_ns(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def ctime_ns(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def ino(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+    @property
+    def dev(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
+
+class FileBytes:
+    """The bytes of one file: a read-only buffer, for memoryview()."""
+
+    def same_as(self, fd: int) -> bool:
+        """Whether an open file is the one that was read."""
+
+    def __len__(self) -> int: ...
+
+class FileJob:
+    """Files that are being read."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self, seconds: float) -> FileBatch | None:
+        """All files, when all are finished; None when `seconds` are over."""
+
+    def take(self, index: int, seconds: float) -> FileBytes | int:
+        """
+        One file if its path still names what was read, else an errno. Waits for a read that has begun; one that has not is given up (ECANCELED).
+        """
+
+    def forget(self, index: int) -> None:
+        """Nobody will take this file."""
+
+class FileReader:
+    """Reads whole files by path, ahead of their user."""
+
+    def __init__(self, *, reads_in_flight: int = 16, buffer_bytes: int = 67108864, cold: str = 'direct') -> None: ...
+
+    def submit(self, paths: list[bytes]) -> FileJob:
+        """Queues some files; returns at once."""
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None, cold: str | None = None) -> None:
+        """Changes what is given, at once."""
+
+    @property
+    def reads_in_flight(self) -> int: ...
+
+    @property
+    def buffer_bytes(self) -> int: ...
+
+    def stats(self, /) -> dict[str, Any]:
+        """Figures since the first submit; times in seconds."""
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """
+        Ends the threads. False: one did not answer in time and was left behind.
+        """
+
 class Permutation:
     """A keyed permutation of [0, n) in O(1) memory."""
 
@@ -298,3 +384,65 @@ class Permutation:
 
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
+
+class Assembler:
+    """Puts batches together from what several tiers have read."""
+
+    def __init__(self, retained_bytes: int) -> None: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    def assemble(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts: list[tuple[Batch, NDArray[numpy.int64]]]) -> Batch:
+        """
+        One batch of [(batch, positions), ...]; a batch that fits whole is not copied.
+        """
+
+class Hits:
+    """What a look-up in a cache found; keeps its memory."""
+
+    @property
+    def indices(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, as asked."""
+
+    @property
+    def missing(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, positions in `indices` that are not held."""
+
+    @property
+    def bytes(self) -> int: ...
+
+class SampleCache:
+    """Samples in memory, within a quota."""
+
+    def __init__(self, *, samples: int, parts: int, quota_bytes: int) -> None: ...
+
+    def insert(self, batch: Batch) -> int:
+        """Copies what is not held and still fits; returns the number of samples."""
+
+    def look_up(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hits:
+        """Which samples are held."""
+
+    def gather(self, hits: Hits, misses: Batch | None) -> Batch:
+        """One batch of what was held and what was read for the rest."""
+
+    def set_quota(self, bytes: int) -> None:
+        """A smaller quota gives memory back at once."""
+
+    @property
+    def quota_bytes(self) -> int: ...
+
+    @property
+    def held_samples(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    @property
+    def delivered_bytes(self) -> int: ...
+
+def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """int64, ascending: samples of a batch that could not be read."""
+
+def write_samples(fd: int, offset: int, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+    """Writes samples back to back and returns the crc32c of each slot."""

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from headrace.cli import (
     append,
+    cache,
     cat,
     demo,
     exit_codes,
@@ -19,6 +20,7 @@ from headrace.cli import (
     info,
     ls,
     pack,
+    read,
     repair,
     verify,
     version,
@@ -101,9 +103,11 @@ for _command in (
     info.info,
     ls.ls,
     cat.cat,
+    read.read,
     verify.verify,
     repair.repair,
     demo.demo,
     version.version,
 ):
     app.command()(_command)
+app.add_typer(cache.app, name="cache")

@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.writing import (
+    Column,
     Extensions,
+    Label,
     PrefixNames,
     SkipErrors,
     Sources,
@@ -21,7 +24,9 @@ from headrace.cli.writing import (
 
 def index(
     source: Sources,
-    target: Annotated[str, typer.Argument(help="The store's folder; holds the directory only.")],
+    target: Annotated[
+        str, typer.Argument(help="The store's folder or URL; holds the directory only.")
+    ],
     *,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
@@ -33,12 +38,15 @@ def index(
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
+    column: Column = None,
+    label: Label = None,
     workers: Workers = None,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Index a folder, uncompressed tar, TFRecord, npy or npz in place: no copy.
+    """Index a folder, uncompressed tar, TFRecord, npy, HDF5, Parquet, Arrow or MDS in place: no copy.
 
     The data must stay where it is and as it is; headrace notices when it does not.
     """
@@ -56,6 +64,9 @@ def index(
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
+            column=tuple(column) if column else None,
+            label=label,
             progress=tell,
+            storage_options=storage_options(storage),
         )
     return print_report(output, report, "indexed")

@@ -7,8 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.writing import (
+    Column,
     Extensions,
+    Label,
     PrefixNames,
     Restart,
     SkipErrors,
@@ -23,7 +26,9 @@ from headrace.cli.writing import (
 
 def pack(
     source: Sources,
-    target: Annotated[str, typer.Argument(help="The store's folder; appears when all is done.")],
+    target: Annotated[
+        str, typer.Argument(help="The store's folder or URL; appears when all is done.")
+    ],
     *,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
@@ -32,13 +37,16 @@ def pack(
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
+    column: Column = None,
+    label: Label = None,
     volume_bytes: VolumeBytes = None,
     workers: Workers = None,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Copy a folder, tar, TFRecord, npy or npz into a new store.
+    """Copy a folder, tar, TFRecord, npy, HDF5, Parquet, Arrow, MDS or ArrayRecord into a new store.
 
     When it is interrupted, the same command goes on where it stopped.
     """
@@ -57,7 +65,10 @@ def pack(
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
+            column=tuple(column) if column else None,
+            label=label,
             progress=tell,
+            storage_options=storage_options(storage),
             **sizes,
         )
     return print_report(output, report, "packed")

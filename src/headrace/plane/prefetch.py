@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.io import BatchReader, PendingBatch
     from headrace.order import Blocked, Order
+    from headrace.plane.tiers import PendingReads, Reads
 
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
@@ -31,16 +31,26 @@ WINDOWS_AHEAD_MAX = 2
 
 
 def read_batches(
-    reader: BatchReader,
+    reader: Reads,
     order: Order,
     epoch: int,
     spans: Iterable[Span],
+    batches_ahead: Callable[[], int],
 ) -> Generator[_native.Batch, None, None]:
-    """Yield the batch of each span, in order."""
-    pending: deque[PendingBatch] = deque()
+    """Yield the batch of each span, in order.
+
+    Args:
+        reader: reads them.
+        order: which sample lies at which position.
+        epoch: the epoch.
+        spans: global positions (start, stop) of each batch.
+        batches_ahead: how many batches to submit ahead, now; more than the reader's budget of bytes
+            holds only queue up.
+    """
+    pending: deque[PendingReads] = deque()
     for span in spans:
         pending.append(reader.submit(order.wrapped(epoch, *span)))
-        if len(pending) > reader.batches_ahead:
+        while len(pending) > max(1, batches_ahead()):
             yield pending.popleft().take()
     while pending:
         yield pending.popleft().take()
@@ -76,7 +86,7 @@ def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]
 
 
 def read_windows(
-    reader: BatchReader,
+    reader: Reads,
     order: Blocked,
     epoch: int,
     spans: Iterable[Span],
@@ -95,10 +105,10 @@ def read_windows(
 
 
 def _submit_windows(
-    reader: BatchReader,
+    reader: Reads,
     windows: Iterable[_Window],
-) -> Iterator[tuple[_Window, PendingBatch]]:
-    ahead: deque[tuple[_Window, PendingBatch]] = deque()
+) -> Iterator[tuple[_Window, PendingReads]]:
+    ahead: deque[tuple[_Window, PendingReads]] = deque()
     for window in windows:
         indices = np.concatenate([np.empty(0, np.int64), *window.indices])
         ahead.append((window, reader.submit(indices)))

@@ -1,5 +1,6 @@
 """Stores: a sample directory and its volumes. Write them (`pack`, `index`), open them, check them."""
 
+from headrace.store.hf import from_hf
 from headrace.store.index import index
 from headrace.store.pack import PackOptions, WriteReport, append, pack
 from headrace.store.repair import RepairReport, repair
@@ -16,6 +17,7 @@ __all__ = [
     "VolumeProblem",
     "WriteReport",
     "append",
+    "from_hf",
     "index",
     "open_store",
     "pack",

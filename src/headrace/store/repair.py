@@ -216,6 +216,8 @@ def _open_again(source: dict[str, Any]) -> Scan | Stream:
         extensions=tuple(extensions) if extensions else None,
         prefix_names=bool(source.get("prefix_names")),
         on_error="skip",
+        column=tuple(source["column"]) if source.get("column") else None,
+        label=source.get("label"),
     )
     return open_source(where, options)
 

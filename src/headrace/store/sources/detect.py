@@ -6,40 +6,106 @@ import glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import SourceError
+from headrace.errors import SourceError, VolumeError
+from headrace.io.objects.location import base_name, is_url, shown
+from headrace.store.sources.array_record import RIEGELI_MAGIC, stream_array_record
+from headrace.store.sources.arrow import looks_like_arrow_stream, open_arrow
 from headrace.store.sources.folder import scan_folder
+from headrace.store.sources.hdf5 import MAGIC as HDF5_MAGIC
+from headrace.store.sources.hdf5 import open_hdf5
+from headrace.store.sources.huggingface import is_dataset, open_dataset
 from headrace.store.sources.iterable import stream_iterable
+from headrace.store.sources.mds import is_mds_folder, list_mds_folder, scan_mds
 from headrace.store.sources.npy import scan_npy
+from headrace.store.sources.object_name import read_head, refuse_object
+from headrace.store.sources.objects import open_objects
+from headrace.store.sources.parquet import open_parquet
 from headrace.store.sources.tar import compression_of, open_tar
 from headrace.store.sources.tfrecord import looks_like_tfrecord, scan_tfrecord
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.sources.scan import Scan, SourceOptions, Stream
 
 _SUPPORTED = (
     "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
-    ".npy and .npz files, or an iterable of samples"
+    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, ArrayRecord files (for packing), "
+    "a data set of Hugging Face's, or an iterable of samples"
 )
 
+_OPENERS: dict[str, Callable[[list[str], SourceOptions], Scan | Stream]] = {
+    "tar": open_tar,
+    "tfrecord": scan_tfrecord,
+    "hdf5": open_hdf5,
+    "parquet": open_parquet,
+    "arrow": open_arrow,
+    "mds": scan_mds,
+    "array_record": stream_array_record,
+}
+"""Kinds of which several files make one source."""
 
-def open_source(source: Any, options: SourceOptions) -> Scan | Stream:
+_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet"}
+"""Kinds that are read where they lie in an object store."""
+
+_TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
+    ("mds", (), (".mds",)),
+    ("hdf5", (HDF5_MAGIC,), (".h5", ".hdf5")),
+    ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
+    ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
+    ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
+)
+"""Kind, how such files begin, how their names end."""
+
+_WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds"}
+
+
+def open_source(
+    source: Any, options: SourceOptions, objects: ObjectEngine | None = None
+) -> Scan | Stream:
     """Lists a source, whatever it is.
 
     Args:
-        source: a path, a pattern with `*`, `?` or `[`, a list of tar or TFRecord files, or an
-            iterable of samples.
+        source: a path, a pattern with `*`, `?` or `[`, a list of files of one kind, a
+            `datasets.Dataset`, or an iterable of samples.
         options: how to read it.
+        objects: reads URLs; one with default options is made if there are some.
 
     Raises:
         SourceError: it is nothing that headrace can read, or is damaged.
     """
+    urls = _urls_of(source)
+    if urls:
+        return open_objects(urls, options, objects, _open_files)
     if isinstance(source, (str, bytes, os.PathLike)):
         return _open_path(os.fsdecode(source), options)
     if isinstance(source, (list, tuple)) and _all_paths(source):
         return _open_files([os.fsdecode(p) for p in source], options)
+    if is_dataset(source):
+        return open_dataset(source, options)
+    _refuse_columns("an iterable", options)
     return stream_iterable(source)
+
+
+def _urls_of(source: Any) -> list[str]:
+    """The URLs that a source names; empty where it names none."""
+    items = source if isinstance(source, (list, tuple)) else [source]
+    urls = [item for item in items if is_url(item)]
+    if urls and len(urls) < len(items):
+        raise SourceError(
+            f"{len(urls)} URLs and {len(items) - len(urls)} others were given, expected one kind.",
+            path=shown(urls[0]),
+            next_step="Name objects or local files.",
+        )
+    return urls
+
+
+def _refuse_columns(kind: str, options: SourceOptions) -> None:
+    """Options that would be ignored are a mistake."""
+    if options.column is not None or options.label is not None:
+        given = f"column={options.column!r}" if options.column else f"label={options.label!r}"
+        raise ValueError(f"{given} is for tables and arrays with names, the source is {kind}")
 
 
 def _all_paths(items: Sequence[Any]) -> bool:
@@ -54,6 +120,9 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
                 path=path,
                 next_step="Open it, or copy its folder.",
             )
+        if is_mds_folder(path):
+            return _open_files(list_mds_folder(path), options)
+        _refuse_columns("a folder of files", options)
         return scan_folder(path, options)
     if os.path.lexists(path):
         return _open_files([path], options)
@@ -78,10 +147,12 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
             next_step="Name files of one kind.",
         )
     kind = kinds[paths[0]]
-    if kind == "tar":
-        return open_tar(paths, options)
-    if kind == "tfrecord":
-        return scan_tfrecord(paths, options)
+    if kind not in _IN_OBJECTS:
+        refuse_object(paths[0], f"files of the kind {kind}")
+    if kind not in _WITH_COLUMNS:
+        _refuse_columns(f"a file of the kind {kind}", options)
+    if kind in _OPENERS:
+        return _OPENERS[kind](paths, options)
     if len(paths) > 1:
         raise SourceError(
             f"{len(paths)} {kind} files were given, expected one.",
@@ -92,23 +163,27 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 
 def detect_file(path: str) -> str:
-    """`tar`, `tfrecord`, `npy` or `npz`.
+    """`tar`, `tfrecord`, `npy`, `npz`, `hdf5`, `parquet`, `arrow`, `mds` or `array_record`.
 
     Raises:
         SourceError: it is none of these, or cannot be read.
     """
     try:
-        with open(path, "rb") as f:
-            head = f.read(1024)
+        head = read_head(path, 1024)
     except OSError as e:
+        if isinstance(e, VolumeError):
+            raise
         raise SourceError(
             f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Check the path."
         ) from e
-    name = os.path.basename(path).lower()
+    name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
         return "npy"
     if name.endswith(".npz"):
         return "npz"
+    table = _detect_table(head, name)
+    if table:
+        return table
     # A file's own name counts before its content, so that a damaged tar is called that.
     if name.endswith((".tar", ".tgz", ".tbz2", ".txz")) or ".tar." in name:
         return "tar"
@@ -123,3 +198,13 @@ def detect_file(path: str) -> str:
         path=path,
         next_step="Turn it into one of these, or pack it from an iterable.",
     )
+
+
+def _detect_table(head: bytes, name: str) -> str | None:
+    """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
+    for kind, magics, endings in _TABLES:
+        if head.startswith(magics) or name.endswith(endings):
+            return kind
+    if head[512:520] == HDF5_MAGIC:
+        return "hdf5"
+    return "arrow" if looks_like_arrow_stream(head) else None

@@ -16,8 +16,9 @@ from headrace.errors import SourceChanged, SourceError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.directory_writer import DirectoryColumns
 
 PROBLEMS_SHOWN = 10
@@ -32,12 +33,16 @@ class SourceOptions:
         prefix_names: several files: put the file's name and `/` before each sample's name.
         on_error: `raise`, or `skip` what cannot be used and report it.
         workers: threads that scan.
+        column: tables and arrays: names of the columns or data sets that hold the samples' bytes.
+        label: tables and arrays: the name of the one that holds integer labels; empty for none.
     """
 
     extensions: tuple[str, ...] | None = None
     prefix_names: bool = False
     on_error: str = "raise"
     workers: int = 8
+    column: tuple[str, ...] | None = None
+    label: str | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -46,6 +51,13 @@ class SourceOptions:
             raise ValueError(f"workers is {self.workers}, expected 1 or more")
         if isinstance(self.extensions, str):
             raise TypeError(f"extensions is {self.extensions!r}, expected a tuple of strings")
+        if self.column is not None:
+            names = self.column
+            good = all(isinstance(name, str) and name for name in names)
+            if not names or not good or len(set(names)) < len(names):
+                raise ValueError(f"column is {names!r}, expected one or more different names")
+            if self.label in names:
+                raise ValueError(f"label is {self.label!r}, which is among the columns {names}")
 
     def to_json(self) -> dict[str, Any]:
         """What `repair` needs to scan alike again."""
@@ -54,7 +66,32 @@ class SourceOptions:
             out["extensions"] = list(self.extensions)
         if self.prefix_names:
             out["prefix_names"] = True
+        if self.column is not None:
+            out["column"] = list(self.column)
+        if self.label is not None:
+            out["label"] = self.label
         return out
+
+
+def source_options(
+    *,
+    extensions: tuple[str, ...] | None = None,
+    prefix_names: bool = False,
+    on_error: str = "raise",
+    workers: int = 8,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+) -> SourceOptions:
+    """The options as `pack`, `append` and `index` are given them."""
+    columns = (column,) if isinstance(column, str) else column
+    return SourceOptions(
+        extensions=extensions,
+        prefix_names=prefix_names,
+        on_error=on_error,
+        workers=workers,
+        column=None if columns is None else tuple(columns),
+        label=label,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +109,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SourceVolume:
-    """A foreign file, or a folder whose files are the samples (`tree`)."""
+    """A foreign file, an object, or a folder whose files are the samples (`tree`)."""
 
     kind: str
     path: str
     bytes: int | None = None
     mtime_ns: int | None = None
+    etag: str | None = None
 
 
 @dataclass(slots=True)
@@ -89,12 +127,14 @@ class Scan:
         volumes: what `columns.volume` counts.
         source: how to scan this again; goes into the manifest.
         skipped: what was left out (only with `on_error="skip"`).
+        objects: reads volumes that are objects.
     """
 
     columns: DirectoryColumns
     volumes: tuple[SourceVolume, ...]
     source: dict[str, Any]
     skipped: list[Problem] = field(default_factory=list)
+    objects: ObjectEngine | None = None
 
     def listing_hash(self) -> bytes:
         """Names, places, sizes, times and labels in 32 bytes: has the source changed?"""
@@ -127,11 +167,20 @@ class Stream:
     Attributes:
         items: begins to iterate, from the first sample, each time it is called.
         source: what it was; goes into the manifest.
+        reason: why its samples have no places that could be indexed.
+        class_names: gives the names of labels 0, 1, ..., once all items were read.
     """
 
     items: Callable[[], Iterator[StreamItem]]
     source: dict[str, Any]
     repeatable: bool = True
+    reason: str = ""
+    class_names: Callable[[], tuple[bytes, ...] | None] | None = None
+
+
+def because(stream: Stream) -> str:
+    """Why a stream cannot be indexed, as the end of a message."""
+    return f": {stream.reason}" if stream.reason else ""
 
 
 def raise_problems(path: str, problems: list[Problem]) -> None:

@@ -6,14 +6,17 @@ import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from headrace.errors import SourceError
 from headrace.store.sources.extents import read_fully
+from headrace.store.sources.object_name import ObjectName, absolute_path
 from headrace.store.sources.scan import SourceVolume, check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _NEAR = 64 << 10
 """When headers are nearer to each other than this, reading on is cheaper than seeking."""
@@ -28,6 +31,14 @@ class Window:
     Args:
         path: the file; it is checked on closing that it did not change meanwhile.
     """
+
+    def __new__(cls, path: str) -> Self:
+        """An object's window for an object."""
+        if cls is Window and isinstance(path, ObjectName):
+            from headrace.store.sources.object_window import ObjectWindow
+
+            return super().__new__(ObjectWindow)  # type: ignore[return-value]  # a subclass
+        return super().__new__(cls)
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -76,7 +87,7 @@ class Window:
 
     def volume(self) -> SourceVolume:
         """The file as a volume."""
-        return SourceVolume("file", os.path.abspath(self.path), self.size, self.mtime_ns)
+        return SourceVolume("file", absolute_path(self.path), self.size, self.mtime_ns)
 
 
 @dataclass(slots=True)
@@ -97,6 +108,11 @@ def list_shards(
     paths: list[str], scan: Callable[[str], ShardListing], workers: int
 ) -> list[ShardListing]:
     """Scans files with threads; results in the order of `paths`."""
+    return map_files(paths, scan, workers)
+
+
+def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[T]:
+    """Calls `scan` for each file, with threads; results in the order of `paths`."""
     if len(paths) == 1:
         return [scan(paths[0])]
     with ThreadPoolExecutor(min(workers, len(paths)), "headrace-scan") as pool:
@@ -110,8 +126,8 @@ def shard_labels(paths: list[str]) -> list[bytes]:
     """A short unique name for each file: its base name, or what differs of its path."""
     base = [os.path.basename(p) for p in paths]
     if len(set(base)) < len(base):
-        common = os.path.commonpath([os.path.abspath(p) for p in paths])
-        base = [os.path.relpath(os.path.abspath(p), common) for p in paths]
+        common = os.path.commonpath([absolute_path(p) for p in paths])
+        base = [os.path.relpath(absolute_path(p), common) for p in paths]
     return [os.fsencode(b) for b in base]
 
 

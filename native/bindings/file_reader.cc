@@ -1,0 +1,198 @@
+// File reader bindings: one call submits some files, one call takes one; the GIL is free while the
+// disk works. A taken file is a read-only buffer that keeps the memory of its batch.
+#include "bindings/file_reader.h"
+
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+#include "bindings/arrays.h"
+#include "core/error.h"
+#include "io/file_reader.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace::bindings {
+namespace {
+
+using io::ColdReads;
+using io::FileBatch;
+using io::FileBytes;
+using io::FileIdentity;
+using io::FileJob;
+using io::FileReader;
+
+std::optional<ColdReads> cold_reads(const std::optional<std::string>& name) {
+  if (!name) return std::nullopt;
+  if (*name == "direct") return ColdReads::kDirect;
+  if (*name == "fill") return ColdReads::kFill;
+  throw Error(ErrorKind::kInvalidArgument, "cold is '" + *name + "', expected direct or fill");
+}
+
+// Ends the reader's threads when Python lets go of it. In a forked child it is left alone.
+struct FileReaderHandle {
+  std::shared_ptr<FileReader> reader;
+
+  FileReaderHandle(unsigned reads_in_flight, uint64_t buffer_bytes, const std::string& cold)
+      : reader(FileReader::make({.reads_in_flight = reads_in_flight,
+                                 .buffer_bytes = buffer_bytes,
+                                 .cold = *cold_reads(cold)})) {}
+  ~FileReaderHandle() {
+    nb::gil_scoped_release release;
+    reader->close(kCloseSeconds);
+  }
+  FileReaderHandle(const FileReaderHandle&) = delete;
+  FileReaderHandle& operator=(const FileReaderHandle&) = delete;
+
+  // A read that the device never answers must not hold up the program's end.
+  static constexpr double kCloseSeconds = 5.0;
+};
+
+std::shared_ptr<FileJob> submit(FileReaderHandle& handle, const nb::list& paths) {
+  std::vector<std::string> names;
+  names.reserve(paths.size());
+  for (const nb::handle path : paths) {
+    if (!PyBytes_Check(path.ptr())) {
+      throw Error(ErrorKind::kInvalidArgument, "a path is no bytes object");
+    }
+    names.emplace_back(PyBytes_AS_STRING(path.ptr()),
+                       static_cast<size_t>(PyBytes_GET_SIZE(path.ptr())));
+  }
+  nb::gil_scoped_release release;
+  return handle.reader->submit(std::move(names));
+}
+
+// What `take` gives: the bytes, or why there are none.
+nb::object take(FileJob& job, size_t index, double seconds) {
+  std::optional<FileBytes> bytes;
+  int error = 0;
+  {
+    nb::gil_scoped_release release;
+    bytes = job.take(index, seconds, &error);
+  }
+  return bytes ? nb::cast(std::move(*bytes)) : nb::cast(error);
+}
+
+int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
+  static const std::byte nothing{};
+  const auto* bytes = nb::inst_ptr<FileBytes>(self);
+  const std::byte* data = bytes->size() == 0 ? &nothing : bytes->data();
+  return PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(data),
+                           static_cast<Py_ssize_t>(bytes->size()), /*readonly=*/1, flags);
+}
+
+ArrayOut<const uint8_t> batch_data(nb::handle_t<FileBatch> self) {
+  const auto& batch = nb::cast<const FileBatch&>(self);
+  const auto* data = batch.buffer == nullptr ? nullptr : batch.buffer->data;
+  return borrow(reinterpret_cast<const uint8_t*>(data), batch.bytes, self);
+}
+
+template <auto kMember>
+auto batch_array(nb::handle_t<FileBatch> self) {
+  const auto& values = nb::cast<const FileBatch&>(self).*kMember;
+  return borrow(values.data(), values.size(), self);
+}
+
+template <auto kField>
+ArrayOut<int64_t> identity_array(const FileBatch& batch) {
+  std::vector<int64_t> values;
+  for (const FileIdentity& identity : batch.identities) {
+    values.push_back(static_cast<int64_t>(identity.*kField));
+  }
+  return own(std::move(values));
+}
+
+nb::dict stats(const FileReaderHandle& handle) {
+  const io::FileReaderStats s = handle.reader->stats();
+  nb::dict tiers;
+  tiers["page_cache"] = s.page_cache_bytes;
+  tiers["source"] = s.source_bytes;
+  nb::dict d;
+  d["busy_s"] = s.busy_s;
+  d["wait_input_s"] = s.wait_input_s;
+  d["wait_output_s"] = s.wait_output_s;
+  d["reads"] = s.reads;
+  d["failures"] = s.failures;
+  d["bytes"] = s.bytes;
+  d["in_flight"] = s.in_flight;
+  d["buffered_bytes"] = s.buffered_bytes;
+  d["ready_bytes"] = s.ready_bytes;
+  d["mapped_bytes"] = s.mapped_bytes;
+  d["threads"] = s.threads;
+  d["gave_up"] = s.gave_up;
+  d["bytes_by_tier"] = tiers;
+  d["latency_us"] = nb::tuple(nb::cast(s.latency_us));
+  return d;
+}
+
+void register_file_batch(nb::module_& m) {
+  nb::class_<FileBatch>(m, "FileBatch", "The files of one job in one buffer.")
+      .def_prop_ro("data", &batch_data, "uint8, the used bytes of the buffer.")
+      .def_prop_ro("offsets", &batch_array<&FileBatch::offsets>, "int64, one per file.")
+      .def_prop_ro("lengths", &batch_array<&FileBatch::lengths>, "int64, 0 where errors is not.")
+      .def_prop_ro("errors", &batch_array<&FileBatch::errors>, "int32, errno per file; 0: read.")
+      .def_prop_ro("size", &identity_array<&FileIdentity::size>)
+      .def_prop_ro("mtime_ns", &identity_array<&FileIdentity::mtime_ns>)
+      .def_prop_ro("ctime_ns", &identity_array<&FileIdentity::ctime_ns>)
+      .def_prop_ro("ino", &identity_array<&FileIdentity::ino>)
+      .def_prop_ro("dev", &identity_array<&FileIdentity::dev>);
+}
+
+void register_file_bytes(nb::module_& m) {
+  static PyType_Slot slots[] = {
+      {Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+      {0, nullptr},
+  };
+  nb::class_<FileBytes>(m, "FileBytes", nb::type_slots(slots),
+                        "The bytes of one file: a read-only buffer, for memoryview().")
+      .def("same_as", &FileBytes::same_as, "fd"_a, "Whether an open file is the one that was read.")
+      .def("__len__", &FileBytes::size);
+}
+
+}  // namespace
+
+void register_file_reader(nb::module_& m) {
+  register_file_batch(m);
+  register_file_bytes(m);
+  nb::class_<FileJob>(m, "FileJob", "Files that are being read.")
+      .def("__len__", &FileJob::files)
+      .def_prop_ro("done", &FileJob::done)
+      .def("wait", &FileJob::wait, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+           nb::sig("def wait(self, seconds: float) -> FileBatch | None"),
+           "All files, when all are finished; None when `seconds` are over.")
+      .def("take", &take, "index"_a, "seconds"_a,
+           nb::sig("def take(self, index: int, seconds: float) -> FileBytes | int"),
+           "One file if its path still names what was read, else an errno. Waits for a read that "
+           "has begun; one that has not is given up (ECANCELED).")
+      .def("forget", &FileJob::forget, "index"_a, "Nobody will take this file.");
+  nb::class_<FileReaderHandle>(m, "FileReader", "Reads whole files by path, ahead of their user.")
+      .def(nb::init<unsigned, uint64_t, const std::string&>(), nb::kw_only(),
+           "reads_in_flight"_a = 16, "buffer_bytes"_a = 64 << 20, "cold"_a = "direct")
+      .def("submit", &submit, "paths"_a, nb::sig("def submit(self, paths: list[bytes]) -> FileJob"),
+           "Queues some files; returns at once.")
+      .def(
+          "turn",
+          [](FileReaderHandle& h, std::optional<unsigned> reads_in_flight,
+             std::optional<uint64_t> buffer_bytes, std::optional<std::string> cold) {
+            h.reader->turn(reads_in_flight, buffer_bytes, cold_reads(cold));
+          },
+          nb::kw_only(), "reads_in_flight"_a = nb::none(), "buffer_bytes"_a = nb::none(),
+          "cold"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+          "Changes what is given, at once.")
+      .def_prop_ro("reads_in_flight",
+                   [](const FileReaderHandle& h) { return h.reader->reads_in_flight(); })
+      .def_prop_ro("buffer_bytes",
+                   [](const FileReaderHandle& h) { return h.reader->buffer_bytes(); })
+      .def("stats", &stats, nb::sig("def stats(self, /) -> dict[str, typing.Any]"),
+           "Figures since the first submit; times in seconds.")
+      .def(
+          "close", [](FileReaderHandle& h, double seconds) { return h.reader->close(seconds); },
+          "seconds"_a = FileReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),
+          "Ends the threads. False: one did not answer in time and was left behind.");
+}
+
+}  // namespace headrace::bindings

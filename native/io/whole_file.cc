@@ -1,0 +1,170 @@
+#include "io/whole_file.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "io/attempt.h"
+
+namespace headrace::io {
+namespace {
+
+// Linux 6.5, newer than the C library's headers.
+constexpr long kCachestatCall = 451;
+struct CachestatRange {
+  uint64_t offset, length;
+};
+struct Cachestat {
+  uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+std::atomic<bool> g_have_cachestat{true};
+
+// An open that is refused for want of descriptors is tried again for so long: 50 x 1 ms.
+constexpr unsigned kOpenTriesMax = 50;
+
+FileIdentity identity_of(const struct stat& status) {
+  const auto ns = [](const timespec& t) {
+    return int64_t{t.tv_sec} * 1'000'000'000 + int64_t{t.tv_nsec};
+  };
+  return {.size = static_cast<uint64_t>(status.st_size),
+          .mtime_ns = ns(status.st_mtim),
+          .ctime_ns = ns(status.st_ctim),
+          .ino = status.st_ino,
+          .dev = status.st_dev};
+}
+
+int kind_error(const struct stat& status) {
+  if (S_ISDIR(status.st_mode)) return EISDIR;
+  return S_ISREG(status.st_mode) ? 0 : EINVAL;
+}
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// A descriptor, or -errno.
+int open_file(const char* path, const Syscalls& sys) {
+  for (unsigned tries = 0;;) {
+    const int fd = sys.openat(AT_FDCWD, path, kOpenFlags);
+    if (fd >= 0) return fd;
+    const int error = errno;
+    // EAGAIN is a lease that another process must give up first: not a matter of milliseconds.
+    if (error != EINTR && !is_out_of_files(error)) return -error;
+    if (++tries > kOpenTriesMax) return -error;
+    if (error != EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool resident(int fd, uint64_t size) {
+  if (g_have_cachestat.load(std::memory_order_relaxed)) {
+    CachestatRange range{0, size};
+    Cachestat stat{};
+    if (syscall(kCachestatCall, fd, &range, &stat, 0) == 0)
+      return stat.cached >= (size + 4095) / 4096;
+    if (errno == ENOSYS || errno == EPERM) g_have_cachestat.store(false);
+  }
+  char byte;
+  const iovec one{&byte, 1};
+  for (const uint64_t at : {uint64_t{0}, size - 1}) {
+    if (preadv2(fd, &one, 1, static_cast<off_t>(at), RWF_NOWAIT) != 1) return false;
+  }
+  return true;
+}
+
+bool set_direct(int fd, bool on) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+void pause_before_retry(unsigned retries) {
+  const unsigned doublings = retries < 10 ? retries : 10;
+  std::this_thread::sleep_for(std::chrono::microseconds(10u << doublings));
+}
+
+// Reads `length` bytes from the start, or fewer at the end of the file.
+Read read_from_start(int fd, std::byte* dest, uint64_t length, const Syscalls& sys) {
+  Read read;
+  read.fd = fd;
+  read.length = length;
+  read.dest = dest;
+  Attempt attempt{.read = &read, .fd = fd};
+  for (;;) {
+    const iovec part = {attempt.dest(), attempt.bytes()};
+    const ssize_t count = sys.preadv(fd, &part, 1, static_cast<off_t>(attempt.offset()));
+    const int error = count < 0 ? errno : 0;
+    if (attempt.advance(count < 0 ? -error : count, sys) == Next::kFinished) return read;
+    if (error != 0 && error != EINTR) pause_before_retry(attempt.retries);
+  }
+}
+
+// The bytes of an open file of `size` bytes. A file that has fewer is ESTALE.
+WholeFile read_open(int fd, const FileIdentity& file, std::byte* dest, ColdReads cold,
+                    const Syscalls& sys, std::atomic<uint64_t>& direct_refused) {
+  WholeFile whole{.tier = resident(fd, file.size) ? FileTier::kPageCache : FileTier::kSource};
+  bool direct = whole.tier == FileTier::kSource && cold == ColdReads::kDirect &&
+                direct_refused.load(std::memory_order_relaxed) != file.dev;
+  if (direct && !set_direct(fd, true)) {
+    direct_refused.store(file.dev, std::memory_order_relaxed);
+    direct = false;
+  }
+  if (whole.tier == FileTier::kSource && !direct) {
+    posix_fadvise(fd, 0, static_cast<off_t>(file.size), POSIX_FADV_WILLNEED);
+  }
+  Read read = read_from_start(fd, dest, direct ? room_for(file.size) : file.size, sys);
+  if (direct && read.error == EINVAL) {
+    direct_refused.store(file.dev, std::memory_order_relaxed);
+    set_direct(fd, false);
+    read = read_from_start(fd, dest, file.size, sys);
+  }
+  whole.error = read.error != 0 ? read.error : read.done == file.size ? 0 : ESTALE;
+  return whole;
+}
+
+// Files of /proc say that they are empty, and are not.
+int check_empty(int fd, const Syscalls& sys) {
+  std::byte byte;
+  const Read read = read_from_start(fd, &byte, 1, sys);
+  return read.error != 0 ? read.error : read.done == 0 ? 0 : ESTALE;
+}
+
+}  // namespace
+
+int identify(const char* path, const FileCalls& calls, FileIdentity* identity) {
+  struct stat status;
+  if (calls.stat(path, &status) != 0) return errno;
+  *identity = identity_of(status);
+  return kind_error(status);
+}
+
+int compare(int fd, const FileIdentity& expected, const Syscalls& sys) {
+  struct stat status;
+  if (sys.fstat(fd, &status) != 0) return errno;
+  if (const int error = kind_error(status); error != 0) return error;
+  return identity_of(status) == expected ? 0 : ESTALE;
+}
+
+WholeFile read_whole(const char* path, const FileIdentity& expected, std::byte* dest,
+                     ColdReads cold, const FileCalls& calls,
+                     std::atomic<uint64_t>& direct_refused) {
+  const int fd = open_file(path, calls.file);
+  if (fd < 0) return {.error = -fd};
+  WholeFile whole{.error = compare(fd, expected, calls.file)};
+  if (whole.error == 0) {
+    if (expected.size == 0) {
+      whole = {.error = check_empty(fd, calls.file), .tier = FileTier::kPageCache};
+    } else {
+      whole = read_open(fd, expected, dest, cold, calls.file, direct_refused);
+    }
+  }
+  if (whole.error == 0) whole.error = compare(fd, expected, calls.file);
+  if (whole.error == 0 && expected.ctime_ns > now_ns() - kClockTickNs) whole.error = ESTALE;
+  calls.file.close(fd);
+  return whole;
+}
+
+}  // namespace headrace::io

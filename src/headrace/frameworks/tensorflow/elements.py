@@ -1,0 +1,139 @@
+"""Elements: what one batch is in TensorFlow.
+
+TensorFlow owns the memory of its strings, so `strings` copy each sample twice: out of the buffer,
+and into TensorFlow. `buffer` copies nothing: a numpy array that crosses into TensorFlow keeps its
+memory, if that is aligned to 64 bytes, and headrace's buffers are aligned to pages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+
+from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.plane import Batch
+
+__all__ = ["Elements", "Form"]
+
+Form = Literal["strings", "rows", "buffer"]
+"""`strings`: (bytes, labels), bytes as tf.string, shape (samples,); a dict of them by part, where
+several parts are read. `rows`: (rows, labels), rows as uint8, shape (samples, length), for samples
+of equal length; no copy where they lie one after the other. `buffer`: a dict of `data` (uint8, the
+buffer), `offsets`, `lengths`, `indices` and `labels`; never a copy."""
+
+
+class Elements:
+    """Makes the arrays that cross into TensorFlow.
+
+    Args:
+        form: see `Form`.
+        part_names: the parts that are read.
+        samples: samples of every batch, None if that may vary.
+        seed: of the random keys, where they are wanted; else None.
+
+    Raises:
+        ValueError: an unknown form, or rows of several parts.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        part_names: Sequence[str],
+        samples: int | None,
+        seed: int | None,
+    ) -> None:
+        if form not in get_args(Form):
+            raise ValueError(f"elements is {form!r}, expected one of {get_args(Form)}")
+        if form == "rows" and len(part_names) > 1:
+            raise ValueError(f"elements is 'rows', but several parts are read: {part_names}")
+        self.form = form
+        self._part_names = tuple(part_names)
+        self._samples = samples
+        self._seed = seed
+
+    @property
+    def signature(self) -> Any:
+        """The `tf.TensorSpec` of each component, in the structure of `of`."""
+        n = self._samples
+        labels = tf.TensorSpec((n,), tf.int64, "labels")
+        if self.form == "buffer":
+            several = (len(self._part_names),) if len(self._part_names) > 1 else ()
+            return {
+                "data": tf.TensorSpec((None,), tf.uint8),
+                "offsets": tf.TensorSpec((n, *several), tf.int64),
+                "lengths": tf.TensorSpec((n, *several), tf.int64),
+                "indices": tf.TensorSpec((n,), tf.int64),
+                "labels": labels,
+            }
+        if self.form == "rows":
+            return tf.TensorSpec((n, None), tf.uint8), labels
+        strings = tf.TensorSpec((n,), tf.string)
+        data = dict.fromkeys(self._part_names, strings) if len(self._part_names) > 1 else strings
+        if self._seed is None:
+            return data, labels
+        return data, labels, tf.TensorSpec((n, 2), tf.int64, "seeds")
+
+    def of(self, batch: Batch) -> Any:
+        """Return the arrays of one batch.
+
+        Raises:
+            ValueError: `rows` of samples that differ in length.
+        """
+        if self.form == "buffer":
+            return {
+                "data": batch.data,
+                "offsets": batch.offsets,
+                "lengths": batch.lengths,
+                "indices": batch.indices,
+                "labels": batch.labels,
+            }
+        if self.form == "rows":
+            return _rows(batch), batch.labels
+        if len(self._part_names) > 1:
+            data: Any = {name: _strings(batch, name) for name in self._part_names}
+        else:
+            data = _strings(batch, None)
+        if self._seed is None:
+            return data, batch.labels
+        return data, batch.labels, _seeds(self._seed, batch)
+
+
+def _strings(batch: Batch, part: str | None) -> NDArray[np.object_]:
+    found = np.empty(len(batch), np.object_)
+    for i in range(len(batch)):
+        found[i] = bytes(batch[i] if part is None else batch[i, part])
+    return found
+
+
+def _rows(batch: Batch) -> NDArray[np.uint8]:
+    if len(batch) == 0:
+        return np.empty((0, 0), np.uint8)
+    length = int(batch.lengths[0])
+    if (batch.lengths != length).any():
+        low, high = int(batch.lengths.min()), int(batch.lengths.max())
+        raise ValueError(
+            f"elements is 'rows', but lengths are {low} to {high} bytes, expected all equal: "
+            "take 'strings' or 'buffer'",
+        )
+    if (np.diff(batch.offsets) == length).all():
+        start = int(batch.offsets[0])
+        return batch.data[start : start + len(batch) * length].reshape(len(batch), length)
+    rows = np.empty((len(batch), length), np.uint8)
+    for row, offset in zip(rows, batch.offsets, strict=True):
+        row[:] = batch.data[offset : offset + length]
+    return rows
+
+
+def _seeds(seed: int, batch: Batch) -> NDArray[np.int64]:
+    """Two numbers for each sample that depend on seed, epoch and index only."""
+    of_epoch = np.uint64(derive_key(seed, Purpose.SAMPLES, batch.epoch))
+    mixed = mix64_array((batch.indices.astype(np.uint64) ^ of_epoch) + np.uint64(GOLDEN))
+    return np.stack([mixed.view(np.int64), batch.indices], axis=1)

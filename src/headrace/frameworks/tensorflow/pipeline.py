@@ -1,0 +1,134 @@
+"""Pipeline: the `tf.data` graph around a run.
+
+    begin -> batches (Python, one call a batch) -> decode -> transform -> prefetch -> count
+
+Everything stands inside one `flat_map`, so that each iterator begins a run of its own and all its
+stages know the run's number. The last stage counts: it runs when the consumer asks for a batch, and
+nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.frameworks.tensorflow.elements import Elements
+    from headrace.frameworks.tensorflow.run import Run
+
+__all__ = ["Steps", "pipeline", "takes_seed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What happens to a batch between the reader and the consumer."""
+
+    elements: Elements
+    """What crosses into TensorFlow."""
+
+    decode: Callable[..., Any] | None
+    """`decode(bytes)` or `decode(bytes, seed)`: TensorFlow functions of one sample."""
+
+    transform: Callable[[Any], Any] | None
+    """From data set to data set: one element out for each that goes in, in order."""
+
+    prefetch: int
+    """Finished batches that wait to be taken."""
+
+    endless: bool
+    """Whether a run never ends."""
+
+
+def takes_seed(decode: Callable[..., Any] | None) -> bool:
+    """Whether a function of a sample wants the sample's random seed too."""
+    if decode is None:
+        return False
+    parameters = inspect.signature(decode).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters) > 1
+
+
+def pipeline(
+    begin: Callable[[], int],
+    run_of: Callable[[int], Run],
+    steps: Steps,
+) -> Any:
+    """Return the `tf.data.Dataset` of finished batches.
+
+    Args:
+        begin: begins a run and returns its number.
+        run_of: the run with a number.
+        steps: what happens to each batch.
+    """
+
+    def started() -> Any:
+        return np.int64(begin())
+
+    def batches(number: Any) -> Iterator[Any]:
+        run = run_of(int(number))
+        try:
+            for batch in run.batches():
+                yield steps.elements.of(batch)
+        except Exception as e:
+            run.error = e  # TensorFlow hands on its text only
+            raise
+
+    def count(number: Any) -> Any:
+        run_of(int(number)).delivered()
+        return number
+
+    def of_run(_: Any) -> Any:
+        number = tf.numpy_function(started, [], tf.int64)
+        number.set_shape(())
+        made = tf.data.Dataset.from_generator(
+            batches, args=(number,), output_signature=steps.elements.signature
+        )
+        return _finished(made, steps).map(lambda *element: _after(count, number, element))
+
+    made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
+    if steps.endless:
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return made.with_options(_options())
+
+
+def _finished(made: Any, steps: Steps) -> Any:
+    if steps.decode is not None:
+        made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
+    if steps.transform is not None:
+        made = steps.transform(made)
+    return made.prefetch(steps.prefetch) if steps.prefetch else made
+
+
+def _options() -> Any:
+    options = tf.data.Options()
+    # Batches that TensorFlow took ahead behind the counting stage would count as delivered.
+    options.experimental_optimization.inject_prefetch = False
+    # Ranks share the samples already; Python's own stages cannot be sharded anyway.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options
+
+
+def _after(count: Callable[[Any], Any], number: Any, element: tuple[Any, ...]) -> Any:
+    whole = element if len(element) > 1 else element[0]
+    with tf.control_dependencies([tf.numpy_function(count, [number], tf.int64)]):
+        return tf.nest.map_structure(tf.identity, whole, expand_composites=True)
+
+
+def _decoded(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a whole batch that decodes each of its samples."""
+
+    def decode_batch(data: Any, labels: Any, *seeds: Any) -> Any:
+        samples = (data, *seeds)
+        specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), samples)
+        outputs = tf.function(decode).get_concrete_function(*specs).structured_outputs
+        signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
+        decoded = tf.map_fn(lambda one: decode(*one), samples, fn_output_signature=signature)
+        return decoded, labels
+
+    return decode_batch

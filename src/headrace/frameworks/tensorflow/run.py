@@ -1,0 +1,108 @@
+"""Run: one iterator's way through the rest of an epoch, or through several.
+
+TensorFlow takes batches ahead, in its own threads, and hands them to the training step later. What
+is taken and what is delivered are therefore counted apart: `batches` reads, and only `delivered`,
+which is called when the consumer gets a batch, moves the cursor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.plane import Batch, Loader
+
+__all__ = ["Run"]
+
+
+class _Taken(NamedTuple):
+    """A batch that TensorFlow took, and what its delivery is counted with."""
+
+    asked: NDArray[np.int64]
+    epoch: int
+    samples: int
+    nbytes: int
+    reads: dict[str, int]
+
+
+class Run:
+    """The way of one iterator. A new run ends the one before.
+
+    Args:
+        loader: gives order, cursor and reader.
+        epochs: epochs to go through, the rest of the current one included; None: for ever.
+
+    Attributes:
+        error: what ended it, which reaches TensorFlow's user as text only.
+    """
+
+    def __init__(self, loader: Loader, epochs: int | None) -> None:
+        self.error: Exception | None = None
+        self._loader = loader
+        self._pass = loader.cursor.begin()
+        self._epochs_left = epochs
+        self._begin = self._pass.epoch, self._pass.begin
+        self._taken: deque[_Taken] = deque()
+        self._step = 0
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Yield the batches of the run, ahead of their delivery.
+
+        Raises:
+            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        """
+        first, begin = self._begin
+        epochs = (
+            count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
+        )
+        for epoch in epochs:
+            yield from self._epoch(epoch, begin)
+            begin = 0
+
+    def _epoch(self, epoch: int, begin: int) -> Generator[Batch, None, None]:
+        slices = self._loader.slices
+        spans = (slices.span(step, begin) for step in range(slices.steps(begin)))
+        fetched = self._loader.reader.stream(self._loader.order, epoch, spans)
+        try:
+            for one in fetched:
+                batch = one.batch
+                self._taken.append(
+                    _Taken(one.asked, epoch, len(batch), batch.nbytes, one.reads),
+                )
+                yield batch
+        finally:
+            fetched.close()
+
+    @property
+    def next_delivery(self) -> tuple[NDArray[np.int64], int] | None:
+        """Indices and epoch of the batch that would be delivered next, if it was taken."""
+        return (self._taken[0].asked, self._taken[0].epoch) if self._taken else None
+
+    def delivered(self) -> None:
+        """Count the next batch: the consumer has it.
+
+        Raises:
+            RuntimeError: a newer run began, or the loader was closed or went elsewhere.
+        """
+        self._pass.check()
+        taken = self._taken.popleft()
+        self._loader.stats.count(taken.samples, taken.nbytes, taken.reads)
+        self._pass.delivered(self._step, taken.asked)
+        self._step += 1
+        if self._step == self._pass.steps:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._pass.finish()
+        self._step = 0
+        if self._epochs_left is not None:
+            self._epochs_left -= 1
+        if self._epochs_left != 0:
+            self._pass = self._loader.cursor.begin()

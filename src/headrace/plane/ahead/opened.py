@@ -1,0 +1,321 @@
+"""Files that are open without having been opened: over bytes that were read ahead.
+
+`serve` puts a callable in the place of `builtins.open` and `io.open` while at least one plan is
+served in this process. A path that is planned, and whose bytes are there and still true, is answered
+with an ordinary `io.BufferedReader` (or `io.TextIOWrapper`) whose raw file lies in memory. All else
+goes to the real `open` with the arguments it came with.
+
+The raw file becomes a real one, at the same position, as soon as somebody asks for its descriptor
+(`fileno`): mmap, np.fromfile, fstat and libraries in C work on it as ever.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+if TYPE_CHECKING:
+    from headrace import _native
+
+__all__ = ["PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
+
+real_open = io.open
+"""The interpreter's own `open`."""
+
+_BINARY = frozenset({"rb", "br"})
+_TEXT = frozenset({"r", "rt", "tr"})
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+
+
+class PlannedFiles(Protocol):
+    """Files that are read ahead, as `open` sees them."""
+
+    planned: Any
+    """A container of the paths (str) that are planned, for `in`."""
+
+    def take(self, path: str) -> _native.FileBytes | None:
+        """The file's bytes, or None when the real open must serve."""
+        ...
+
+
+class AheadFile(io.FileIO):
+    """A raw file opened for reading whose bytes lie in memory until its descriptor is asked for.
+
+    The base is never initialised (it opens nothing) before that, and serves all calls after it.
+    """
+
+    mode = "rb"
+    closefd = True
+    _memory: memoryview | None
+
+    def __new__(cls, _content: _native.FileBytes, _name: str | bytes) -> Self:
+        return super().__new__(cls)
+
+    def __init__(self, content: _native.FileBytes, name: str | bytes) -> None:
+        self._content: _native.FileBytes | None = content
+        self._memory = memoryview(content)  # type: ignore[arg-type]  # a buffer since 3.12, to type checkers
+        self._position = 0
+        self.name = name
+
+    def _in_memory(self) -> memoryview | None:
+        """The bytes, or None when the real file serves."""
+        if self._memory is None and super().closed:
+            raise ValueError("I/O operation on closed file")
+        return self._memory
+
+    def readable(self) -> bool:
+        return True if self._in_memory() is not None else super().readable()
+
+    def seekable(self) -> bool:
+        return True if self._in_memory() is not None else super().seekable()
+
+    def writable(self) -> bool:
+        self._in_memory()
+        return False
+
+    def isatty(self) -> bool:
+        self._in_memory()
+        return False
+
+    def readall(self) -> bytes:
+        memory = self._in_memory()
+        if memory is None:
+            return super().readall()
+        start, self._position = self._position, max(self._position, len(memory))
+        return bytes(memory[start:])
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        memory = self._in_memory()
+        if memory is None:
+            return super().read(-1 if size is None else size)
+        if size is None or size < 0:
+            return self.readall()
+        data = bytes(memory[self._position : self._position + size])
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        memory = self._in_memory()
+        if memory is None:
+            return super().readinto(buffer)
+        with memoryview(buffer) as view, view.cast("B") as target:
+            data = memory[self._position : self._position + len(target)]
+            target[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        memory = self._in_memory()
+        if memory is None:
+            return super().seek(offset, whence)
+        if whence not in {0, 1, 2}:
+            return super(AheadFile, self._opened()).seek(offset, whence)
+        position = (0, self._position, len(memory))[whence] + offset
+        if position < 0:
+            raise OSError(22, os.strerror(22))
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position if self._in_memory() is not None else super().tell()
+
+    def write(self, _data: Any, /) -> int:
+        self._in_memory()
+        raise io.UnsupportedOperation("File not open for writing")
+
+    def truncate(self, _size: int | None = None, /) -> int:
+        self._in_memory()
+        raise io.UnsupportedOperation("File not open for writing")
+
+    def fileno(self) -> int:
+        return super(AheadFile, self._opened()).fileno()
+
+    def _opened(self) -> AheadFile:
+        """This file, with a real descriptor at the same position."""
+        memory = self._in_memory()
+        content = self._content
+        if memory is None or content is None:
+            return self
+        name = self.name
+        super().__init__(name, "rb")
+        if not content.same_as(super().fileno()):
+            # The path names other bytes by now; this file was opened before that.
+            copy = os.memfd_create("headrace", os.MFD_CLOEXEC)
+            with real_open(copy, "wb", closefd=False) as file:
+                file.write(memory)
+            super().close()
+            super().__init__(copy, "rb")
+            self.name = name
+        super().seek(self._position)
+        self._release()
+        return self
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._release()
+        elif not super().closed:
+            super().close()
+
+    def _release(self) -> None:
+        self._memory = None  # not released: a reader on another thread may be copying from it
+        self._content = None
+
+    @property
+    def closed(self) -> bool:
+        return self._memory is None and super().closed
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<_io.FileIO [closed]>"
+        return f"<_io.FileIO name={self.name!r} mode='rb' closefd=True>"
+
+
+class _Open:
+    """`open`, looking into the plans first. No function: stored in a class, it must not bind."""
+
+    __slots__ = ()
+    __module__ = "io"  # it is pickled as `io.open`
+    __name__ = "open"
+    __doc__ = real_open.__doc__
+
+    def __call__(
+        self,
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
+        if (mode in _BINARY or mode in _TEXT) and not isinstance(file, int):
+            opened = _serve(file, mode, buffering, rest, named)
+            if opened is not None:
+                return opened
+        return real_open(file, mode, buffering, *rest, **named)
+
+    def __reduce__(self) -> str:
+        return "open"
+
+
+_open = _Open()
+_served: tuple[PlannedFiles, ...] = ()
+_lock = threading.Lock()
+
+
+def serve(files: PlannedFiles) -> None:
+    """Answer opens of planned files from memory, from now on and in this process."""
+    global _served  # noqa: PLW0603  # there is one `open`
+    with _lock:
+        if any(served is files for served in _served):
+            return
+        _served = (*_served, files)
+        _install(_open)
+
+
+def stop_serving(files: PlannedFiles) -> None:
+    """Let go of the files; the last one puts the real `open` back."""
+    global _served  # noqa: PLW0603
+    with _lock:
+        _served = tuple(served for served in _served if served is not files)
+        if not _served:
+            _remove()
+
+
+def forget_in_child() -> None:
+    """After a fork: what was read ahead belongs to the parent."""
+    global _served, _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _served = ()
+    _remove()
+
+
+def _install(replacement: Any) -> None:
+    # Somebody else's replacement stays: it would be lost, or call us after we are gone.
+    if builtins.open is real_open:
+        builtins.open = replacement
+    if io.open is real_open:
+        io.open = replacement
+
+
+def _remove() -> None:
+    if builtins.open is _open:
+        builtins.open = real_open
+    if io.open is _open:
+        io.open = real_open
+
+
+class _Rest(NamedTuple):
+    """The arguments of open after `buffering`."""
+
+    encoding: str | None = None
+    errors: str | None = None
+    newline: str | None = None
+    closefd: bool = True
+    opener: Any = None
+
+    def is_plain(self, *, text: bool) -> bool:
+        """Whether the real open would take them without a word; it raises better than we could."""
+        if self.opener is not None or not self.closefd:
+            return False
+        if text:
+            return self.newline in {None, "", "\n", "\r", "\r\n"}
+        return self.encoding is None and self.errors is None and self.newline is None
+
+
+def _serve(
+    file: Any,
+    mode: str,
+    buffering: int,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """An open file over memory, or None."""
+    key = file if type(file) is str else _key_of(file)
+    if key is None:
+        return None
+    for files in _served:
+        if key not in files.planned:
+            continue
+        text = mode in _TEXT
+        arguments = _arguments(rest, named)
+        if not arguments.is_plain(text=text) or buffering == (0 if text else 1):
+            return None
+        content = files.take(key)
+        if content is None:
+            continue
+        name = file if type(file) is str else os.fspath(file)
+        sys.audit("open", name, mode, _FLAGS)
+        raw = AheadFile(content, name)
+        if buffering == 0:
+            return raw
+        buffer = io.BufferedReader(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
+        if not text:
+            return buffer
+        encoding, errors, newline, *_ = arguments
+        wrapper = io.TextIOWrapper(buffer, encoding, errors, newline, buffering == 1)
+        wrapper.mode = mode  # type: ignore[misc]
+        return wrapper
+    return None
+
+
+def _key_of(file: Any) -> str | None:
+    try:
+        return os.fsdecode(file)
+    except (TypeError, ValueError):
+        return None
+
+
+_PLAIN = _Rest()
+_UNUSABLE = _Rest(closefd=False)
+
+
+def _arguments(rest: tuple[Any, ...], named: dict[str, Any]) -> _Rest:
+    if not rest and not named:
+        return _PLAIN
+    try:
+        return _Rest(*rest, **named)
+    except TypeError:  # the real open will say what is wrong
+        return _UNUSABLE

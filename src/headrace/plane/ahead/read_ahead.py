@@ -1,0 +1,551 @@
+"""ReadAhead: reads the files of coming samples before the user's code opens them.
+
+A stage between files and a dataset that opens them itself. It is told which samples come
+(`coming`), knows their files (from the dataset's attributes or from what it learned), has them read
+natively within its budget, and answers the dataset's `open` from memory (opened.py). Bytes are
+served only if the path still names exactly the file that was read; in every other case the real open
+happens, with its own errors: a plan that is wrong costs time and nothing else.
+
+It belongs to one process; in a forked child it begins anew, with what was learned before the fork.
+It never decides its own depth: `turn` does. Safe for concurrent threads.
+
+Invariants:
+  - a planned file is served at most once, and dropped when its sample is over or was passed by
+  - an open never waits for a read that has not begun, nor much longer than reads usually take
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace import _native
+from headrace.plane.ahead import learner, opened
+from headrace.plane.ahead.figures import Doze, Figures, Judge
+from headrace.plane.ahead.knowledge import Knowledge
+from headrace.plane.ahead.memory import fits_in_free_memory
+from headrace.plane.ahead.options import AheadOptions
+from headrace.plane.ahead.paths import PathSource, guess_paths
+from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
+from headrace.plane.stage import StageStats, latency_percentile_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from headrace.plane.ahead.shared_log import SharedLog
+
+__all__ = ["ReadAhead"]
+
+_JOB_FILES_MAX = 64
+_JOBS_MAX = 64
+_JOBS_IN_BUFFER = 8  # a job's memory is free again when the last of its files is
+_MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
+_GUESS_WATCHED = 64  # samples after which a guess that was right is not watched any more
+_GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
+_IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
+_SYNC_EVERY = 64
+_CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
+_STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
+_NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
+
+_all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+class ReadAhead:
+    """Serves the files of coming samples from memory.
+
+    Args:
+        samples: how many samples the dataset has.
+        source: which files they are made of, if that can be guessed.
+        options: bounds and first settings.
+        log: shared with the other processes that serve the same dataset.
+    """
+
+    name = "ahead"
+
+    def __init__(
+        self,
+        samples: int,
+        source: PathSource | None = None,
+        options: AheadOptions | None = None,
+        log: SharedLog | None = None,
+    ) -> None:
+        self.options = options or AheadOptions()
+        self.figures = Figures()
+        self._samples = samples
+        self._source = source
+        self._log = log
+        self._log_mark = 0
+        self._sent_mark = 0
+        self._knobs = {
+            "reads_in_flight": self.options.reads_in_flight,
+            "buffer_bytes": self.options.buffer_bytes,
+        }
+        self._knowledge = Knowledge(samples, self.options.knowledge_bytes)
+        self._learning = self.options.learn
+        self._watched = 0
+        self._opened_any = False
+        self._guess_wrong = 0
+        self._guess_incomplete = False
+        self._unsent = 0
+        self._closed = False
+        self._start()
+        _all.add(self)
+
+    def _start(self) -> None:
+        """What belongs to one process."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._plan = Plan()
+        self.planned = self._plan.by_path
+        self._judge = Judge()
+        self._doze = Doze()
+        self._latencies: tuple[int, ...] = ()
+        self._later: deque[int | str] = deque()
+        self._jobs: set[OpenJob] = set()
+        self._reader: _native.FileReader | None = None
+        self._mean_bytes = float(_MEAN_BYTES_FIRST)
+        self._cold: str | None = None if self.options.cold == "auto" else self.options.cold
+        self._active = self._active_max = 0
+        self._strays = 0
+
+    @classmethod
+    def for_dataset(
+        cls,
+        dataset: Any,
+        options: AheadOptions | None = None,
+        *,
+        log: SharedLog | None = None,
+    ) -> Self | None:
+        """Read ahead for a map-style dataset.
+
+        Returns:
+            None where nothing can be read ahead: no length, no `__getitem__`, or (learning
+            switched off) no attribute that names its files.
+        """
+        if not hasattr(dataset, "__getitem__"):
+            return None
+        try:
+            samples = len(dataset)
+        except Exception:  # noqa: BLE001  # a user's __len__ may raise anything
+            return None
+        source = guess_paths(dataset)
+        options = options or AheadOptions()
+        if source is None and not options.learn:
+            return None
+        return cls(samples, source, options, log)
+
+    # -- the plan ------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more samples `coming` takes."""
+        return max(0, self.options.plan_max - len(self._later) - len(self._plan))
+
+    def coming(self, items: Iterable[Any]) -> int:
+        """Announce what will be asked for, in this order, after all that was announced before.
+
+        Args:
+            items: sample indices, or paths (str, bytes, PathLike).
+
+        Returns:
+            How many were taken; the others will be opened directly.
+        """
+        taken = 0
+        with self._lock:
+            if self._closed:
+                return 0
+            room = self.room
+            for item in items:
+                if taken == room:
+                    break
+                self._later.append(_key(item))
+                taken += 1
+            self._pump()
+        return taken
+
+    def _pump(self) -> None:
+        """Hand files to the reader while its memory lasts."""
+        files_max = int(self._knobs["buffer_bytes"] / _JOBS_IN_BUFFER / self._mean_bytes)
+        files_max = min(max(files_max, 1), _JOB_FILES_MAX)
+        jobs_max = int(self._knobs["buffer_bytes"] / self._mean_bytes / files_max) + 1
+        while self._later and len(self._jobs) < min(jobs_max, _JOBS_MAX):
+            self._submit(files_max)
+
+    def _submit(self, files_max: int) -> None:
+        job = OpenJob()
+        raw: list[bytes] = []
+        while self._later and len(raw) < files_max:
+            key = self._later.popleft()
+            paths = self._paths(key) if self._doze.admits() else ()
+            if paths and self._judge.admits():
+                self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
+                raw += map(os.fsencode, paths)
+        if not raw:
+            return
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = _native.FileReader(**self._knobs, cold=self._cold or "direct")
+            opened.serve(self)
+        self.figures.planned += len(raw)
+        job.native = reader.submit(raw)
+        self._jobs.add(job)
+
+    def _paths(self, key: int | str) -> Sequence[str]:
+        if isinstance(key, str):
+            return (key,)
+        if self._knowledge.knows(key):
+            return self._knowledge.paths(key)
+        if self._source is None:
+            return ()
+        try:
+            return tuple(dict.fromkeys(self._source.paths(key)))
+        except Exception:  # noqa: BLE001  # a user's container; the dataset will say it better
+            return ()
+
+    # -- serving -------------------------------------------------------------------------------
+
+    def take(self, path: str) -> _native.FileBytes | None:
+        """The bytes of a planned file, if they were read and are still true.
+
+        Args:
+            path: as it was planned.
+
+        Returns:
+            None when the file must be opened directly. Each planned use is served once.
+        """
+        with self._lock:
+            planned = self._plan.take(path)
+            if planned is None:
+                return None
+            if not self._active:  # no samples are announced: opens tell how far the consumer is
+                self._pass(planned.occurrence.number)
+            native = planned.job.native
+        if native is None:
+            return None
+        begun = time.perf_counter()
+        content = native.take(planned.slot, self.options.wait_s)
+        waited = time.perf_counter() - begun
+        with self._lock:
+            self.figures.wait_s += waited
+            if isinstance(content, int):
+                self._note_failure(content)
+            else:
+                self._note_served(len(content))
+            del native  # the job's memory goes with its last file
+            self._leave(planned)
+        return None if isinstance(content, int) else content
+
+    def _note_served(self, size: int) -> None:
+        self.figures.served += 1
+        self.figures.bytes_served += size
+        self._judge.note(good=1)
+        self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
+        if self._doze.note_served():
+            self._judge_residency()
+        if self._cold is None and self.figures.served >= 64:
+            fits = fits_in_free_memory(self._samples * self._mean_bytes)
+            self._cold = "fill" if fits else "direct"
+            if self._reader is not None:
+                self._reader.turn(cold=self._cold)
+
+    def _judge_residency(self) -> None:
+        if self._reader is None or not self.options.doze:
+            return
+        native = self._reader.stats()
+        latencies = native["latency_us"]
+        lately = [a - b for a, b in zip(latencies, self._latencies or (0,) * len(latencies))]  # noqa: B905
+        self._latencies = latencies
+        self._doze.judge(
+            native["bytes"],
+            native["bytes_by_tier"]["page_cache"],
+            latency_percentile_s(lately, 0.5),
+        )
+
+    def _note_failure(self, error: int) -> None:
+        if error in _NOT_BEGUN:
+            self.figures.late += 1
+            self._judge.note(good=1)  # right, and too slow: no reason to stop
+        else:
+            self.figures.changed += 1
+            self._judge.note(changed=1)
+
+    def _leave(self, planned: Planned) -> None:
+        """A file is served or dropped: its job may be over, and make room."""
+        job = planned.job
+        job.left -= 1
+        if job.left == 0:
+            job.native = None
+            self._jobs.discard(job)
+            self._pump()
+
+    def _drop(self, files: list[Planned]) -> None:
+        for planned in files:
+            if planned.job.native is not None:
+                planned.job.native.forget(planned.slot)
+            self.figures.skipped += 1
+            self._judge.note(skipped=1)
+            self._leave(planned)
+
+    def _pass(self, number: int) -> None:
+        """The consumer is at occurrence `number`: what lies well before it is dropped."""
+        slack = 2 * (self._active_max - 1) if self._active_max else _JOB_FILES_MAX
+        self._drop(self._plan.pass_before(number - slack))
+
+    @property
+    def dozing(self) -> bool:
+        """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
+        return self._doze.paused and not self._learning
+
+    # -- samples -------------------------------------------------------------------------------
+
+    def sample(self, index: Any) -> AbstractContextManager[Any]:
+        """A context in which the calling thread makes sample `index`.
+
+        What was planned for it and is not opened by its end is dropped, and so is what was planned
+        for samples before it. While learning, the files that it opens are noted.
+        """
+        if self.dozing and not self.planned:
+            return _NOTHING
+        return _Sample(self, _key(index))
+
+    def _begin(self, sample: _Sample) -> None:
+        if self._learning:
+            sample.watch = learner.Watch()
+            sample.watch.begin()
+        with self._lock:
+            self._active += 1
+            self._active_max = max(self._active_max, self._active)
+            sample.occurrence = self._plan.begin(sample.key)
+            if sample.occurrence is not None:
+                self._strays = 0
+                self._pass(sample.occurrence.number)
+            elif self._plan:
+                self._catch_up(sample.key)
+
+    def _catch_up(self, key: int | str) -> None:
+        """The consumer is where nothing is planned: what it left behind must not hold the memory."""
+        self._strays += 1
+        near = enumerate(islice(self._later, _CATCH_UP_MAX))
+        position = next((i for i, coming in near if coming == key), None)
+        if position is not None:
+            for _ in range(position + 1):
+                self._later.popleft()
+        if position is not None or self._strays >= _STRAYS_MAX:
+            self._strays = 0
+            self._pass(self._plan.next_number)
+
+    def _end(self, sample: _Sample, *, failed: bool) -> None:
+        paths = sample.watch.end() if sample.watch is not None else None
+        with self._lock:
+            self._active -= 1
+            if sample.occurrence is not None:
+                self._drop(self._plan.finish(sample.occurrence))
+            if paths is not None and not failed and isinstance(sample.key, int):
+                self._learn(sample.key, paths)
+
+    def _learn(self, index: int, paths: list[str]) -> None:
+        self._watched += 1
+        self._opened_any = self._opened_any or bool(paths)
+        guess: Sequence[str] = ()
+        if self._source is not None and not self._knowledge.knows(index):
+            guess = self._paths(index)
+        if self._source is not None and list(guess) == paths:
+            if self._watched >= _GUESS_WATCHED and not self._guess_incomplete:
+                self._learning = False
+            return
+        if self._source is not None:
+            self.figures.unplanned += len(set(paths) - set(guess))
+            self._guess_incomplete = True
+            self._guess_wrong += not set(guess) <= set(paths)
+            if 2 * self._guess_wrong > self._watched >= _GUESS_TRIED:
+                self._source = None
+        if self._knowledge.learn(index, paths):
+            self._unsent += 1
+            if self._unsent >= _SYNC_EVERY:
+                self.sync()
+        if self._watched >= _IDLE_AFTER and not self._opened_any:
+            self._learning = False
+
+    # -- what was learned ----------------------------------------------------------------------
+
+    def learned_since(self, mark: int) -> tuple[bytes, int]:
+        """What was learned after `mark` (0: all), for `teach` elsewhere, and the next mark."""
+        return self._knowledge.learned_since(mark)
+
+    def teach(self, delta: bytes) -> int:
+        """Take over what another process learned; returns how many samples were news."""
+        return self._knowledge.teach(delta)
+
+    def sync(self) -> None:
+        """Exchange what was learned with the processes that share the log. Cheap without news."""
+        if self._log is None:
+            return
+        with self._lock:
+            self._unsent = 0
+            delta, _ = self._knowledge.learned_since(self._sent_mark)
+            if delta:
+                self._log.append(delta)
+            deltas, self._log_mark = self._log.read_since(self._log_mark)
+            for other in deltas:
+                self._knowledge.teach(other)
+            self._sent_mark = self._knowledge.known
+
+    # -- the stage -----------------------------------------------------------------------------
+
+    def knobs(self) -> Mapping[str, int]:
+        """The knobs as they stand."""
+        return dict(self._knobs)
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Turn `reads_in_flight` and `buffer_bytes`; other knobs belong to other stages.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+        for name in self._knobs:
+            if knobs.get(name, 1) < 1:
+                raise ValueError(f"{name} is {knobs[name]}, expected at least 1")
+        with self._lock:
+            mine = {name: knobs[name] for name in self._knobs if name in knobs}
+            self._knobs.update(mine)
+            if self._reader is not None and mine:
+                self._reader.turn(
+                    reads_in_flight=mine.get("reads_in_flight"),
+                    buffer_bytes=mine.get("buffer_bytes"),
+                )
+            self._pump()
+
+    def stats(self) -> StageStats:
+        """Figures since the start, in this process."""
+        with self._lock:
+            native = self._reader.stats() if self._reader is not None else {}
+            figures = self.figures
+            return StageStats(
+                name=self.name,
+                samples=figures.served,
+                bytes=figures.bytes_served,
+                **{name: native[name] for name in _NATIVE_STATS if name in native},
+            )
+
+    @property
+    def why_off(self) -> str | None:
+        """Why nothing is read ahead at present; None: it is, or may be."""
+        if self._judge.reason is not None:
+            return self._judge.reason
+        if self._source is None and not self._learning and not self._opened_any:
+            if not self.options.learn:
+                return "off: no attribute of the dataset names its files, and `learn` is off"
+            return f"off: the first {self._watched} samples opened no files"
+        return None
+
+    def explain(self) -> str:
+        """One line on what was read ahead, and what became of it."""
+        f = self.figures
+        where = "attributes of the dataset" if self._source is not None else "what was learned"
+        text = (
+            f"{f.served} of {f.planned} planned files were served from memory (paths from {where}, "
+            f"{self._knowledge.known} samples learned); {f.skipped} were not opened, {f.changed} "
+            f"had changed or could not be read, {f.late} were opened before they were read"
+        )
+        return f"{text}; {self.why_off}" if self.why_off else text
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """Stop: the real `open` serves again, memory is given back, the threads end.
+
+        Returns:
+            False if a read never answered and its thread was left behind.
+        """
+        opened.stop_serving(self)
+        with self._lock:
+            self._closed = True
+            self._later.clear()
+            for planned in self._plan.clear():
+                self._leave(planned)
+            reader, self._reader = self._reader, None
+            self.sync()
+        return reader.close(seconds) if reader is not None else True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _forget_parent(self) -> None:
+        """In a forked child: threads, memory and plan are the parent's."""
+        self._knowledge.forget_lock()
+        self._start()
+
+
+_NOTHING = nullcontext()
+
+
+class _Sample:
+    """The time in which one thread makes one sample."""
+
+    __slots__ = ("_ahead", "key", "occurrence", "watch")
+
+    def __init__(self, ahead: ReadAhead, key: int | str) -> None:
+        self._ahead = ahead
+        self.key = key
+        self.occurrence: Occurrence | None = None
+        self.watch: learner.Watch | None = None
+
+    def __enter__(self) -> Self:
+        self._ahead._begin(self)  # noqa: SLF001  # two halves of one thing
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ahead._end(self, failed=kind is not None)  # noqa: SLF001
+
+
+_NATIVE_STATS = (
+    "busy_s",
+    "wait_input_s",
+    "wait_output_s",
+    "reads",
+    "in_flight",
+    "buffered_bytes",
+    "ready_bytes",
+    "bytes_by_tier",
+    "latency_us",
+)
+
+
+def _key(item: Any) -> int | str:
+    """A sample's index, or a path."""
+    if type(item) is int:
+        return item
+    try:
+        return as_index(item)
+    except TypeError:
+        pass
+    try:
+        return os.fsdecode(item)
+    except TypeError:
+        return repr(item)  # a key of another kind: nothing is known of it
+
+
+def _after_fork_in_child() -> None:
+    opened.forget_in_child()
+    learner.forget_in_child()
+    for ahead in list(_all):
+        ahead._forget_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,162 @@
+"""Stage: one step of a data plane, as whoever watches or tunes it sees it.
+
+A stage publishes numbers and accepts knobs; it never decides its own depth. Numbers are cumulative,
+so that two readers at different pace can take differences without disturbing each other; gauges say
+so. Publishing must be cheap (it is asked several times a second, for ever) and may be called from
+any thread; so may `turn`, which takes effect soon rather than at once and never throws data away.
+
+Nothing here knows who turns the knobs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "KNOBS",
+    "LATENCY_BUCKETS",
+    "TIERS",
+    "ConsumerStats",
+    "Stage",
+    "StageStats",
+    "latency_bucket",
+    "latency_percentile_s",
+]
+
+KNOBS: Final = ("reads_in_flight", "buffer_bytes", "decode_threads")
+"""Knobs that stages may have: reads in flight over the whole stage; bytes that it may hold, being
+read or ready; threads that decode."""
+
+TIERS: Final = ("ram", "page_cache", "disk", "peer", "source")
+"""Where bytes can have come from, nearest first. `disk` is the local-disk tier; `source` the storage
+that the data set lies on."""
+
+LATENCY_BUCKETS: Final = 64
+"""Bucket i counts reads that took [2^(i/2), 2^((i+1)/2)) microseconds: 1 us to 71 minutes, each to
+within a factor of 1.41."""
+
+_NO_LATENCIES: Final = (0,) * LATENCY_BUCKETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStats:
+    """What one stage has done since it started, and what it holds now."""
+
+    name: str
+    """`prefetch`, `ram`, `disk`, `throttle`, `decode`, `ahead`."""
+
+    busy_s: float = 0.0
+    """Seconds spent working, added up over its threads."""
+
+    wait_input_s: float = 0.0
+    """Seconds with nothing to do: the stage before is slower."""
+
+    wait_output_s: float = 0.0
+    """Seconds waiting for room, or for the stage after: that one is slower."""
+
+    samples: int = 0
+    """Samples passed on."""
+
+    bytes: int = 0
+    """Bytes passed on."""
+
+    reads: int = 0
+    """Finished reads."""
+
+    in_flight: int = 0
+    """Gauge: reads in flight now."""
+
+    in_flight_s: float = 0.0
+    """Integral of `in_flight` over time, for exact means; 0.0 where it is not kept."""
+
+    buffered_bytes: int = 0
+    """Gauge: bytes held, being read or ready and not taken."""
+
+    ready_bytes: int = 0
+    """Gauge: bytes ready and not taken."""
+
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    """Bytes passed on, by where they came from (`TIERS`)."""
+
+    latency_us: tuple[int, ...] = _NO_LATENCIES
+    """Histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets."""
+
+    simulation: str = ""
+    """`simulated lustre` where the storage is not real; its figures must carry this label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """What the consumer of a plane has done since it started."""
+
+    waited_s: float = 0.0
+    """Seconds that it waited for data."""
+
+    worked_s: float = 0.0
+    """Seconds between a delivery and its next request: its own work."""
+
+    batches: int = 0
+    """Deliveries."""
+
+    samples: int = 0
+    """Samples delivered to it."""
+
+    bytes: int = 0
+    """Bytes delivered to it."""
+
+    waiting_since_s: float = 0.0
+    """Gauge: seconds that the wait under way has lasted, not yet in `waited_s`; 0: it works."""
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """One step of a plane."""
+
+    @property
+    def name(self) -> str:
+        """Its name in statistics and logs; one of each in a plane."""
+
+    def stats(self) -> StageStats:
+        """Its numbers so far."""
+
+    def knobs(self) -> Mapping[str, int]:
+        """What can be turned (`KNOBS`), and where it stands."""
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Set some knobs; others stay. What a stage does not have is ignored.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+
+
+def latency_bucket(seconds: float) -> int:
+    """The bucket of `StageStats.latency_us` that a latency falls into."""
+    microseconds = seconds * 1e6
+    if microseconds < 1.0:
+        return 0
+    return min(LATENCY_BUCKETS - 1, int(2.0 * math.log2(microseconds)))
+
+
+def latency_percentile_s(counts: Sequence[int], share: float) -> float:
+    """Estimate a percentile from a histogram.
+
+    Args:
+        counts: as in `StageStats.latency_us`, or the difference of two.
+        share: 0.5 for the median, 0.99 for the tail.
+
+    Returns:
+        Seconds, interpolated within its bucket; 0.0 when nothing was counted.
+    """
+    total = sum(counts)
+    left = share * total
+    for bucket, count in enumerate(counts):
+        if count and left <= count:
+            return float(2.0 ** ((bucket + left / count) / 2.0) * 1e-6)
+        left -= count
+    return 0.0

@@ -1,0 +1,67 @@
+"""How much the tiers take: plain functions of sizes."""
+
+from __future__ import annotations
+
+__all__ = ["disk_reserve", "publish_after_s", "ram_quota", "segment_bytes", "writer_duty"]
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+RAM_SHARE = 0.5
+"""Of the memory that is available: the training program needs the rest."""
+
+RAM_RESERVE_BYTES = 2 * _GIB
+"""Memory that is left alone, however much there is."""
+
+
+def ram_quota(given: int | str | None, *, far: bool, data_bytes: int, available_bytes: int) -> int:
+    """Bytes of the RAM tier; 0 for none.
+
+    Args:
+        given: a quota, `auto`, or None for the default: `auto` where the source is far, else none.
+            Local volumes have the page cache, and a copy of it would take the memory twice.
+        far: the source is remote, or behaves so.
+        data_bytes: of all samples.
+        available_bytes: memory that can be taken.
+    """
+    if isinstance(given, int):
+        return given
+    if given is None and not far:
+        return 0
+    room = min(RAM_SHARE * available_bytes, available_bytes - RAM_RESERVE_BYTES)
+    # An eighth more than the data: slabs are not filled to the last byte.
+    return max(0, min(int(room), data_bytes + data_bytes // 8 + 4 * _MIB))
+
+
+def segment_bytes(data_bytes: int) -> int:
+    """Bytes that are published at a time: what a kill can cost, and one file of the cache."""
+    return min(max(data_bytes // 32, 64 * _MIB), _GIB)
+
+
+def publish_after_s(segments: int) -> float:
+    """Seconds after which a segment is published though it is not full.
+
+    A slow source would otherwise make thousands of small segments: the more there are, the longer.
+    """
+    return 30.0 * max(1.0, segments / 64)
+
+
+def disk_reserve(disk_bytes: int) -> int:
+    """Bytes of a file system that a cache without a quota leaves free."""
+    return min(disk_bytes // 20, 2 * _GIB)
+
+
+def writer_duty(source_bytes_per_s: float, waiting: float) -> float:
+    """Share of the time in which the cache may be written.
+
+    While the consumer works, all of it. While it waits for data, less the faster the source is: at
+    1 GB/s and more the reader needs the disk and the processors itself (written at full speed, two
+    processors and one NVMe device gave 0.5 to 0.7 of the speed), and a fifth of the time goes on packing.
+
+    Args:
+        source_bytes_per_s: how fast the source has been lately.
+        waiting: how often the consumer had to wait lately, 0.0 to 1.0.
+    """
+    if waiting < 0.5 or source_bytes_per_s <= 0.0:
+        return 1.0
+    return min(1.0, max(0.1, 300e6 / source_bytes_per_s - 0.1))

@@ -1,0 +1,363 @@
+"""HDF5 files as a source: each row of a data set, along its first axis, is a sample.
+
+h5py says where a data set's bytes lie. Contiguous ones, and chunked ones whose rows each lie in one
+chunk, are indexed there. Compressed rows, rows cut over several chunks and rows of variable length
+(which HDF5 keeps in heaps) are read through h5py, and can only be packed. There HDF5 itself reads what
+may be damaged: a broken heap can keep it busy for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store.sources.rows import (
+    LABEL_NAMES,
+    ROWS_MAX,
+    NotInPlace,
+    Rows,
+    StreamedRow,
+    import_extra,
+    label_array,
+    scan_rows,
+    stream_rows,
+)
+from headrace.store.sources.scan import (
+    Scan,
+    SourceOptions,
+    SourceVolume,
+    Stream,
+    check_unchanged,
+    no_samples,
+)
+from headrace.store.sources.shards import damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+
+_READ_BYTES = 8 << 20
+_CHUNK_BYTES_MAX = 256 << 20
+"""A chunk above this is read in pieces, and decompressed for each."""
+
+_VARIABLE_BYTES = 64 << 10
+"""A guess at a value of variable length."""
+
+_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, RecursionError)
+"""What h5py raises over damaged files."""
+
+_DATASETS_MAX = 100_000
+
+
+def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    """Lists the rows of HDF5 files; a stream where a row lies in no one place.
+
+    Raises:
+        SourceError: a file is damaged, no data set fits, or h5py is not installed.
+    """
+    with _File(paths[0]) as first:
+        data, label = _choose(first, options)
+        shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in first.named(data)}
+    absolute = [os.path.abspath(p) for p in paths]
+    source: dict[str, Any] = {"kind": "hdf5", "paths": absolute, **options.to_json()}
+    source["arrays"] = shapes
+    try:
+        files = [_list_rows(path, data, label) for path in paths]
+    except NotInPlace as e:
+        return stream_rows(
+            paths, lambda path: _stream(path, data, label), source, options, reason=str(e)
+        )
+    return scan_rows(paths, files, source, options)
+
+
+class _File:
+    """An open HDF5 file; h5py's complaints become one error.
+
+    Raises:
+        SourceError: it is damaged, or cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.h5py = import_extra("h5py", "hdf5", path)
+        try:
+            self.status = os.stat(path)
+            self._file = self.h5py.File(path, "r", locking=False)
+        except _ERRORS as e:
+            raise self.damaged(e) from e
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._file.close()
+        if isinstance(error, _ERRORS) and not isinstance(error, SourceError):
+            raise self.damaged(error) from error
+        if error is None:
+            check_unchanged(
+                self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns
+            )
+
+    def damaged(self, error: BaseException) -> SourceError:
+        said = str(error).partition("\n")[0][:300]
+        return SourceError(
+            f"{self.path}: is no sound HDF5 file: {said}.",
+            path=self.path,
+            next_step="The file is truncated or damaged: fetch it again.",
+        )
+
+    def volume(self) -> SourceVolume:
+        return SourceVolume(
+            "file", os.path.abspath(self.path), self.status.st_size, self.status.st_mtime_ns
+        )
+
+    def datasets(self) -> dict[str, Any]:
+        """All data sets with rows, by path."""
+        found: dict[str, Any] = {}
+
+        def visit(name: str, item: Any) -> bool | None:
+            if isinstance(item, self.h5py.Dataset) and item.shape:
+                found[name] = item
+            return True if len(found) > _DATASETS_MAX else None
+
+        self._file.visititems(visit)
+        return found
+
+    def named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+        """Some data sets.
+
+        Raises:
+            SourceError: one is missing, or they have different numbers of rows.
+        """
+        found = []
+        for name in names:
+            item = self._file.get(name)
+            if not isinstance(item, self.h5py.Dataset) or not item.shape:
+                raise SourceError(
+                    f"{self.path}: there is no data set {name!r} with rows, there are "
+                    f"{_shown(list(self.datasets()))}.",
+                    path=self.path,
+                    next_step="Name one of them: column='images'.",
+                )
+            if (
+                item.shape[0]
+                and not item.is_virtual
+                and not item.external
+                and (item.id.get_storage_size() < 1)
+            ):
+                raise SourceError(
+                    f"{self.path}: data set {name!r} of {item.shape[0]:,} rows was never written.",
+                    path=self.path,
+                    next_step="Name another data set, or write its rows.",
+                )
+            if not 0 <= item.shape[0] < ROWS_MAX:
+                raise damaged(
+                    self.path, f"rows of {name!r}", item.shape[0], f"below {ROWS_MAX:,}", 0
+                )
+            found.append((name, item))
+        counts = {item.shape[0] for _, item in found}
+        if len(counts) > 1:
+            raise SourceError(
+                f"{self.path}: the data sets {_shown(list(names))} have {sorted(counts)} rows, "
+                "expected the same number.",
+                path=self.path,
+                next_step="Name data sets of one length.",
+            )
+        return found
+
+
+def _shown(names: list[str]) -> str:
+    text = ", ".join(map(repr, names[:20]))
+    return (text + (f" and {len(names) - 20} more" if len(names) > 20 else "")) or "none"
+
+
+def _is_label(item: Any) -> bool:
+    return len(item.shape) == 1 and item.dtype.kind in "iu"
+
+
+def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str | None]:
+    """The data sets of the samples, and that of the labels."""
+    data = options.column
+    if data is None:
+        found = file.datasets()
+        rows = {
+            n: d for n, d in found.items()
+            if not (_is_label(d) and n.rpartition("/")[2] in LABEL_NAMES)
+        } or found  # fmt: skip
+        if not rows:
+            raise no_samples(file.path, " in a data set with rows")
+        data = (max(rows, key=lambda n: (rows[n].size * rows[n].dtype.itemsize, n)),)
+    count = file.named(data)[0][1].shape[0]
+    if not count:
+        raise no_samples(file.path, f" in {data[0]!r}")
+    if options.label is not None:
+        label = options.label or None
+        if label is not None:
+            item = file.named((data[0], label))[1][1]
+            if not _is_label(item):
+                raise SourceError(
+                    f"{file.path}: data set {label!r} has the shape {item.shape} and the type "
+                    f"{item.dtype}, expected one integer a row.",
+                    path=file.path,
+                    next_step="Name another data set of labels.",
+                )
+        return data, label
+    group, slash, _ = data[0].rpartition("/")
+    for name in LABEL_NAMES:
+        item = file.datasets().get(group + slash + name)
+        if item is not None and _is_label(item) and item.shape[0] == count:
+            return data, None if group + slash + name in data else group + slash + name
+    return data, None
+
+
+# -- in place ---------------------------------------------------------------------------------------
+
+
+def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
+    with _File(path) as file:
+        items = file.named(data)
+        parts = {}
+        for name, item in items:
+            start, row_bytes = _starts(file, name, item)
+            parts[os.fsencode(name)] = (start, np.full(len(start), row_bytes, np.uint64))
+        return Rows(file.volume(), items[0][1].shape[0], parts, _labels(file, data, label))
+
+
+def _labels(file: _File, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:
+    if label is None:
+        return None
+    item = file.named((data[0], label))[1][1]
+    return label_array(item[:], file.path, label)
+
+
+def _starts(file: _File, name: str, item: Any) -> tuple[NDArray[np.uint64], int]:
+    """Where each row begins ((rows,) uint64), and the bytes of a row."""
+    where = f"{file.path}: data set {name!r}"
+    # h5py calls variable-length rows objects; dtype.itemsize says nothing of them.
+    if item.dtype.hasobject:
+        raise NotInPlace(f"{where} has rows of variable length")
+    if item.is_virtual or item.external:
+        raise NotInPlace(f"{where} lies in other files")
+    plan = item.id.get_create_plist()
+    if plan.get_nfilters():
+        raise NotInPlace(f"{where} is compressed ({item.compression or 'filtered'})")
+    if not _stored_as_read(file, item):
+        raise NotInPlace(f"{where} is stored in another type than {item.dtype}")
+    count = item.shape[0]
+    row_bytes = int(np.prod(item.shape[1:], dtype=object)) * item.dtype.itemsize
+    if count * row_bytes > file.status.st_size:
+        if item.id.get_storage_size() < count * row_bytes:
+            raise NotInPlace(f"{where} has rows that were never written")
+        raise damaged(
+            file.path, f"size of {name!r}", f"{count * row_bytes:,}",
+            f"at most the file's size {file.status.st_size:,}", 0,
+        )  # fmt: skip
+    if item.chunks is not None:
+        return _chunked_starts(file, name, item, row_bytes), row_bytes
+    offset = item.id.get_offset()
+    if offset is None:
+        raise NotInPlace(f"{where} lies in its header, or was never written")
+    return np.uint64(offset) + np.arange(count, dtype=np.uint64) * np.uint64(row_bytes), row_bytes
+
+
+def _stored_as_read(file: _File, item: Any) -> bool:
+    """Whether the bytes in the file are those of `item.dtype`."""
+    stored = item.id.get_type()
+    return bool(stored.get_size() == item.dtype.itemsize and stored == file.h5py.h5t.py_create(
+        item.dtype, logical=True
+    ))  # fmt: skip
+
+
+def _chunked_starts(file: _File, name: str, item: Any, row_bytes: int) -> NDArray[np.uint64]:
+    count, rows = item.shape[0], item.chunks[0]
+    if tuple(item.chunks[1:]) != tuple(item.shape[1:]):
+        raise NotInPlace(
+            f"{file.path}: data set {name!r} has rows that lie in several chunks (chunks of "
+            f"{item.chunks})"
+        )
+    chunks = -(-count // rows)
+    begin = np.zeros(chunks, np.uint64)
+    seen = np.zeros(chunks, bool)
+
+    def note(info: Any) -> None:
+        at = info.chunk_offset[0]
+        number = at // rows
+        if at % rows or not number < chunks or seen[number] or any(info.chunk_offset[1:]):
+            raise damaged(file.path, f"place of a chunk of {name!r}", at, "one of each", 0)
+        if info.size != rows * row_bytes:
+            raise damaged(
+                file.path, f"bytes of a chunk of {name!r}", info.size, rows * row_bytes,
+                info.byte_offset,
+            )  # fmt: skip
+        begin[number], seen[number] = info.byte_offset, True
+
+    _each_chunk(item, note)
+    if not seen.all():
+        raise NotInPlace(f"{file.path}: data set {name!r} has rows that were never written")
+    order = np.sort(begin)
+    if len(order) > 1 and int(np.diff(order).min()) < rows * row_bytes:
+        raise damaged(
+            file.path, f"distance of two chunks of {name!r}", int(np.diff(order).min()),
+            f"{rows * row_bytes} or more", int(order[int(np.diff(order).argmin())]),
+        )  # fmt: skip
+    row = np.arange(count, dtype=np.int64)
+    starts: NDArray[np.uint64] = begin[row // rows]
+    starts += (row % rows).astype(np.uint64) * np.uint64(row_bytes)
+    return starts
+
+
+def _each_chunk(item: Any, note: Callable[[Any], None]) -> None:
+    """Calls `note` with the place of each written chunk."""
+    if hasattr(item.id, "chunk_iter"):
+        item.id.chunk_iter(note)
+        return
+    for k in range(item.id.get_num_chunks()):  # HDF5 before 1.12.3
+        note(item.id.get_chunk_info(k))
+
+
+# -- read -------------------------------------------------------------------------------------------
+
+
+def _stream(
+    path: str, data: tuple[str, ...], label: str | None
+) -> Iterator[tuple[int, StreamedRow]]:
+    with _File(path) as file:
+        items = sorted(file.named(data), key=lambda pair: os.fsencode(pair[0]))
+        labels = _labels(file, data, label)
+        count = items[0][1].shape[0]
+        at_once = _rows_at_once([item for _, item in items])
+        for begin in range(0, count, at_once):
+            end = min(begin + at_once, count)
+            blocks = [(os.fsencode(name), item[begin:end]) for name, item in items]
+            for k in range(end - begin):
+                parts = tuple((name, _row_bytes(block[k])) for name, block in blocks)
+                number = -1 if labels is None else int(labels[begin + k])
+                yield count, StreamedRow(begin + k, parts, number)
+
+
+def _rows_at_once(items: list[Any]) -> int:
+    """Whole chunks of about 8 MiB: a chunk is decompressed as often as it is touched."""
+    row_bytes = 1
+    for item in items:
+        width = _VARIABLE_BYTES if item.dtype.hasobject else item.dtype.itemsize
+        row_bytes += int(np.prod(item.shape[1:], dtype=object)) * width
+    rows = _READ_BYTES // row_bytes
+    chunk: int = max((d.chunks[0] for d in items if d.chunks), default=1)
+    return max(rows // chunk * chunk, min(chunk, _CHUNK_BYTES_MAX // row_bytes), 1)
+
+
+def _row_bytes(row: Any) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    if isinstance(row, str):
+        return row.encode(errors="surrogateescape")
+    array = np.asarray(row)
+    if array.dtype.hasobject:
+        return b"".join(_row_bytes(piece) for piece in array.reshape(-1))
+    return array.tobytes()

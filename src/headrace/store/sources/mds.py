@@ -1,0 +1,271 @@
+"""MosaicML's MDS shards as a source: each sample's columns are its parts.
+
+A shard is the number of samples (u32), where each begins and where the last ends (u32 each, in the
+file), a JSON description of the columns, and the samples. A sample is the sizes (u32) of those columns
+that have none of their own, and then all columns. `index.json` beside the shards says which belong
+together and how long they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store.sources.object_name import absolute_path
+from headrace.store.sources.rows import LABEL_NAMES, Rows, label_array, scan_rows
+from headrace.store.sources.shards import Window, damaged, map_files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.store.sources.scan import Scan, SourceOptions
+
+_CONFIG_BYTES_MAX = 1 << 20
+_INDEX_BYTES_MAX = 256 << 20
+_COLUMNS_MAX = 256
+
+_SCALARS = {"int": "<i8", **{f"{k}{8 * w}": f"<{k[0]}{w}" for k in ("int", "uint") for w in (1, 2, 4, 8)},
+            "float16": "<f2", "float32": "<f4", "float64": "<f8"}  # fmt: skip
+_TEXT_SCALARS = ("str_int", "str_float", "str_decimal")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of a shard; `size` in bytes, None where each sample says it."""
+
+    name: str
+    encoding: str
+    size: int | None
+
+    @property
+    def is_number(self) -> bool:
+        return self.encoding in _SCALARS or self.encoding in _TEXT_SCALARS
+
+    @property
+    def is_label(self) -> bool:
+        return self.encoding == "str_int" or _SCALARS.get(self.encoding, "<f")[1] in "iu"
+
+
+def is_mds_folder(path: str) -> bool:
+    """Whether a folder holds an `index.json` of MDS shards."""
+    try:
+        return any(s.get("format") == "mds" for s in _load_index(path)["shards"])
+    except (SourceError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # a folder of files, one of which has that name
+
+
+def list_mds_folder(path: str) -> list[str]:
+    """The shards that a folder's `index.json` names, in its order.
+
+    Raises:
+        SourceError: one is compressed, missing, not as long as said, or outside the folder.
+    """
+    where = os.path.join(path, "index.json")
+    shards = _load_index(path)["shards"]
+    return [_check_shard(path, where, shard, i) for i, shard in enumerate(shards)]
+
+
+def _load_index(path: str) -> dict[str, Any]:
+    where = os.path.join(path, "index.json")
+    with open(where, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        if size > _INDEX_BYTES_MAX:
+            raise damaged(where, "size", f"{size:,}", f"at most {_INDEX_BYTES_MAX:,}", 0)
+        try:
+            index = json.loads(f.read())
+            list(index["shards"])
+        except (ValueError, RecursionError, LookupError, TypeError) as e:
+            raise damaged(where, "content", e, "the shards of an MDS data set", 0) from e
+    return dict(index)
+
+
+def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
+    def bad(what: str, found: object, expected: str) -> SourceError:
+        return damaged(where, f"{what} of shard {i}", repr(found)[:200], expected, 0)
+
+    if not isinstance(shard, dict) or shard.get("format") != "mds":
+        raise bad("format", shard.get("format") if isinstance(shard, dict) else shard, "'mds'")
+    raw = shard.get("raw_data")
+    name = raw.get("basename") if isinstance(raw, dict) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise bad("name", name, "a file name")
+    if os.path.isabs(name) or ".." in name.split("/"):
+        raise bad("name", name, "a file in the same folder")
+    assert isinstance(raw, dict)
+    file = os.path.join(path, name)
+    try:
+        size = os.stat(file).st_size
+    except OSError as e:
+        if shard.get("compression"):
+            raise SourceError(
+                f"{file}: is there only compressed ({shard['compression']}), expected plain bytes.",
+                path=file,
+                next_step="Decompress the shards, or write them with compression=None.",
+            ) from e
+        raise SourceError(
+            f"{file}: cannot be read: {e.strerror}.", path=file, next_step="Fetch the shard again."
+        ) from e
+    if size != raw.get("bytes"):
+        raise damaged(
+            file, "size in bytes", f"{size:,}", f"{raw.get('bytes')}, as index.json says", 0
+        )
+    return file
+
+
+def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
+    """Lists the samples of MDS shards.
+
+    Raises:
+        SourceError: a shard is damaged, or no column fits.
+    """
+    with Window(paths[0]) as window:
+        _, described = _read_head(window)
+    data, label = _choose(described, options, paths[0])
+    files = map_files(paths, lambda path: _list_rows(path, data, label), options.workers)
+    absolute = [absolute_path(p) for p in paths]
+    source: dict[str, Any] = {"kind": "mds", "paths": absolute, **options.to_json()}
+    source["encodings"] = {c.name: c.encoding for c in described if c.name in data}
+    return scan_rows(paths, files, source, options)
+
+
+def _choose(
+    described: list[_Column], options: SourceOptions, path: str
+) -> tuple[tuple[str, ...], str | None]:
+    """The columns that are parts, and the one of labels."""
+    by_name = {c.name: c for c in described}
+    for name in (*(options.column or ()), *filter(None, [options.label])):
+        if name not in by_name:
+            raise SourceError(
+                f"{path}: there is no column {name!r}, the columns are {list(by_name)}.",
+                path=path,
+                next_step="Name one of them.",
+            )
+    label = options.label
+    if label is None:
+        label = next((n for n in LABEL_NAMES if n in by_name and by_name[n].is_label), None)
+        label = None if label in (options.column or ()) else label
+    elif label and not by_name[label].is_label:
+        raise SourceError(
+            f"{path}: column {label!r} has the encoding {by_name[label].encoding!r}, expected "
+            "integers.",
+            path=path,
+            next_step="Name another column of labels.",
+        )
+    found = options.column or tuple(c.name for c in described if not c.is_number)
+    if not found:
+        raise SourceError(
+            f"{path}: all columns are numbers ({list(by_name)}), expected one of bytes.",
+            path=path,
+            next_step="Name the samples' columns: column='x'.",
+        )
+    return found, label or None
+
+
+def _read_head(window: Window) -> tuple[NDArray[np.uint32], list[_Column]]:
+    """The offsets of the samples, (n+1,), and the columns."""
+    count = int.from_bytes(window.read(0, 4), "little")
+    table = 4 * (count + 1)
+    if window.size < 8 or 4 + table > window.size:
+        raise damaged(
+            window.path, "number of samples", f"{count:,}",
+            f"at most {max(0, window.size // 4 - 2):,} in a file of {window.size:,} bytes", 0,
+        )  # fmt: skip
+    offsets = np.frombuffer(window.read(4, table), "<u4")
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < 4 + table or last != window.size or (np.diff(offsets.astype(np.int64)) < 0).any():
+        raise damaged(
+            window.path, "offsets of the samples", f"{first:,} to {last:,}",
+            f"ascending from {4 + table:,} to the file's end {window.size:,}", 4,
+        )  # fmt: skip
+    size = first - 4 - table
+    if size > _CONFIG_BYTES_MAX:
+        raise damaged(
+            window.path, "size of the description", f"{size:,}", f"at most {_CONFIG_BYTES_MAX:,}", 4
+        )
+    return offsets, _parse_config(window.path, window.read(4 + table, size), 4 + table)
+
+
+def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
+    try:
+        config = json.loads(text)
+        names, encodings = config["column_names"], config["column_encodings"]
+        columns = [_Column(*c) for c in zip(names, encodings, config["column_sizes"], strict=True)]
+    except (ValueError, RecursionError, LookupError, TypeError) as e:
+        raise damaged(
+            path, "description of the columns", e, "the columns of an MDS shard", at
+        ) from e
+    for c in columns:
+        good = isinstance(c.name, str) and isinstance(c.encoding, str)
+        width = np.dtype(_SCALARS[c.encoding]).itemsize if good and c.encoding in _SCALARS else None
+        good = good and (c.size is None or (isinstance(c.size, int) and 0 < c.size < 1 << 32))
+        if not good or (width is not None and c.size != width):
+            raise damaged(path, "a column", str(c)[:200], "its name, encoding and size", at)
+    if not 0 < len({c.name for c in columns}) == len(columns) <= _COLUMNS_MAX:
+        raise damaged(path, "columns", str(names)[:200], f"1 to {_COLUMNS_MAX} different names", at)
+    return columns
+
+
+def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
+    with Window(path) as window:
+        offsets, columns = _read_head(window)
+        names = [c.name for c in columns]
+        for name in (*data, *filter(None, [label])):
+            if name not in names:
+                raise SourceError(
+                    f"{path}: there is no column {name!r}, the columns are {names}.",
+                    path=path,
+                    next_step="Index shards of one data set.",
+                )
+        begin, end, labels = _list_samples(window, offsets.tolist(), columns, label)
+        parts = {}
+        for name in data:
+            k = names.index(name)
+            parts[os.fsencode(name)] = (begin[:, k].copy(), end[:, k] - begin[:, k])
+        return Rows(window.volume(), len(offsets) - 1, parts, labels)
+
+
+def _list_samples(
+    window: Window, offsets: list[int], columns: list[_Column], label: str | None
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64] | None]:
+    """Where each column of each sample begins and ends ((n, columns)), and the labels."""
+    n, k = len(offsets) - 1, len(columns)
+    begin, end = np.zeros((n, k), np.uint64), np.zeros((n, k), np.uint64)
+    numbers: list[int] = []
+    wanted = next((i for i, c in enumerate(columns) if c.name == label), None)
+    head_bytes = 4 * sum(c.size is None for c in columns)
+    for i in range(n):
+        at, stop = offsets[i], offsets[i + 1]
+        head = window.read(at, min(head_bytes, stop - at))
+        if len(head) < head_bytes:
+            raise damaged(
+                window.path, f"size of sample {i}", stop - at, f"{head_bytes} or more", at
+            )
+        own = iter(np.frombuffer(head, "<u4").tolist())
+        ends = np.cumsum(
+            [at + head_bytes, *(next(own) if c.size is None else c.size for c in columns)]
+        )
+        if int(ends[-1]) != stop:
+            raise damaged(window.path, f"end of sample {i}", f"{int(ends[-1]):,}", f"{stop:,}", at)
+        begin[i], end[i] = ends[:-1], ends[1:]
+        if wanted is not None:
+            first, last = int(ends[wanted]), int(ends[wanted + 1])
+            numbers.append(_label(window, columns[wanted], first, last))
+    labels = (
+        None if wanted is None else label_array(numbers or np.zeros(0), window.path, label or "")
+    )
+    return begin, end, labels
+
+
+def _label(window: Window, column: _Column, begin: int, end: int) -> int:
+    data = window.read(begin, min(end - begin, 32))
+    if column.encoding != "str_int":
+        return int(np.frombuffer(data, _SCALARS[column.encoding])[0])
+    try:
+        return int(data)
+    except ValueError:
+        raise damaged(window.path, "a label", data[:32], "decimal digits", begin) from None
