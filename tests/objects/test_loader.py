@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from objects.conftest import samples_of
 
 import headrace as hr
 from headrace.errors import CorruptSample, SourceChanged, VolumeError
 from headrace.io.objects.listing import remove, write
+from objects.conftest import samples_of
 
 if TYPE_CHECKING:
     from pathlib import Path
