@@ -125,8 +125,10 @@ void register_remote(nb::module_& m) {
       .def_prop_ro("count", [](const RemoteRequests& r) { return r.requests().size(); })
       .def_prop_ro("volumes", &column<&RemoteRequest::volume>, nb::rv_policy::automatic,
                    "int64, each request's volume: its number within the catalog.")
-      .def_prop_ro("offsets", &column<&RemoteRequest::offset>, nb::rv_policy::automatic, "int64, in the volume.")
-      .def_prop_ro("lengths", &column<&RemoteRequest::length>, nb::rv_policy::automatic, "int64, bytes.")
+      .def_prop_ro("offsets", &column<&RemoteRequest::offset>, nb::rv_policy::automatic,
+                   "int64, in the volume.")
+      .def_prop_ro("lengths", &column<&RemoteRequest::length>, nb::rv_policy::automatic,
+                   "int64, bytes.")
       .def(
           "path",
           [](const RemoteRequests& r, size_t i) {
