@@ -220,15 +220,17 @@ def run(options: Options) -> Section:
         "Convergence over simulated storage: tuned from a cold start, against the best fixed setting",
         [_HEADER, *(_row(cell) for cell in found)],
         _targets(found),
-        notes=(
-            "x: steady throughput over the best fixed setting's; in: seconds to 0.95 of it; reads, "
-            "buffer: steady, over the least of the best setting's (buffers below two batches count "
-            "as two). PRISMA: its published algorithm on the same reader, with its 15 s warm-up. "
-            "torch: two reads in flight and four batches, as its defaults amount to (emulated).",
-        ),
+        notes=[_NOTE],
         raw=[asdict(cell) for cell in found],
     )
 
+
+_NOTE = (
+    "x: steady throughput over the best fixed setting's; in: seconds to 0.95 of it; reads, buffer: "
+    "steady, over the least of the best setting's (buffers below two batches count as two). PRISMA: "
+    "its published algorithm on the same reader, with its 15 s warm-up. torch: two reads in flight and "
+    "four batches, as its defaults amount to (emulated)."
+)
 
 _HEADER = (
     "simulated storage, consumer",
@@ -289,7 +291,13 @@ def _targets(cells: list[Cell]) -> list[Target]:
         found += [
             _all(f"{title}: steady throughput", phases, lambda p: p.share, REACHED, low=True),
             _all(f"{title}: seconds to 0.95", phases, lambda p: p.reached_s, WITHIN_S, low=False),
-            _all(f"{title}: reads in flight", phases, lambda p: p.reads_ratio, RESOURCES_MAX, low=False),
+            _all(
+                f"{title}: reads in flight",
+                phases,
+                lambda p: p.reads_ratio,
+                RESOURCES_MAX,
+                low=False,
+            ),
             _all(f"{title}: buffer", phases, lambda p: p.batches_ratio, RESOURCES_MAX, low=False),
         ]
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -133,7 +133,7 @@ class Rig:
             threading.Thread(target=self._watch, daemon=True),
         ]
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self

@@ -36,6 +36,7 @@ def read_batches(
     epoch: int,
     spans: Iterable[Span],
     batches_ahead: Callable[[], int],
+    *,
     told: Callable[[bool], None] = lambda _: None,
 ) -> Generator[_native.Batch, None, None]:
     """Yield the batch of each span, in order.

@@ -186,7 +186,9 @@ class StoreReader:
         if isinstance(order, Blocked):
             natives = read_windows(reader, order, epoch, ahead)
         else:
-            natives = read_batches(reader, order, epoch, ahead, self._batches_ahead, self._tell)
+            natives = read_batches(
+                reader, order, epoch, ahead, self._batches_ahead, told=self._tell
+            )
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
