@@ -28,7 +28,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine, tables
-from benchmarks.plane_parts.section import Options, Section
+from benchmarks.plane_parts import Options, Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,9 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.plane_parts import Section
 from benchmarks.plane_parts.prisma_tuner import WARM_UP_S, PrismaTuner
 from benchmarks.plane_parts.rig import SAMPLE_BYTES, Rig, Timeline, ensure_store
-from benchmarks.plane_parts.section import Section
 from benchmarks.targets import Target
 from headrace.io import PRESETS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from benchmarks.plane_parts.section import Options
+    from benchmarks.plane_parts import Options
 
 RATES = {"lustre": (2000, 8000), "nfs": (2000, 8000), "s3": (300, 1500), "hdd": (30, 200)}
 BATCHES = {"hdd": 4}

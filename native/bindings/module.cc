@@ -10,8 +10,8 @@
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
 #include "bindings/remote.h"
-#include "bindings/slow.h"
 #include "bindings/sample_cache.h"
+#include "bindings/slow.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;

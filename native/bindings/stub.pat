@@ -1,6 +1,6 @@
-#For nanobind's stubgen (make stub): what differs between builds and machines is typed, not quoted.
-headrace._native
-    .build_type : build_type : str
+# For nanobind's stubgen (make stub): what differs between builds and machines is typed, not quoted.
+headrace._native.build_type:
+    build_type: str
 
-                                   headrace._native.crc32c_implementation : crc32c_implementation
-    : str
+headrace._native.crc32c_implementation:
+    crc32c_implementation: str

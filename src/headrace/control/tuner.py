@@ -301,7 +301,7 @@ class _Call:
         if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
             return None
         knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
-        if trial.pinned and 1.04 < gain and knee < 0.85 * self.knobs.reads_in_flight:
+        if trial.pinned and gain > 1.04 and knee < 0.85 * self.knobs.reads_in_flight:
             # Before, each read in flight counted; here most of the new ones wait for the others.
             memory = memory.with_ceiling(READS, knee, self.now_s)
             best = max(memory.best_read_rate, self._sure_rate())
