@@ -27,13 +27,13 @@ __all__ = [
     "reads_per_sample",
 ]
 
-HEADROOM = 1.15
+HEADROOM = 1.2
 """Reads in flight above Little's bare number: what is lost in the tails of batches."""
 
 BATCH_MARGIN = 1.04
 """Batches differ in size, and direct reads in what they add for alignment."""
 
-TAIL_STALL = 0.006
+TAIL_STALL = 0.004
 """Share of time that reads slower than what the buffer covers may hold up the consumer."""
 
 
