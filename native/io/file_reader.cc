@@ -269,6 +269,7 @@ unsigned FileReader::threads_max_locked() const { return open_files_max(reads_in
 
 void FileReader::grow_locked(size_t tasks) {
   if (closing_) return;
+  account_locked();
   const unsigned threads_max = threads_max_locked();
   const auto wanted = static_cast<unsigned>(std::min<size_t>(tasks, threads_max));
   const SignalsBlocked blocked;
@@ -345,6 +346,7 @@ void FileReader::run() {
     finish_locked(task);
     task.work.reset();  // `queue_` or `finished_` holds it
   }
+  account_locked();
   --alive_;
   lock.unlock();
   ended_.notify_all();
@@ -513,9 +515,9 @@ void FileReader::account_locked() {
   if (!started_) return;
   const Clock::time_point now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - accounted_).count();
-  (stats_.in_flight > 0 ? stats_.busy_s
-   : blocked_           ? stats_.wait_output_s
-                        : stats_.wait_input_s) += seconds;
+  stats_.busy_s += seconds * static_cast<double>(stats_.in_flight);
+  const double idle_s = seconds * static_cast<double>(alive_ - stats_.in_flight);
+  (blocked_ ? stats_.wait_output_s : stats_.wait_input_s) += idle_s;
   accounted_ = now;
 }
 

@@ -46,8 +46,7 @@ inline constexpr uint64_t kFileBufferBytesMin = 64 << 10;
 inline constexpr size_t kLatencyBuckets = 64;
 
 struct FileReaderStats {
-  // Time since the first submit in which something was looked at or read; in which nothing was to
-  // do; in which jobs only waited for memory.
+  // Seconds of all threads: looking and reading; without work; with work that waits for memory.
   double busy_s = 0, wait_input_s = 0, wait_output_s = 0;
   uint64_t reads = 0;     // files read, well or not
   uint64_t failures = 0;  // of them and of the looks, with an error

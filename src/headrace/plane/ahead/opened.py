@@ -16,7 +16,7 @@ import io
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from headrace import _native
@@ -52,12 +52,12 @@ class AheadFile(io.FileIO):
     closefd = True
     _memory: memoryview | None
 
-    def __new__(cls, _content: _native.FileBytes, _name: str | bytes) -> AheadFile:
-        return super().__new__(cls, -1)
+    def __new__(cls, _content: _native.FileBytes, _name: str | bytes) -> Self:
+        return super().__new__(cls)
 
     def __init__(self, content: _native.FileBytes, name: str | bytes) -> None:
         self._content: _native.FileBytes | None = content
-        self._memory = memoryview(content)
+        self._memory = memoryview(content)  # type: ignore[arg-type]  # a buffer since 3.12, to type checkers
         self._position = 0
         self.name = name
 
@@ -123,11 +123,11 @@ class AheadFile(io.FileIO):
     def tell(self) -> int:
         return self._position if self._in_memory() is not None else super().tell()
 
-    def write(self, data: Any, /) -> int:
+    def write(self, _data: Any, /) -> int:
         self._in_memory()
         raise io.UnsupportedOperation("File not open for writing")
 
-    def truncate(self, size: int | None = None, /) -> int:
+    def truncate(self, _size: int | None = None, /) -> int:
         self._in_memory()
         raise io.UnsupportedOperation("File not open for writing")
 
@@ -177,30 +177,23 @@ class AheadFile(io.FileIO):
 class _Open:
     """`open`, looking into the plans first. No function: stored in a class, it must not bind."""
 
-    __slots__ = ("__doc__",)
+    __slots__ = ()
     __name__ = "open"
-    __qualname__ = "open"
-    __module__ = "io"
-
-    def __init__(self) -> None:
-        self.__doc__ = real_open.__doc__
+    __doc__ = real_open.__doc__
 
     def __call__(
         self,
         file: Any,
         mode: str = "r",
         buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,  # noqa: FBT001, FBT002  # the signature of open
-        opener: Any = None,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
-        if opener is None and (mode in _BINARY or mode in _TEXT) and not isinstance(file, int):
-            opened = _serve(file, mode, buffering, encoding, errors, newline)
+        if (mode in _BINARY or mode in _TEXT) and not isinstance(file, int):
+            opened = _serve(file, mode, buffering, rest, named)
             if opened is not None:
                 return opened
-        return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        return real_open(file, mode, buffering, *rest, **named)
 
     def __reduce__(self) -> str:
         return "open"
@@ -247,19 +240,36 @@ def _install(replacement: Any) -> None:
 
 
 def _remove() -> None:
-    if builtins.open is _open:  # type: ignore[comparison-overlap]
+    if builtins.open is _open:
         builtins.open = real_open
-    if io.open is _open:  # type: ignore[comparison-overlap]
+    if io.open is _open:
         io.open = real_open
+
+
+class _Rest(NamedTuple):
+    """The arguments of open after `buffering`."""
+
+    encoding: str | None = None
+    errors: str | None = None
+    newline: str | None = None
+    closefd: bool = True
+    opener: Any = None
+
+    def is_plain(self, *, text: bool) -> bool:
+        """Whether the real open would take them without a word; it raises better than we could."""
+        if self.opener is not None or not self.closefd:
+            return False
+        if text:
+            return self.newline in {None, "", "\n", "\r", "\r\n"}
+        return self.encoding is None and self.errors is None and self.newline is None
 
 
 def _serve(
     file: Any,
     mode: str,
     buffering: int,
-    encoding: str | None,
-    errors: str | None,
-    newline: str | None,
+    rest: tuple[Any, ...],
+    named: dict[str, Any],
 ) -> Any:
     """An open file over memory, or None."""
     key = file if type(file) is str else _key_of(file)
@@ -269,18 +279,21 @@ def _serve(
         if key not in files.planned:
             continue
         text = mode in _TEXT
-        if not _is_plain(text, buffering, encoding, errors, newline):
+        arguments = _arguments(rest, named)
+        if not arguments.is_plain(text=text) or buffering == (0 if text else 1):
             return None
         content = files.take(key)
         if content is None:
             continue
-        sys.audit("open", key if type(file) is str else os.fspath(file), mode, _FLAGS)
-        raw = AheadFile(content, os.fspath(file))
+        name = file if type(file) is str else os.fspath(file)
+        sys.audit("open", name, mode, _FLAGS)
+        raw = AheadFile(content, name)
         if buffering == 0:
             return raw
         buffer = io.BufferedReader(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
         if not text:
             return buffer
+        encoding, errors, newline, *_ = arguments
         wrapper = io.TextIOWrapper(buffer, encoding, errors, newline, buffering == 1)
         wrapper.mode = mode  # type: ignore[misc]
         return wrapper
@@ -294,14 +307,14 @@ def _key_of(file: Any) -> str | None:
         return None
 
 
-def _is_plain(
-    text: bool,  # noqa: FBT001
-    buffering: int,
-    encoding: str | None,
-    errors: str | None,
-    newline: str | None,
-) -> bool:
-    """Whether the real open would accept this; it raises or warns better than we could."""
-    if text:
-        return buffering != 0 and newline in {None, "", "\n", "\r", "\r\n"}
-    return buffering != 1 and encoding is None and errors is None and newline is None
+_PLAIN = _Rest()
+_UNUSABLE = _Rest(closefd=False)
+
+
+def _arguments(rest: tuple[Any, ...], named: dict[str, Any]) -> _Rest:
+    if not rest and not named:
+        return _PLAIN
+    try:
+        return _Rest(*rest, **named)
+    except TypeError:  # the real open will say what is wrong
+        return _UNUSABLE

@@ -33,7 +33,7 @@ from headrace.plane.ahead.memory import fits_in_free_memory
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
-from headrace.plane.ahead.stage import StageStats
+from headrace.plane.stage import StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -233,7 +233,7 @@ class ReadAhead:
                 self._note_failure(content)
             else:
                 self._note_served(len(content))
-            del native
+            del native  # the job's memory goes with its last file
             self._leave(planned)
         return None if isinstance(content, int) else content
 
@@ -303,10 +303,8 @@ class ReadAhead:
         paths = sample.watch.end() if sample.watch is not None else None
         with self._lock:
             self._active -= 1
-            planned = ()
             if sample.occurrence is not None:
                 self._drop(self._plan.finish(sample.occurrence))
-            del planned
             if paths is not None and not failed and isinstance(sample.key, int):
                 self._learn(sample.key, paths)
 
@@ -363,32 +361,34 @@ class ReadAhead:
         return dict(self._knobs)
 
     def turn(self, knobs: Mapping[str, int]) -> None:
-        """Turn `reads_in_flight` and `buffer_bytes`; other knobs belong to other stages."""
+        """Turn `reads_in_flight` and `buffer_bytes`; other knobs belong to other stages.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+        for name in self._knobs:
+            if knobs.get(name, 1) < 1:
+                raise ValueError(f"{name} is {knobs[name]}, expected at least 1")
         with self._lock:
             mine = {name: knobs[name] for name in self._knobs if name in knobs}
             self._knobs.update(mine)
             if self._reader is not None and mine:
-                self._reader.turn(**mine)
+                self._reader.turn(
+                    reads_in_flight=mine.get("reads_in_flight"),
+                    buffer_bytes=mine.get("buffer_bytes"),
+                )
             self._pump()
 
     def stats(self) -> StageStats:
         """Figures since the start, in this process."""
         with self._lock:
-            native = self._reader.stats() if self._reader is not None else _NO_STATS
+            native = self._reader.stats() if self._reader is not None else {}
             figures = self.figures
             return StageStats(
                 name=self.name,
-                busy_s=native["busy_s"],
-                wait_input_s=native["wait_input_s"],
-                wait_output_s=native["wait_output_s"],
                 samples=figures.served,
                 bytes=figures.bytes_served,
-                reads=native["reads"],
-                in_flight=native["in_flight"],
-                buffered_bytes=native["buffered_bytes"],
-                ready_bytes=native["ready_bytes"],
-                bytes_by_tier=native["bytes_by_tier"],
-                latency_us=native["latency_us"],
+                **{name: native[name] for name in _NATIVE_STATS if name in native},
             )
 
     @property
@@ -465,17 +465,17 @@ class _Sample:
         self._ahead._end(self, failed=kind is not None)  # noqa: SLF001
 
 
-_NO_STATS: dict[str, Any] = {
-    "busy_s": 0.0,
-    "wait_input_s": 0.0,
-    "wait_output_s": 0.0,
-    "reads": 0,
-    "in_flight": 0,
-    "buffered_bytes": 0,
-    "ready_bytes": 0,
-    "bytes_by_tier": {},
-    "latency_us": (0,) * 64,
-}
+_NATIVE_STATS = (
+    "busy_s",
+    "wait_input_s",
+    "wait_output_s",
+    "reads",
+    "in_flight",
+    "buffered_bytes",
+    "ready_bytes",
+    "bytes_by_tier",
+    "latency_us",
+)
 
 
 def _key(item: Any) -> int | str:
