@@ -18,6 +18,7 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.frameworks.torch.dropin.arena import Arena
 from headrace.frameworks.torch.dropin.messages import Answer, Mark, WorkerPlan
 from headrace.frameworks.torch.dropin.packing import Packed, unpack
+from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.frameworks.torch.dropin.watching import READS_AHEAD
 from headrace.frameworks.torch.dropin.worker import serve
 
@@ -64,7 +65,7 @@ class WorkerContext:
         if self.results is None:
             self.results = ResultQueue(queue, self.arenas)
             return self.results
-        return queue
+        return TaskOutlet(queue)
 
     def Process(self, *, target: Callable[..., None], args: tuple[Any, ...]) -> Any:  # noqa: N802
         """Return a process that runs torch's loop between our queues."""
@@ -75,6 +76,7 @@ class WorkerContext:
         plan = WorkerPlan(worker, self.arenas[-1], self._reading, mark, replay)
         arguments = inspect.signature(target).bind(*args).arguments
         arguments["data_queue"] = self.results.inner
+        arguments["index_queue"] = arguments["index_queue"].inner
         return self._given.Process(target=serve, args=(plan, target, arguments))
 
     def started(self) -> None:
@@ -134,6 +136,27 @@ class WorkerContext:
             return None
 
 
+class TaskOutlet:
+    """A queue of tasks, as torch's iterator fills it.
+
+    Args:
+        inner: the queue that the worker takes from.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self._sender = Sender(inner)
+        self.put = self._sender.put
+
+    def close(self) -> None:
+        """Nothing more will be put."""
+        self._sender.close()
+        self.inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
 class ResultQueue:
     """The queue of results, as the consumer (or torch's pinning thread) sees it.
 
@@ -157,9 +180,10 @@ class ResultQueue:
         Raises:
             queue.Empty: none came in time.
         """
-        answer = self.inner.get(*args, **kwargs)
-        if type(answer) is not Answer:
-            return answer  # torch wakes its pinning thread by one
+        message = self.inner.get(*args, **kwargs)
+        answer = Answer.of(message)
+        if answer is None:
+            return message  # torch wakes its pinning thread by one
         if answer.note is not None:
             self.notes[answer.worker] = answer.note
         if answer.mark is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.frameworks.torch.dropin.packing import Packed
+
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.arena import Arena
     from headrace.frameworks.torch.dropin.randomness import Snapshot
@@ -44,6 +46,24 @@ class Answer(NamedTuple):
 
     note: str | None
     """What the worker does to be fast, when that changed."""
+
+    def message(self) -> tuple[Any, ...]:
+        """Return it as a bare tuple: pickling a class by its name costs more than the rest."""
+        if type(self.data) is Packed:
+            return (self.worker, self.idx, None, self.mark, self.note, *self.data)
+        return tuple(self)
+
+    @classmethod
+    def of(cls, message: Any) -> Answer | None:
+        """Return what `message()` was made of; None: it is a message of torch's own."""
+        if len(message) == _PACKED_FIELDS:
+            worker, idx, _, mark, note, *packed = message
+            return cls(worker, idx, Packed(*packed), mark, note)
+        return cls(*message) if len(message) == _FIELDS else None
+
+
+_FIELDS = len(Answer._fields)
+_PACKED_FIELDS = _FIELDS + len(Packed._fields)
 
 
 @dataclass(frozen=True, slots=True)

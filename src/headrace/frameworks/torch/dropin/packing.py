@@ -15,8 +15,10 @@ own; `bytes` are made anew, as bytes.
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import threading
+from collections import ChainMap
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,8 +35,8 @@ __all__ = ["Packed", "pack", "unpack"]
 ALIGNMENT = 64
 """Tensors begin on a cache line, as torch's allocator has it."""
 
-INLINE_BYTES = 16 << 10
-"""Less goes through the pipe: it holds 64 KiB, and a region costs a page and a lease."""
+INLINE_BYTES = 3 << 10
+"""Less goes into the message itself, which then still fits into a pipe at once (see `sending`)."""
 
 ARRAY_BYTES_MIN = 1024
 """Smaller arrays are pickled as ever."""
@@ -78,8 +80,14 @@ class _Pieces:
         return len(piece)
 
 
-class _Pickler(ForkingPickler):
+class _Pickler(pickle.Pickler):
     """Pickles a batch, and puts tensors aside."""
+
+    # As ForkingPickler has it; it would make one for each batch.
+    dispatch_table = ChainMap(
+        ForkingPickler._extra_reducers,  # type: ignore[attr-defined] # noqa: SLF001
+        copyreg.dispatch_table,
+    )
 
     def __init__(self, file: _Pieces, regions: Regions | None) -> None:
         super().__init__(file, PROTOCOL)
@@ -171,6 +179,8 @@ def pack(batch: Any, regions: Regions | None) -> Packed | None:
     pickler.dump(batch)
     pickle_at = -(-pickler.beside_bytes // ALIGNMENT) * ALIGNMENT
     total = pickle_at + pieces.nbytes
+    if total <= INLINE_BYTES and not pickler.beside:
+        return Packed(_send(regions, pickler.sent), b"".join(pieces.pieces), 0)
     if total <= INLINE_BYTES:
         payload = bytearray(total)
         _fill(memoryview(payload), pickler, pieces, pickle_at)
@@ -220,6 +230,9 @@ def unpack(packed: Packed, arena: Arena | None) -> Any:
     Raises:
         Exception: something in the batch cannot be unpickled here.
     """
+    if not packed.places and not packed.pickle_at:
+        assert packed.payload is not None
+        return pickle.loads(packed.payload)  # noqa: S301 - our own worker's
     regions = [] if arena is None else [arena.lease(*place) for place in packed.places]
     if packed.payload is None:
         payload = regions[0]

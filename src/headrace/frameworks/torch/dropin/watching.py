@@ -60,7 +60,7 @@ class Watcher:
     @property
     def wants_more(self) -> bool:
         """Whether it helps to know of batches long before they are asked for."""
-        return self._ahead is not None and self._ahead.why_off is None
+        return self._ahead is not None and not self._rest and self._ahead.why_off is None
 
     def foretold(self, batches: Sequence[Any]) -> None:
         """Say which batches will come later, in their order."""

@@ -25,6 +25,7 @@ from headrace.frameworks.torch.dropin.collating import ArenaCollate
 from headrace.frameworks.torch.dropin.messages import Answer, Coming, Mark
 from headrace.frameworks.torch.dropin.packing import pack
 from headrace.frameworks.torch.dropin.randomness import Snapshot
+from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.frameworks.torch.dropin.watching import Watcher
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
                 "init_fn": beginning if plan.mark is not None else arguments["init_fn"],
             }
         )
+        if not arguments["done_event"].is_set():
+            answers.flush()
     finally:
         if watcher is not None:
             watcher.close()
@@ -123,7 +126,7 @@ class TaskQueue:
         """
         if not self._waiting:
             self._receive(self._inner.get(timeout=timeout))
-        if self._watcher is not None:
+        if self._watcher is not None and self._watcher.wants_more:
             self._drain()
         while not self._waiting:  # only news came
             self._receive(self._inner.get(timeout=timeout))
@@ -180,6 +183,7 @@ class AnswerQueue:
         watcher: Watcher | None,
     ) -> None:
         self._inner = inner
+        self._sender = Sender(inner)
         self._worker = worker
         self._regions = regions
         self._stateful = stateful
@@ -202,7 +206,7 @@ class AnswerQueue:
         )
         mark = self._mark(anyway=border)
         note = None if self._watcher is None else self._watcher.news()
-        self._inner.put(Answer(self._worker, idx, self._packed(data), mark, note))
+        self._sender.put(Answer(self._worker, idx, self._packed(data), mark, note).message())
 
     def take_end(self) -> Any:
         """Return the end of the data set that a replay met."""
@@ -210,8 +214,13 @@ class AnswerQueue:
         return ended
 
     def cancel_join_thread(self) -> None:
-        """As the queue does it; torch's loop asks for it at its end."""
+        """Nobody waits for what was not sent; torch's loop says so when the loader was dropped."""
+        self._sender.close()
         self._inner.cancel_join_thread()
+
+    def flush(self) -> None:
+        """Wait until all is sent."""
+        self._sender.flush()
 
     def close(self) -> None:
         """As the queue does it; torch's loop asks for it at its end."""
