@@ -9,6 +9,7 @@
 #include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
+#include "bindings/sample_cache.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -21,4 +22,5 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_sample_cache(m);
 }

@@ -289,3 +289,65 @@ class Permutation:
 
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
+
+class Assembler:
+    """Puts batches together from what several tiers have read."""
+
+    def __init__(self, retained_bytes: int) -> None: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    def assemble(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], parts: list[tuple[Batch, NDArray[numpy.int64]]]) -> Batch:
+        """
+        One batch of [(batch, positions), ...]; a batch that fits whole is not copied.
+        """
+
+class Hits:
+    """What a look-up in a cache found; keeps its memory."""
+
+    @property
+    def indices(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, as asked."""
+
+    @property
+    def missing(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), writable=False)]:
+        """int64, positions in `indices` that are not held."""
+
+    @property
+    def bytes(self) -> int: ...
+
+class SampleCache:
+    """Samples in memory, within a quota."""
+
+    def __init__(self, *, samples: int, parts: int, quota_bytes: int) -> None: ...
+
+    def insert(self, batch: Batch) -> int:
+        """Copies what is not held and still fits; returns the number of samples."""
+
+    def look_up(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hits:
+        """Which samples are held."""
+
+    def gather(self, hits: Hits, misses: Batch | None) -> Batch:
+        """One batch of what was held and what was read for the rest."""
+
+    def set_quota(self, bytes: int) -> None:
+        """A smaller quota gives memory back at once."""
+
+    @property
+    def quota_bytes(self) -> int: ...
+
+    @property
+    def held_samples(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    @property
+    def delivered_bytes(self) -> int: ...
+
+def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """int64, ascending: samples of a batch that could not be read."""
+
+def write_samples(fd: int, offset: int, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+    """Writes samples back to back and returns the crc32c of each slot."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.config import place_in_job, reader_options
+from headrace.config import place_in_job, reader_options, tier_options
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
 from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
@@ -126,7 +126,8 @@ def loader(
             for several): filled up with samples from the epoch's beginning. `drop`: left out.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be delivered and record them.
-        options: fields of `headrace.config.ReaderOptions`, none of which changes what is delivered.
+        options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
+            (`cache_dir`, `ram_bytes`, ...), none of which changes what is delivered.
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
@@ -139,5 +140,6 @@ def loader(
     if tail is None:
         tail = "exact" if placement.world_size == 1 else "pad"
     slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
-    resolved, _ = reader_options(options)
-    return Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error)
+    tiers, reading, _ = tier_options(options)
+    resolved, _ = reader_options(reading)
+    return Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)

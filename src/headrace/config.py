@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Placement", "ReaderOptions", "place_in_job", "reader_options"]
+__all__ = [
+    "Placement",
+    "ReaderOptions",
+    "TierOptions",
+    "place_in_job",
+    "reader_options",
+    "tier_options",
+]
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
@@ -70,6 +77,91 @@ class ReaderOptions:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {allowed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierOptions:
+    """Where samples are kept nearer than their source, and how hard the source may be asked.
+
+    None of it changes what is delivered. All of it is off unless asked for.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    cache_dir: str | None = None
+    """Folder on a local disk where samples are packed as they are read; shared by all processes."""
+
+    cache_bytes: int | None = None
+    """Quota over all of `cache_dir`. None: what leaves a twentieth of the disk free."""
+
+    ram_bytes: int | Literal["auto"] | None = None
+    """Memory of this process for samples. `auto`: half of what is available, given back when it runs
+    short. None: `auto` for remote sources without `cache_dir`, else none."""
+
+    bytes_per_s: float | None = None
+    """Limit on bytes read from the source, to share its file system. None: no limit."""
+
+    reads_per_s: float | None = None
+    """Limit on reads from the source. None: no limit."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ram_bytes, str) and self.ram_bytes != "auto":
+            raise ValueError(f"ram_bytes is {self.ram_bytes!r}, expected bytes or 'auto'")
+        for name in ("cache_bytes", "ram_bytes", "bytes_per_s", "reads_per_s"):
+            value = getattr(self, name)
+            if isinstance(value, str) or value is None:
+                continue
+            if isinstance(value, bool) or not 0 <= value <= 1 << 60:
+                raise ValueError(f"{name} is {value!r}, expected 0 to 2^60")
+            if value == 0 and name.endswith("_per_s"):
+                raise ValueError(f"{name} is 0, expected more, or None for no limit")
+        if self.cache_bytes is not None and self.cache_dir is None:
+            raise ValueError(f"cache_bytes is {self.cache_bytes}, but no cache_dir is given")
+
+
+def tier_options(
+    given: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> tuple[TierOptions, dict[str, Any], dict[str, str]]:
+    """Resolve the options of tiers and limits.
+
+    Args:
+        given: arguments by name, those of others among them; None means not given.
+        environment: defaults to `os.environ`.
+
+    Returns:
+        The options, the arguments that are none of theirs, and each field's origin: `argument`,
+        `environment` or `default`.
+
+    Raises:
+        ValueError: a value is out of bounds or cannot be parsed.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    rest = dict(given)
+    for name, kind in _TIER_KINDS.items():
+        argument = rest.pop(name, None)
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        origins[name] = "default"
+        if argument is not None:
+            values[name] = os.fsdecode(argument) if name == "cache_dir" else argument
+            origins[name] = "argument"
+        elif variable in environment:
+            text = environment[variable]
+            values[name] = text if text == "auto" else _parse(variable, text, kind)
+            origins[name] = "environment"
+    return TierOptions(**values), rest, origins
+
+
+_TIER_KINDS = {
+    "cache_dir": "str",
+    "cache_bytes": "int",
+    "ram_bytes": "int",
+    "bytes_per_s": "float",
+    "reads_per_s": "float",
+}
 
 
 def reader_options(

@@ -17,10 +17,12 @@ from headrace.plane.store_reader import SampleSource, StoreReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from headrace.config import ReaderOptions
+    from headrace.config import ReaderOptions, TierOptions
     from headrace.order import Order, Slices
     from headrace.plane.batch import Batch
     from headrace.plane.skipped import OnError, Skipped
+    from headrace.plane.stage import Stage
+    from headrace.plane.tiers import CacheReport
 
 __all__ = ["Loader", "LoaderStats", "SampleSource"]
 
@@ -75,6 +77,7 @@ class Loader:
         options: how to read.
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
+        tiers: where samples are kept nearer than the source, and limits.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Loader:
         *,
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
+        tiers: TierOptions | None = None,
     ) -> None:
         self.source = source
         self.order = order
@@ -93,7 +97,7 @@ class Loader:
         self.options = options
         self.stats = LoaderStats()
         self._cursor = Cursor(order, slices, source.fingerprint)
-        self._reader = StoreReader(source, options, parts, on_error)
+        self._reader = StoreReader(source, options, parts, on_error, tiers)
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; the same on every rank."""
@@ -108,6 +112,25 @@ class Loader:
     def reader(self) -> StoreReader:
         """What reads its batches, for adapters likewise."""
         return self._reader
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits that batches pass, the lowest first; none before it reads."""
+        return self._reader.stages
+
+    @property
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes read so far by where they came from: `ram`, `disk` (the cache) and `source`."""
+        found = {"ram": 0, "disk": 0}
+        for stage in self.stages:
+            for tier, count in stage.stats().bytes_by_tier.items():
+                found[tier] = found.get(tier, 0) + count
+        return {**found, "source": max(0, self.stats.bytes - sum(found.values()))}
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """How far the cache in `cache_dir` is; None without one, or before reading began."""
+        return self._reader.cache
 
     @property
     def skipped(self) -> list[Skipped]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.io import BatchReader, PendingBatch
     from headrace.order import Blocked, Order
+    from headrace.plane.tiers import PendingReads, Reads
 
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
@@ -34,13 +34,13 @@ WINDOWS_AHEAD_MAX = 2
 
 
 def read_batches(
-    reader: BatchReader,
+    reader: Reads,
     order: Order,
     epoch: int,
     spans: Iterable[Span],
 ) -> Generator[_native.Batch, None, None]:
     """Yield the batch of each span, in order."""
-    pending: deque[PendingBatch] = deque()
+    pending: deque[PendingReads] = deque()
     for span in spans:
         pending.append(reader.submit(order.wrapped(epoch, *span)))
         if len(pending) > BATCHES_AHEAD_MAX:
@@ -79,7 +79,7 @@ def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]
 
 
 def read_windows(
-    reader: BatchReader,
+    reader: Reads,
     order: Blocked,
     epoch: int,
     spans: Iterable[Span],
@@ -98,10 +98,10 @@ def read_windows(
 
 
 def _submit_windows(
-    reader: BatchReader,
+    reader: Reads,
     windows: Iterable[_Window],
-) -> Iterator[tuple[_Window, PendingBatch]]:
-    ahead: deque[tuple[_Window, PendingBatch]] = deque()
+) -> Iterator[tuple[_Window, PendingReads]]:
+    ahead: deque[tuple[_Window, PendingReads]] = deque()
     for window in windows:
         indices = np.concatenate([np.empty(0, np.int64), *window.indices])
         ahead.append((window, reader.submit(indices)))

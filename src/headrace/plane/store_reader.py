@@ -1,7 +1,8 @@
 """StoreReader: batches of one store, with failed samples turned into errors or left out.
 
-Makes the native reader when it is first needed in a process, so that a loader or data set may be
-made anywhere and used in any process, forked ones included. Keeps no order and no cursor.
+Makes the chain of stages that reads them (`tiers`) when it is first needed in a process, so that a
+loader or data set may be made anywhere and used in any process, forked ones included. Keeps no order
+and no cursor.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.io import BatchReader
+from headrace.config import TierOptions
 from headrace.order import Blocked
 from headrace.plane.batch import Batch
 from headrace.plane.prefetch import read_batches, read_windows
 from headrace.plane.skipped import OnError, Skipped
+from headrace.plane.tiers import build_chain
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
     from headrace.order import Order
     from headrace.plane.prefetch import Span
+    from headrace.plane.stage import Stage
+    from headrace.plane.tiers import CacheReport, Chain, Reads
 
 __all__ = ["Fetched", "SampleSource", "StoreReader"]
 
@@ -72,6 +76,7 @@ class StoreReader:
         options: how to read.
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be read.
+        tiers: where samples are kept nearer than the source, and limits.
 
     Attributes:
         part_names: the parts that are read.
@@ -87,6 +92,7 @@ class StoreReader:
         options: ReaderOptions,
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
+        tiers: TierOptions | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -94,12 +100,25 @@ class StoreReader:
         self.skipped: list[Skipped] = []
         self._part_numbers = _numbers_of(self.part_names, source.parts)
         self._on_error = on_error
-        self._native: BatchReader | None = None
+        self._tiers = tiers or TierOptions()
+        self._chain: Chain | None = None
 
     @property
     def mapped_bytes(self) -> int:
-        """Memory that batch buffers take, those of delivered batches included."""
-        return self._native.mapped_bytes if self._native is not None else 0
+        """Memory that batch buffers take, those of delivered batches included, and held samples."""
+        return self._chain.top.mapped_bytes if self._chain is not None else 0
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits of this process, the lowest first; none before it reads."""
+        return self._chain.stages if self._chain is not None else ()
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """How far the cache in `cache_dir` is; None without one, or before reading began."""
+        if self._chain is None or self._chain.disk is None:
+            return None
+        return self._chain.disk.report()
 
     @property
     def engine(self) -> tuple[str, str]:
@@ -135,12 +154,15 @@ class StoreReader:
         Raises:
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
         """
+        reader = self._reader()
+        if self._chain is not None:
+            self._chain.begin()
         # Reading runs ahead of the consumer: each walks the spans at its own pace.
         ahead, here = tee(spans)
         if isinstance(order, Blocked):
-            natives = read_windows(self._reader(), order, epoch, ahead)
+            natives = read_windows(reader, order, epoch, ahead)
         else:
-            natives = read_batches(self._reader(), order, epoch, ahead)
+            natives = read_batches(reader, order, epoch, ahead)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 yield self._checked(native, epoch, position)
@@ -149,14 +171,16 @@ class StoreReader:
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""
-        if self._native is not None:
-            self._native.close()
-        self._native = None
+        if self._chain is not None:
+            self._chain.top.close()
+        self._chain = None
 
-    def _reader(self) -> BatchReader:
-        if self._native is None or not self._native.usable:
-            self._native = BatchReader(self.source.catalog, self._part_numbers, self.options)
-        return self._native
+    def _reader(self) -> Reads:
+        if self._chain is None or not self._chain.top.usable:
+            self._chain = build_chain(
+                self.source, self.part_names, self._part_numbers, self.options, self._tiers
+            )
+        return self._chain.top
 
     def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
         keep = self._without_failed(native) if native.failed else None

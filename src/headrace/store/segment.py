@@ -77,6 +77,10 @@ class Directory(Protocol):
         """The names of many samples."""
         ...
 
+    def index_at_rank(self, rank: int, /) -> int:
+        """The sample at a rank of the sorted name order."""
+        ...
+
     def find_many(self, names: Sequence[str | bytes], /) -> NDArray[np.int64]:
         """(k,) int64 indices, -1 for a name that no sample has."""
         ...

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils import data as torch_data
 
 from headrace import api
-from headrace.config import reader_options
+from headrace.config import reader_options, tier_options
 from headrace.frameworks.torch.decode import Decoded, Decoder
 from headrace.plane.store_reader import StoreReader
 from headrace.store import Store
@@ -65,7 +65,8 @@ class Dataset(torch_data.Dataset[Decoded]):
         self.given_options = options
         self.decoder = Decoder(decode, seed, on_error)
         # One thread reads a batch; there is nothing for another one to do.
-        self._options, _ = reader_options({"workers": 1, **options})
+        self._tiers, reading, _ = tier_options(options)
+        self._options, _ = reader_options({"workers": 1, **reading})
         self._epoch = 0
         self._reader = self._new_reader()
 
@@ -143,4 +144,4 @@ class Dataset(torch_data.Dataset[Decoded]):
         self._reader = self._new_reader()
 
     def _new_reader(self) -> StoreReader:
-        return StoreReader(self.store, self._options, self.parts, self.on_error)
+        return StoreReader(self.store, self._options, self.parts, self.on_error, self._tiers)

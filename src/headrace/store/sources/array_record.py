@@ -7,6 +7,7 @@ interrupted by them, so it has no one place, compressed or not. The array_record
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ def _stream(path: str) -> Iterator[tuple[int, StreamedRow]]:
             raise
         raise _damaged(path, str(e).partition("\n")[0][:300]) from e
     finally:
-        reader.close()
+        with contextlib.suppress(RuntimeError):  # it complains again
+            reader.close()
     check_unchanged(path, os.stat(path), status.st_size, status.st_mtime_ns)
 
 

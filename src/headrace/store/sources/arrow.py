@@ -99,6 +99,7 @@ class _Table:
             else:
                 self._reader = self._pa.ipc.open_stream(self._pa.BufferReader(self.base))
             self.schema = self._reader.schema
+            _ = self.schema.names, str(self.schema.types)  # finds names that are no text
         except (self._pa.ArrowException, OSError, ValueError) as e:
             raise _damaged(path, e) from e
 

@@ -184,6 +184,8 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
             raise no_samples(file.path, " in a data set with rows")
         data = (max(rows, key=lambda n: (rows[n].size * rows[n].dtype.itemsize, n)),)
     count = file.named(data)[0][1].shape[0]
+    if not count:
+        raise no_samples(file.path, f" in {data[0]!r}")
     if options.label is not None:
         label = options.label or None
         if label is not None:

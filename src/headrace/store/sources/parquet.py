@@ -86,6 +86,7 @@ class _File:
         try:
             self._file = parquet.ParquetFile(path)
             self.schema = self._file.schema_arrow
+            _ = self.schema.names, str(self.schema.types)  # finds names that are no text
             self.metadata = self._file.metadata
         except (self.pyarrow.ArrowException, OSError, ValueError, MemoryError) as e:
             raise self.damaged(e) from e

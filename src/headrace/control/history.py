@@ -1,0 +1,232 @@
+"""History: what was measured on a plane, interval by interval. Immutable, and plain enough for JSON.
+
+The tuner sees nothing else: a simulated plant, a recorded run and a live plane give it the same
+things. An `Interval` is the difference of two readings of the stages' statistics; a `Window` several
+intervals taken together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.plane.stage import LATENCY_BUCKETS, latency_percentile_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from headrace.control.memory import Memory
+
+__all__ = ["History", "Interval", "Knobs", "Window"]
+
+INTERVALS_KEPT = 300
+"""A minute at the controller's pace: older evidence is about another plant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Where the knobs of a plane stand. 0: the plane has no such knob."""
+
+    reads_in_flight: int = 0
+    buffer_bytes: int = 0
+    decode_threads: int = 0
+
+    def turned(self, changes: Mapping[str, int]) -> Knobs:
+        """The same with some of them changed."""
+        return replace(self, **changes)
+
+    def changes_from(self, other: Knobs) -> dict[str, int]:
+        """Names and new values of what differs from `other`."""
+        return {
+            name: value for name, value in asdict(self).items() if value != getattr(other, name)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """What happened on one plane between two looks at it."""
+
+    seconds: float
+    waited_s: float = 0.0
+    """Time that the consumer waited for data."""
+    worked_s: float = 0.0
+    """Time that it worked, asking for nothing."""
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    reads: int = 0
+    """Reads that finished."""
+    in_flight: float = 0.0
+    """Reads in flight at the interval's end."""
+    buffered_bytes: int = 0
+    ready_bytes: int = 0
+    latency_us: tuple[int, ...] = (0,) * LATENCY_BUCKETS
+    """Histogram of the finished reads' latency, as in `StageStats`."""
+    decode_busy_s: float = 0.0
+    """Time that decoding threads worked, added up."""
+    decode_wait_s: float = 0.0
+    """Time that they waited for bytes, added up."""
+    knobs: Knobs = field(default_factory=Knobs)
+    """In force during the interval."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without zeros; the histogram as {bucket: count}."""
+        found: dict[str, Any] = {key: value for key, value in asdict(self).items() if value}
+        found["latency_us"] = {str(at): n for at, n in enumerate(self.latency_us) if n}
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Interval:
+        """The inverse of `to_dict`."""
+        counts = [0] * LATENCY_BUCKETS
+        for bucket, count in found.get("latency_us", {}).items():
+            counts[int(bucket)] = count
+        knobs = Knobs(**found.get("knobs", {}))
+        rest = {name: found[name] for name in found if name not in {"latency_us", "knobs"}}
+        return cls(**rest, latency_us=tuple(counts), knobs=knobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Several intervals taken together."""
+
+    seconds: float
+    waited_s: float
+    worked_s: float
+    batches: int
+    samples: int
+    bytes: int
+    reads: int
+    in_flight: float
+    """Mean over the intervals' ends."""
+    in_flight_min: float
+    ready_bytes: float
+    latency_us: tuple[int, ...]
+    decode_busy_s: float
+    decode_wait_s: float
+    stall_error: float
+    """Standard error of `stall`, from how much the intervals differ; 1.0: unknown."""
+    rate_error: float
+    """Standard error of `read_rate`, as a share of it; 1.0: unknown."""
+
+    @classmethod
+    def over(cls, intervals: Sequence[Interval]) -> Window:
+        """Add intervals up."""
+        count = max(1, len(intervals))
+        held = [each.in_flight for each in intervals] or [0.0]
+        counts = [0] * LATENCY_BUCKETS
+        for each in intervals:
+            if each.reads:
+                counts = [a + b for a, b in zip(counts, each.latency_us, strict=True)]
+        return cls(
+            seconds=sum(each.seconds for each in intervals),
+            waited_s=sum(each.waited_s for each in intervals),
+            worked_s=sum(each.worked_s for each in intervals),
+            batches=sum(each.batches for each in intervals),
+            samples=sum(each.samples for each in intervals),
+            bytes=sum(each.bytes for each in intervals),
+            reads=sum(each.reads for each in intervals),
+            in_flight=sum(held) / count,
+            in_flight_min=min(held),
+            ready_bytes=sum(each.ready_bytes for each in intervals) / count,
+            latency_us=tuple(counts),
+            decode_busy_s=sum(each.decode_busy_s for each in intervals),
+            decode_wait_s=sum(each.decode_wait_s for each in intervals),
+            stall_error=_error([each.waited_s / each.seconds for each in intervals]),
+            rate_error=_relative_error([each.reads / each.seconds for each in intervals]),
+        )
+
+    @property
+    def stall(self) -> float:
+        """Share of the consumer's time that it waited; 0.0 when it did not show up."""
+        known_s = self.waited_s + self.worked_s
+        return self.waited_s / known_s if known_s > 0 else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Samples per second that the consumer got."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def read_rate(self) -> float:
+        """Reads per second that the storage finished."""
+        return self.reads / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def demand(self) -> float | None:
+        """Samples per second that the consumer would take if it never waited; None: unknown."""
+        if self.batches == 0 or self.worked_s <= 0:
+            return None
+        return self.samples / self.worked_s
+
+    @property
+    def latency_s(self) -> float:
+        """Mean latency of a read; 0.0 when none finished. To within some percent."""
+        reads = sum(self.latency_us)
+        if reads == 0:
+            return 0.0
+        # 1.0151: mean of a bucket that is evenly filled on the logarithmic scale, from its middle.
+        total = sum(n * 2.0 ** ((at + 0.5) / 2.0) for at, n in enumerate(self.latency_us) if n)
+        return 1.005e-6 * total / reads
+
+    def latency_percentile_s(self, share: float) -> float:
+        """Latency that `share` of the reads stayed below."""
+        return latency_percentile_s(self.latency_us, share)
+
+    @property
+    def batch_bytes(self) -> float:
+        """Mean bytes of a delivered batch; 0.0 when none was."""
+        return self.bytes / self.batches if self.batches else 0.0
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the mean."""
+    count = len(values)
+    if count < 2:
+        return 1.0
+    mean = sum(values) / count
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count * (count - 1)))
+
+
+def _relative_error(values: Sequence[float]) -> float:
+    total = sum(values)
+    return _error(values) * len(values) / total if total > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The intervals of one plane so far, the newest last."""
+
+    intervals: tuple[Interval, ...] = ()
+    now_s: float = 0.0
+    """Length of all intervals ever, those forgotten included: the tuner's only clock."""
+    memory: Memory | None = None
+    """What the tuner concluded so far; None: nothing."""
+
+    def after(self, interval: Interval) -> History:
+        """This history and one more interval."""
+        kept = (*self.intervals[-(INTERVALS_KEPT - 1) :], interval)
+        return History(kept, self.now_s + interval.seconds, self.memory)
+
+    def remembering(self, memory: Memory) -> History:
+        """This history with what the tuner concluded from it."""
+        return History(self.intervals, self.now_s, memory)
+
+    def since(self, start_s: float) -> tuple[Interval, ...]:
+        """The intervals that began at `start_s` (of `now_s`'s clock) or later."""
+        begins_s, first = self.now_s, len(self.intervals)
+        while first > 0:
+            begins_s -= self.intervals[first - 1].seconds
+            if begins_s < start_s - 1e-9:
+                break
+            first -= 1
+        return self.intervals[first:]
+
+    @classmethod
+    def of(cls, intervals: Iterable[Interval]) -> History:
+        """A history of given intervals."""
+        history = cls()
+        for interval in intervals:
+            history = history.after(interval)
+        return history

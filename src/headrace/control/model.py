@@ -1,0 +1,107 @@
+"""Model: what a plane needs, by queueing theory, from what was measured. Pure arithmetic.
+
+Little's law: reads in flight = rate x latency. A consumer that takes `demand` samples per second is
+served without waiting when that many reads, at the present latency, are in flight. Batches are
+delivered in order, so a slow read holds up everything behind it: the buffer must last as long as
+all but the slowest reads take. The model is the tuner's first guess; trials decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.control.history import Knobs, Window
+
+__all__ = ["BATCH_MARGIN", "Need", "batches_held", "need", "read_latency_s", "reads_per_sample"]
+
+HEADROOM = 1.15
+"""Reads in flight above Little's bare number: what is lost in the tails of batches."""
+
+BATCH_MARGIN = 1.04
+"""Batches differ in size, and direct reads in what they add for alignment."""
+
+TAIL_STALL = 0.006
+"""Share of time that reads slower than what the buffer covers may hold up the consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the consumer's demand needs at the present latency."""
+
+    reads_in_flight: int
+    buffer_bytes: int
+
+
+def read_latency_s(window: Window, knobs: Knobs) -> float:
+    """Mean latency of a read, from Little's law where that is exact, else from the histogram."""
+    pinned = window.in_flight_min >= 0.99 * knobs.reads_in_flight > 0
+    if pinned and window.reads >= 4 * knobs.reads_in_flight:
+        return window.in_flight * window.seconds / window.reads
+    return window.latency_s
+
+
+def reads_per_sample(window: Window) -> float:
+    """Reads that a sample takes: less than one where neighbours are read together."""
+    if window.samples == 0 or window.reads == 0:
+        return 1.0
+    # What was read and not delivered yet distorts short windows.
+    return min(4.0, max(0.01, window.reads / window.samples))
+
+
+def batches_held(window: Window, latency_us: Sequence[int], rate: float) -> int:
+    """Batches that are under way or ready at once when `rate` samples/s pass.
+
+    Args:
+        window: gives the batches' size.
+        latency_us: a histogram of many reads, for the tail.
+        rate: samples per second.
+    """
+    if window.batches == 0 or rate <= 0.0:
+        return 2
+    batch_s = window.samples / window.batches / rate
+    cover_s = _cover_s(latency_us, rate * reads_per_sample(window))
+    return 1 + math.ceil(cover_s / batch_s + 0.3)
+
+
+def _cover_s(latency_us: Sequence[int], read_rate: float) -> float:
+    """Time that the buffer must last so that slow reads hold up the consumer for TAIL_STALL only.
+
+    A read that takes longer than that by x holds it up for x.
+    """
+    total = sum(latency_us)
+    if total == 0:
+        return 0.0
+    excess = slower = 0.0  # seconds beyond the present bound, summed over reads; reads beyond it
+    for bucket in range(len(latency_us) - 1, 0, -1):
+        low, high = (2.0 ** (at / 2.0) * 1e-6 for at in (bucket, bucket + 1))
+        inside = latency_us[bucket] * (high - low) / 2.0 + slower * (high - low)
+        if read_rate * (excess + inside) / total > TAIL_STALL:
+            share = (TAIL_STALL * total / read_rate - excess) / inside
+            return high - share * (high - low)
+        excess += inside
+        slower += latency_us[bucket]
+    return 0.0
+
+
+def need(
+    window: Window, latency_us: Sequence[int], knobs: Knobs, demand_before: float = 0.0
+) -> Need | None:
+    """Reads and bytes that serve the consumer's demand; None while that is unknown.
+
+    Args:
+        window: what was measured.
+        latency_us: a histogram of many reads, for the tail.
+        knobs: in force during the window.
+        demand_before: samples per second, for windows in which nothing was delivered.
+    """
+    demand, latency_s = window.demand or demand_before, read_latency_s(window, knobs)
+    if not demand or latency_s <= 0.0:
+        return None
+    reads = math.ceil(demand * reads_per_sample(window) * latency_s * HEADROOM)
+    held = batches_held(window, latency_us, demand)
+    return Need(max(1, reads), int(held * window.batch_bytes * BATCH_MARGIN))

@@ -1,0 +1,354 @@
+"""Tuner: from what was measured on a plane to where its knobs should stand. A pure function.
+
+The goal is the fewest resources that keep the consumer from waiting; where the storage cannot do
+that, the fewest that get out of it what it can give. Knobs follow the model (`headrace.control.model`)
+first; every change is then a trial, judged by what was measured under it and taken back when it did
+not help. What was in vain is tried again later and later, but never given up.
+
+No clock, thread or I/O: `propose` is called with everything it may know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headrace.control.evidence import PATIENCE_S, SAME_RATE, STALL_BAD, STALL_OK, Evidence
+from headrace.control.history import Knobs
+from headrace.control.memory import Memory, Trial
+from headrace.control.model import BATCH_MARGIN, batches_held, need
+
+if TYPE_CHECKING:
+    from headrace.control.model import Need
+    from headrace.control.history import History
+    from headrace.control.limits import Limits
+
+__all__ = ["Decision", "propose"]
+
+GROWTH_MAX = 8.0
+"""Largest factor of a single raise: the model may be wrong by more than the budget forgives."""
+
+CORRECTIONS_MAX = 5
+
+READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the knobs should stand, and why."""
+
+    knobs: Knobs
+    action: str
+    """`hold`, `limit`, `raise`, `lower`, `correct`, `keep` or `roll back`."""
+    reason: str
+    evidence: str
+    memory: Memory
+
+
+def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
+    """Say where the knobs of a plane should stand now.
+
+    Args:
+        history: what was measured so far, and what the call before concluded (`History.remembering`).
+        knobs: where they stand.
+        limits: what they must never pass.
+
+    Returns:
+        The decision; its memory belongs into the next call's history.
+    """
+    return _Call(history, knobs, limits).decide()
+
+
+class _Call:
+    """One call of `propose`: what is known, under short names."""
+
+    def __init__(self, history: History, knobs: Knobs, limits: Limits) -> None:
+        self.history = history
+        self.now_s = history.now_s
+        self.knobs = knobs
+        self.limits = limits
+        self.memory = history.memory or Memory()
+        self.evidence = Evidence(history, knobs, self.memory)
+        self.window = self.evidence.window
+        self.news = ""
+
+    def decide(self) -> Decision:
+        allowed = self.limits.clamped(self.knobs)
+        if allowed != self.knobs:
+            memory = replace(self.memory, trial=None)
+            return self._change(allowed, "limit", "a limit was passed", memory)
+        news = self.evidence.news()
+        if news:
+            return self._begin_regime(news)
+        if self.memory.trial is not None:
+            return self._judge(self.memory.trial)
+        self._learn()
+        return self._act()
+
+    def _begin_regime(self, news: str) -> Decision:
+        """Storage or consumer have changed: what was learned is no longer true."""
+        trial = self.memory.trial
+        # A setting on trial for being smaller was found for the load that is gone.
+        larger = trial.before if trial and not trial.up and self.window.stall > STALL_BAD else None
+        recent = self.evidence.recent
+        self.news = f"{news}; "
+        # The consumer's own speed has nothing to do with the storage's.
+        demand = self.memory.demand if self.evidence.latency_news() else 0.0
+        self.memory = self.memory.new_regime(self.now_s - recent.seconds, demand)
+        self.evidence = Evidence(self.history, self.knobs, self.memory)
+        self.window = self.evidence.window
+        if larger is not None:
+            self.knobs = larger
+        decision = self._act()
+        if decision.action == "hold" and decision.knobs != self.evidence.knobs:
+            return self._change(self.knobs, "roll back", "that was for another load", self.memory)
+        # Nothing to compare with: what was measured before is about another load.
+        return replace(decision, memory=replace(decision.memory, trial=None))
+
+    def _act(self) -> Decision:
+        changed = None
+        if self.evidence.waits():
+            changed = self._raise() or self._lower(bound=True)
+        elif self.evidence.served():
+            changed = self._lower(bound=False)
+        if changed is not None:
+            return changed
+        reason = "steady" if self.evidence.enough(batches=4) else "too little evidence"
+        return Decision(self.knobs, "hold", self.news + reason, self._facts(), self.memory)
+
+    def _learn(self) -> None:
+        window, memory = self.window, self.memory
+        if not memory.latency_s and window.reads >= 60:
+            memory = self._knowing_latency(memory)
+        if not memory.demand and window.batches >= 6 and window.demand:
+            memory = replace(memory, demand=window.demand)
+        self.memory = memory
+
+    def _knowing_latency(self, memory: Memory) -> Memory:
+        reads = self.knobs.reads_in_flight
+        return replace(memory, latency_s=self.window.latency_s, latency_reads=reads)
+
+    # -- up ----------------------------------------------------------------------------------------
+
+    def _raise(self) -> Decision | None:
+        for knob in self._short_of():
+            if self.memory.capped(knob, self.now_s):
+                continue
+            raised = self.limits.clamped(self.knobs.turned(self._more_of(knob)))
+            if raised != self.knobs:
+                trial = Trial(knob, True, self.knobs, self.window.read_rate, self.window.stall)
+                reason = f"the consumer waits {self.window.stall:.1%} of its time"
+                memory = replace(self.memory, trial=trial)
+                return self._change(raised, "raise", reason, memory)
+        return None
+
+    def _need(self) -> Need | None:
+        return need(self.window, self.evidence.latency_us, self.knobs, self.memory.demand)
+
+    def _sure_rate(self) -> float:
+        """Reads per second, less what may be luck: the best of several would be flattered."""
+        return self.window.read_rate * (1.0 - min(0.1, self.window.rate_error))
+
+    def _short_of(self) -> tuple[str, ...]:
+        """Which knobs hold the plane back, the likeliest first."""
+        window, knobs = self.window, self.knobs
+        known_s = window.decode_busy_s + window.decode_wait_s
+        if knobs.decode_threads and window.decode_busy_s > 0.85 * known_s > 0:
+            return (DECODE,)
+        pinned = window.in_flight / max(1, knobs.reads_in_flight)
+        if pinned >= 0.95:
+            return (READS,)
+        return (READS, BYTES) if pinned >= 0.85 else (BYTES,)
+
+    def _more_of(self, knob: str) -> dict[str, int]:
+        window, knobs = self.window, self.knobs
+        wanted = self._need()
+        if knob == DECODE:
+            return {DECODE: max(knobs.decode_threads + 1, knobs.decode_threads * 3 // 2)}
+        if knob == BYTES:
+            step = max(window.batch_bytes * BATCH_MARGIN, 0.2 * knobs.buffer_bytes)
+            grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
+            return {BYTES: int(min(grown, GROWTH_MAX * knobs.buffer_bytes))}
+        now = knobs.reads_in_flight
+        target = wanted.reads_in_flight if wanted else 2 * now
+        if window.stall < 0.25:  # the model has had its turn; only a little is missing
+            target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
+        reads = max(now + 1, math.ceil(1.1 * now), min(target, int(GROWTH_MAX * now)))
+        # More reads need room: for the batches that they belong to.
+        room = wanted.buffer_bytes if wanted else int(knobs.buffer_bytes * min(2.0, reads / now))
+        return {READS: reads, BYTES: max(knobs.buffer_bytes, room)}
+
+    # -- down --------------------------------------------------------------------------------------
+
+    def _lower(self, *, bound: bool) -> Decision | None:
+        """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
+        window = self.window
+        if bound and not self.evidence.rate_known():
+            return None
+        if bound:
+            best = max(self.memory.best_read_rate, self._sure_rate())
+            self.memory = replace(self.memory, best_read_rate=best)
+        changes = self._leaner_when_bound() if bound else self._leaner_when_served()
+        lowered = self.limits.clamped(self.knobs.turned(changes))
+        if not changes or lowered == self.knobs:
+            return None
+        trial = Trial(next(iter(changes)), False, self.knobs, window.read_rate, window.stall)
+        why = "the storage is the limit" if bound else "the consumer does not wait"
+        memory = replace(self.memory, trial=trial)
+        return self._change(lowered, "lower", f"{why}: as well with less?", memory)
+
+    def _leaner_when_served(self) -> dict[str, int]:
+        """Smaller settings that may serve the consumer as well."""
+        wanted = self._need()
+        if wanted is None:
+            return {}
+        changes = dict[str, int]()
+        reads = self._above_floor(READS, wanted.reads_in_flight)
+        if reads < 0.93 * self.knobs.reads_in_flight:
+            changes[READS] = reads
+        return changes | self._fewer_bytes(wanted.buffer_bytes) | self._fewer_decoders()
+
+    def _leaner_when_bound(self) -> dict[str, int]:
+        """Smaller settings that may get as much out of the storage."""
+        window, now = self.window, self.knobs.reads_in_flight
+        floor = self.memory.floor(READS, self.now_s)
+        target = round(math.sqrt(floor * now)) if floor else int(0.4 * now)
+        target = max(1, target)
+        if floor < target <= 0.93 * now:
+            return {READS: target}
+        held = batches_held(window, self.evidence.latency_us, window.rate)
+        return self._fewer_bytes(int(held * window.batch_bytes * BATCH_MARGIN))
+
+    def _fewer_bytes(self, wanted: int) -> dict[str, int]:
+        now, batch = self.knobs.buffer_bytes, self.window.batch_bytes * BATCH_MARGIN
+        if batch <= 0:
+            return {}
+        if wanted > now - 0.9 * batch:  # at the model's value, which is careful: try below
+            floor = self.memory.floor(BYTES, self.now_s)
+            wanted = int(math.sqrt(floor * now) if floor else 0.75 * now)
+            wanted = min(wanted, int(now - batch))
+        lowered = max(self._above_floor(BYTES, wanted), int(batch))
+        # Less than a batch makes no difference; less than a tenth is not worth a trial.
+        return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
+
+    def _fewer_decoders(self) -> dict[str, int]:
+        window, threads = self.window, self.knobs.decode_threads
+        if threads <= 1:
+            return {}
+        wanted = max(1, math.ceil(1.2 * window.decode_busy_s / window.seconds))
+        wanted = self._above_floor(DECODE, wanted)
+        return {DECODE: wanted} if wanted < threads else {}
+
+    def _above_floor(self, knob: str, value: int) -> int:
+        floor = self.memory.floor(knob, self.now_s)
+        if value > floor:
+            return value
+        return floor + max(1, int(0.9 * self.window.batch_bytes) if knob == BYTES else floor // 15)
+
+    # -- the verdict on a change -------------------------------------------------------------------
+
+    def _judge(self, trial: Trial) -> Decision:
+        verdict = self._judge_up(trial) if trial.up else self._judge_down(trial)
+        return verdict or Decision(self.knobs, "hold", "measuring", self._facts(), self.memory)
+
+    def _judge_up(self, trial: Trial) -> Decision | None:
+        window = self.window
+        gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
+        text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        memory = replace(self.memory, trial=None)
+        before = getattr(trial.before, trial.knob)
+        if self.evidence.served():
+            return self._keep(text, memory.with_floor(trial.knob, before, self.now_s))
+        if not self.evidence.enough(batches=8):
+            return None
+        grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
+        gain_min = min(1.2, 1.0 + 0.3 * (grown - 1.0))
+        error = 2.0 * window.rate_error
+        if gain < gain_min + error and gain > gain_min - error and window.seconds < PATIENCE_S:
+            return None
+        if gain >= gain_min or window.stall <= 0.5 * trial.stall:
+            best = max(memory.best_read_rate, self._sure_rate())
+            memory = memory.with_floor(trial.knob, before, self.now_s)
+            return self._keep(text, replace(memory, best_read_rate=best))
+        memory = memory.with_ceiling(trial.knob, before, self.now_s)
+        return self._change(trial.before, "roll back", text, memory)
+
+    def _judge_down(self, trial: Trial) -> Decision | None:
+        window, evidence = self.window, self.evidence
+        text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        if trial.stall <= STALL_OK:  # the consumer was served, and must be
+            if evidence.served() and (window.seconds >= 1.0 or not self._below_model()):
+                return self._keep(text, replace(self.memory, trial=None))
+            return self._took_too_much(trial) if evidence.waits() else None
+        if not evidence.enough(batches=8):
+            return None
+        share = window.read_rate / max(1e-9, self.memory.best_read_rate)
+        error = 2.0 * window.rate_error
+        if SAME_RATE - error < share < SAME_RATE + error and window.seconds < PATIENCE_S:
+            return None
+        text = f"{share:.3f} of the best rate"
+        if share >= SAME_RATE:
+            return self._keep(text, replace(self.memory, trial=None))
+        return self._took_too_much(trial)
+
+    def _below_model(self) -> bool:
+        """Whether slow reads may hold up the consumer now and then: that takes longer to see."""
+        wanted = self._need()
+        return wanted is None or self.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes
+
+    def _took_too_much(self, trial: Trial) -> Decision:
+        """Give back what a lower setting lacks, or all of it."""
+        knob = self._short_of()[0]
+        if getattr(trial.before, knob) == getattr(self.knobs, knob):
+            knob = trial.knob
+        now = getattr(self.knobs, knob)
+        text = f"waiting {trial.stall:.1%} -> {self.window.stall:.1%}, short of {knob} at {now:,}"
+        memory = self.memory.with_floor(knob, now, self.now_s)
+        between = self._between(trial, knob)
+        if between is not None and trial.corrections < CORRECTIONS_MAX:
+            trial = replace(trial, corrections=trial.corrections + 1)
+            return self._change(between, "correct", text, replace(memory, trial=trial))
+        return self._change(trial.before, "roll back", text, replace(memory, trial=None))
+
+    def _between(self, trial: Trial, knob: str) -> Knobs | None:
+        """A setting between the one that served and this one that does not."""
+        window, now, before = self.window, getattr(self.knobs, knob), getattr(trial.before, knob)
+        if knob == READS:
+            # Below saturation the rate is proportional to the reads in flight.
+            lack = 1.0 / max(0.2, 1.0 - window.stall)
+            if trial.stall > STALL_OK:
+                lack = self.memory.best_read_rate / max(1.0, window.read_rate)
+            target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
+        elif knob == BYTES:
+            target = int(max(now + window.batch_bytes * BATCH_MARGIN, math.sqrt(now * before)))
+        else:
+            target = now + 1
+        return self.knobs.turned({knob: target}) if target < 0.96 * before else None
+
+    # -- how a call ends ---------------------------------------------------------------------------
+
+    def _keep(self, text: str, memory: Memory) -> Decision:
+        """Stay at these knobs; the regime is known by what was measured under them."""
+        if self.window.reads >= 60:
+            memory = self._knowing_latency(memory)
+        return Decision(self.knobs, "keep", text, self._facts(), memory)
+
+    def _change(self, knobs: Knobs, action: str, reason: str, memory: Memory) -> Decision:
+        evidence_s = self.now_s + self._transition_s(knobs)
+        memory = replace(memory, evidence_s=evidence_s)
+        return Decision(knobs, action, self.news + reason, self._facts(), memory)
+
+    def _transition_s(self, knobs: Knobs) -> float:
+        """How long the old setting goes on to show."""
+        window, now = self.window, self.knobs
+        settle_s = window.latency_percentile_s(0.9)
+        less = now.buffer_bytes - knobs.buffer_bytes
+        if less > 0 and window.demand and window.bytes:
+            # What is ready beyond the new buffer is eaten first.
+            byte_rate = window.demand * window.bytes / window.samples
+            settle_s += min(less, window.ready_bytes) / byte_rate
+        return min(2.0, settle_s)
+
+    def _facts(self) -> str:
+        return self.evidence.facts()

@@ -1,0 +1,359 @@
+"""Cache: the samples of one data set that lie on the local disk, shared by all processes of a node.
+
+An ordinary store (`headrace verify` checks it) whose samples are those that somebody has read so far,
+under their own names; a column says which sample of the data set each of them is. It grows by whole
+segments: a process writes one in a folder of its own (`tail`), then, under a lock, drops what others
+have published meanwhile and adds it to the manifest. A kill costs at most the unpublished tail.
+
+A segment that cannot be opened, or that gave a wrong byte, is taken out of the manifest and never
+trusted again; its samples are read from the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from headrace.errors import CorruptStore, HeadraceError, StoreNotFound
+from headrace.plane.tiers.shelf import MARK, hold_folder, read_mark, take_lock, write_mark
+from headrace.plane.tiers.tail import INDEX_COLUMN, Tail, remove_stale_tails
+from headrace.store.manifest import SEGMENTS_MAX, Manifest, fingerprint_of, load_manifest
+from headrace.store.segment import OpenSegment, open_segment
+from headrace.store.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.plane.tiers.shelf import Shelf
+    from headrace.store.manifest import Segment
+
+__all__ = ["Cache", "CacheSource"]
+
+_log = logging.getLogger("headrace")
+
+IN_TAIL = -1
+"""In `Cache.places`: being written."""
+
+_ATTEMPTS = 50
+_PAUSE_S = 0.02
+
+
+class CacheSource(Protocol):
+    """What a cache needs of its data set."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """Names of the parts of its samples."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names."""
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of labels."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples."""
+
+    def __len__(self) -> int: ...
+
+
+class Cache:
+    """One data set's cache, as this process sees it. Thread-safe.
+
+    Args:
+        shelf: the folder of caches.
+        source: the data set.
+        part_names: the parts that are read.
+
+    Attributes:
+        folder: where it lies.
+        places: int64, shape (samples of the data set,): 1 + index in the cache; 0: not cached;
+            -1: being written by this process.
+        writable: whether this process may add to it.
+    """
+
+    def __init__(self, shelf: Shelf, source: CacheSource, part_names: Sequence[str]) -> None:
+        self.shelf = shelf
+        self.source = source
+        self.part_names = tuple(part_names)
+        self.folder = shelf.path / _folder_name(source, self.part_names)
+        # zeros: pages that were never written to take no memory.
+        self.places = np.zeros(len(source), np.int64)
+        self.cached = 0
+        self.distrusted = 0
+        self.why_not_writable = ""
+        self.store: Store | None = None
+        self._lock = threading.RLock()
+        self._status: tuple[int, ...] = ()
+        self._struck: set[str] = set()
+        self._held: int | None = None
+        self._attach()
+
+    @property
+    def writable(self) -> bool:
+        """Whether this process may add to it."""
+        return not self.why_not_writable
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is cached."""
+        return self.cached == len(self.places)
+
+    def close(self) -> None:
+        """Let go of the folder. Its store stays readable for whoever still reads."""
+        with self._lock:
+            if self._held is not None:
+                os.close(self._held)
+            self._held = None
+
+    def look_up(self, indices: NDArray[np.int64]) -> tuple[Store | None, NDArray[np.int64]]:
+        """The state of the cache that is read now, and the places of these samples in it."""
+        with self._lock:
+            return self.store, self.places[indices]
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        for _ in range(_ATTEMPTS):  # somebody may be looking at it, or removing it
+            try:
+                self._make()
+            except OSError as e:
+                self.why_not_writable = f"{e.filename or self.folder}: {e.strerror or e}."
+            with contextlib.suppress(OSError):
+                self._held = hold_folder(self.folder)
+            if self._held is not None or self.why_not_writable:
+                break
+            time.sleep(_PAUSE_S)
+        mark = read_mark(self.folder)
+        if self._held is None or mark is None or mark.get("fingerprint") != self.source.fingerprint:
+            self.why_not_writable = self.why_not_writable or f"{self.folder} cannot be used"
+            return
+        self.refresh()
+        if self.writable:
+            self._clean()
+
+    def _make(self) -> None:
+        """Make the folder, or take the one that is there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with take_lock(self.folder / "writer.lock"):
+            if read_mark(self.folder) is None:
+                write_mark(self.folder, self._description())
+            os.utime(self.folder / MARK)
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.source.fingerprint,
+            "source": self.source.path,
+            "samples": len(self.places),
+            "parts": list(self.part_names),
+        }
+
+    def _clean(self) -> None:
+        """Remove what killed writers left behind."""
+        with contextlib.suppress(OSError), take_lock(self.folder / "writer.lock"):
+            remove_stale_tails(self.folder)
+            manifest = self._manifest()
+            known = {v.path for s in manifest.segments for v in s.volumes}
+            known |= {s.directory for s in manifest.segments}
+            for path in self.folder.glob("segment-*"):
+                if path.name not in known:
+                    path.unlink()
+
+    def _manifest(self) -> Manifest:
+        """What is published; an empty one where nothing is, or nothing that can be read."""
+        try:
+            return load_manifest(self.folder)
+        except StoreNotFound:
+            pass
+        except CorruptStore as e:
+            _log.warning("%s The cache is begun anew.", e.message)
+        return Manifest(uuid.uuid4().hex, "0" * 32, ())
+
+    # -- seeing what others publish ---------------------------------------------------------------
+
+    def refresh(self) -> bool:
+        """Look for newly published segments; returns whether anything changed."""
+        changed, bad = self._refresh()
+        if bad:
+            self._strike(bad)
+        return changed
+
+    def _refresh(self) -> tuple[bool, list[Segment]]:
+        """As `refresh`; also returns segments that turned out to be bad."""
+        with self._lock:
+            status = self._look()
+            if status == self._status:
+                return False, []
+            self._status = status
+            manifest = self._manifest()
+            opened, bad = self._open(manifest)
+            self._use(manifest, opened)
+            self._struck |= {s.uuid for s in bad}
+        return True, bad
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            s = os.stat(self.folder / "store.json")
+        except OSError:
+            return ()
+        return (s.st_dev, s.st_ino, s.st_mtime_ns, s.st_size)
+
+    def _open(self, manifest: Manifest) -> tuple[list[OpenSegment], list[Segment]]:
+        """The segments that can be used, those that are open already included, and the others."""
+        before = {s.entry.uuid: s for s in self.store.segments} if self.store else {}
+        opened: list[OpenSegment] = []
+        bad = []
+        base = 0
+        for entry in manifest.segments:
+            if entry.uuid in self._struck:
+                continue
+            try:
+                segment = before.get(entry.uuid)
+                if segment is None:
+                    segment = self._open_one(entry)
+                opened.append(replace(segment, base=base))
+                base += entry.samples
+            except (HeadraceError, OSError) as e:
+                _log.warning("cache %s: a segment is left out: %s", self.folder, e)
+                bad.append(entry)
+        return opened, bad
+
+    def _open_one(self, entry: Segment) -> OpenSegment:
+        segment = open_segment(str(self.folder), entry, 0)
+        segment.volumes.check_all()
+        indices = segment.directory.columns.get(INDEX_COLUMN)
+        if indices is None or indices.dtype.kind not in "iu":
+            raise CorruptStore(f"{entry.directory} has no column {INDEX_COLUMN!r}.")
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self.places):
+            raise CorruptStore(f"{entry.directory} names samples that the data set has not.")
+        return segment
+
+    def _use(self, manifest: Manifest, opened: list[OpenSegment]) -> None:
+        """Make these the segments that are read."""
+        before = [s.entry.uuid for s in self.store.segments] if self.store else []
+        if before != [s.entry.uuid for s in opened[: len(before)]]:
+            self.places[self.places > 0] = 0
+            before = []
+        for segment in opened[len(before) :]:
+            indices = segment.directory.columns[INDEX_COLUMN]
+            self.places[indices] = np.arange(segment.base + 1, segment.base + 1 + len(indices))
+        self.cached = int(np.count_nonzero(self.places > 0))
+        entries = tuple(s.entry for s in opened)
+        self.store = (
+            Store(str(self.folder), replace(manifest, segments=entries), opened) if opened else None
+        )
+
+    # -- adding and striking out ------------------------------------------------------------------
+
+    def publish(self, tail: Tail) -> int:
+        """Add a tail's samples, but for those that others have published meanwhile.
+
+        Returns:
+            The number of samples added. The tail is used up, whatever happens.
+
+        Raises:
+            OSError: the disk is full or fails (VolumeError included), or the lock is not to be had.
+        """
+        indices = tail.indices
+        added = 0
+        try:
+            tail.sync()
+            with take_lock(self.folder / "writer.lock"):
+                self._refresh()
+                keep = self.places[indices] <= 0
+                manifest = self._manifest()
+                kept = [s for s in manifest.segments if s.uuid not in self._struck]
+                if keep.any() and len(kept) < SEGMENTS_MAX:
+                    segment = tail.finish(self.source, keep)
+                    tail.move_to(self.folder, segment)
+                    self._save(replace(manifest, segments=(*kept, segment)))
+                    added = int(keep.sum())
+            self.refresh()
+        finally:
+            tail.remove()
+            with self._lock:
+                left = self.places[indices] == IN_TAIL
+                self.places[indices[left]] = 0
+        return added
+
+    def distrust(self, store: Store, index: int) -> bool:
+        """Never read again from the segment that holds sample `index` of this state of the cache.
+
+        Returns:
+            Whether it was trusted until now.
+        """
+        entry = store.segment_of(index).entry
+        with self._lock:
+            if entry.uuid in self._struck:
+                return False
+            self._struck.add(entry.uuid)
+            self.distrusted += 1
+            if self.store is not None:
+                rebased, base = [], 0
+                for other in self.store.segments:
+                    if other.entry.uuid == entry.uuid:
+                        continue
+                    rebased.append(replace(other, base=base))
+                    base += other.entry.samples
+                self._use(self.store.manifest, rebased)
+        self._strike([entry])
+        return True
+
+    def _strike(self, bad: list[Segment]) -> None:
+        """Take segments out of the manifest, for all, and remove their files."""
+        if not self.writable:
+            return
+        names = {s.uuid for s in bad}
+        with contextlib.suppress(OSError), take_lock(self.folder / "writer.lock"):
+            manifest = self._manifest()
+            kept = tuple(s for s in manifest.segments if s.uuid not in names)
+            if len(kept) == len(manifest.segments):
+                return
+            if kept:
+                self._save(replace(manifest, segments=kept))
+            else:
+                (self.folder / "store.json").unlink()
+            for segment in bad:
+                for name in (segment.directory, *(v.path for v in segment.volumes)):
+                    (self.folder / name).unlink(missing_ok=True)
+
+    def _save(self, manifest: Manifest) -> None:
+        pages = []
+        for segment in manifest.segments:
+            with (self.folder / segment.directory).open("rb") as f:
+                pages.append(f.read(4096))
+        replace(manifest, fingerprint=fingerprint_of(pages)).save(self.folder)
+
+
+def _folder_name(source: CacheSource, part_names: tuple[str, ...]) -> str:
+    """The data set's fingerprint; with some parts only, another cache."""
+    if part_names == tuple(source.parts):
+        return source.fingerprint
+    digest = hashlib.sha256("\0".join(part_names).encode("utf-8", "surrogateescape"))
+    return f"{source.fingerprint}-{digest.hexdigest()[:8]}"

@@ -1,0 +1,147 @@
+"""Chain: the stages of a plane, from the source's reader up.
+
+    source reader -> throttle -> disk tier -> RAM tier -> (order and prefetch)
+
+Made when a process first reads. None of them changes what is delivered: only where from, and when.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.io import BatchReader
+from headrace.plane.tiers.cache import Cache
+from headrace.plane.tiers.disk import DiskTier
+from headrace.plane.tiers.memory import available_memory
+from headrace.plane.tiers.policy import ram_quota
+from headrace.plane.tiers.ram import RamTier
+from headrace.plane.tiers.shelf import Shelf
+from headrace.plane.tiers.tee import Tee
+from headrace.plane.tiers.throttle import Throttle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.config import ReaderOptions, TierOptions
+    from headrace.plane.stage import Stage
+    from headrace.plane.tiers.reads import Reads
+
+__all__ = ["Chain", "build_chain"]
+
+_LOCAL_KINDS = ("packed", "file", "tree")
+
+_QUEUE_BYTES = 64 << 20
+"""Batches that wait to be written to the cache, unless the budget is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The stages of one process.
+
+    Attributes:
+        top: what order and prefetch ask for batches.
+        stages: the tiers and limits, the lowest first; the source's reader is none of them.
+        disk: the disk tier, if there is one.
+    """
+
+    top: Reads
+    stages: tuple[Stage, ...] = ()
+    disk: DiskTier | None = None
+
+    def begin(self) -> None:
+        """A pass through the data begins."""
+        if self.disk is not None:
+            self.disk.begin()
+
+
+def build_chain(
+    source: Any,
+    part_names: Sequence[str],
+    part_numbers: Sequence[int],
+    options: ReaderOptions,
+    tiers: TierOptions,
+) -> Chain:
+    """Make the stages that the options ask for.
+
+    Args:
+        source: the store (what each stage needs of it: `SampleSource`, `CacheSource`).
+        part_names: the parts that are read.
+        part_numbers: their numbers in the source.
+        options: how to read.
+        tiers: which stages.
+    """
+    cache = None
+    if tiers.cache_dir is not None:
+        cache = Cache(Shelf(tiers.cache_dir, tiers.cache_bytes), source, part_names)
+    top: Reads = BatchReader(source.catalog, part_numbers, _budgeted(options, cache))
+    stages: list[Stage] = []
+    if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
+        top = throttle = Throttle(
+            top,
+            lambda indices: bytes_of(source, indices),
+            bytes_per_s=tiers.bytes_per_s,
+            reads_per_s=tiers.reads_per_s,
+            deadline_s=options.deadline_s,
+        )
+        stages.append(throttle)
+    disk = None
+    if cache is not None:
+        tee = Tee(cache, min(_QUEUE_BYTES, options.budget_bytes // 2))
+        top = disk = DiskTier(top, cache, options, tee)
+        stages.append(disk)
+    quota = _ram_bytes(source, options, tiers)
+    if quota > 0:
+        yielding = not isinstance(tiers.ram_bytes, int)
+        top = ram = RamTier(top, len(source), len(part_numbers), quota, yielding=yielding)
+        stages.append(ram)
+    return Chain(top, tuple(stages), disk)
+
+
+def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:
+    """Bytes of the samples with these indices, all parts counted."""
+    total = 0
+    for segment in store.segments:
+        local = indices - segment.base
+        inside = local[(local >= 0) & (local < segment.directory.samples)]
+        if len(inside):
+            total += int(segment.directory.extents_of(inside)["length"].sum())
+    return total
+
+
+def _budgeted(options: ReaderOptions, cache: Cache | None) -> ReaderOptions:
+    """Source and cache together keep to the budget; a whole cache needs nothing of the source's."""
+    if cache is None or (cache.cached == 0 and not cache.writable):
+        return options
+    share = 1 << 20 if cache.complete else options.budget_bytes // 2
+    return replace(options, budget_bytes=max(1 << 20, share))
+
+
+def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:
+    if isinstance(tiers.ram_bytes, int):
+        return tiers.ram_bytes
+    kinds = {v.kind for s in getattr(source, "segments", ()) for v in s.entry.volumes}
+    far = not kinds <= set(_LOCAL_KINDS) or bool(getattr(options, "simulate", None))
+    # What lies on the local disk already is near, once it is there; memory still saves reading it.
+    if tiers.ram_bytes is None and (not far or tiers.cache_dir is not None):
+        return 0
+    return ram_quota(
+        tiers.ram_bytes, far=far, data_bytes=source.nbytes, available_bytes=available_memory()
+    )
+
+
+def same_file_system(path: str, other: str) -> bool:
+    """Whether two paths, or the nearest folders above them that exist, share a file system."""
+    return _device(path) == _device(other)
+
+
+def _device(path: str) -> int:
+    while True:
+        try:
+            return os.stat(path).st_dev
+        except OSError:
+            path = os.path.dirname(path) or "/"

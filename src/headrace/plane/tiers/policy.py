@@ -1,0 +1,51 @@
+"""How much the tiers take: plain functions of sizes."""
+
+from __future__ import annotations
+
+__all__ = ["disk_reserve", "publish_after_s", "ram_quota", "segment_bytes"]
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+RAM_SHARE = 0.5
+"""Of the memory that is available: the training program needs the rest."""
+
+RAM_RESERVE_BYTES = 2 * _GIB
+"""Memory that is left alone, however much there is."""
+
+
+def ram_quota(given: int | str | None, *, far: bool, data_bytes: int, available_bytes: int) -> int:
+    """Bytes of the RAM tier; 0 for none.
+
+    Args:
+        given: a quota, `auto`, or None for the default: `auto` where the source is far, else none.
+            Local volumes have the page cache, and a copy of it would take the memory twice.
+        far: the source is remote, or behaves so.
+        data_bytes: of all samples.
+        available_bytes: memory that can be taken.
+    """
+    if isinstance(given, int):
+        return given
+    if given is None and not far:
+        return 0
+    room = min(RAM_SHARE * available_bytes, available_bytes - RAM_RESERVE_BYTES)
+    # An eighth more than the data: slabs are not filled to the last byte.
+    return max(0, min(int(room), data_bytes + data_bytes // 8 + 4 * _MIB))
+
+
+def segment_bytes(data_bytes: int) -> int:
+    """Bytes that are published at a time: what a kill can cost, and one file of the cache."""
+    return min(max(data_bytes // 32, 64 * _MIB), _GIB)
+
+
+def publish_after_s(segments: int) -> float:
+    """Seconds after which a segment is published though it is not full.
+
+    A slow source would otherwise make thousands of small segments: the more there are, the longer.
+    """
+    return 30.0 * max(1.0, segments / 64)
+
+
+def disk_reserve(disk_bytes: int) -> int:
+    """Bytes of a file system that a cache without a quota leaves free."""
+    return min(disk_bytes // 20, 16 * _GIB)

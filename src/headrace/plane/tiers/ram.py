@@ -1,0 +1,181 @@
+"""RamTier: samples kept in memory within a quota.
+
+What was read once is delivered from memory afterwards. A placement is kept, not churned: when the
+quota is full, the rest goes on being read below. A batch of both is put together in one native call.
+With `auto`, memory is given back when the machine or the job's cgroup runs short of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from headrace import _native
+from headrace.plane.stage import StageStats
+from headrace.plane.tiers.memory import available_memory
+from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.plane.tiers.reads import PendingReads, Reads
+
+__all__ = ["RamTier"]
+
+_PRESSURE_CHECK_S = 1.0
+
+
+class RamTier:
+    """Keeps samples in memory.
+
+    Args:
+        below: what reads those that are not held.
+        samples: in the data set.
+        parts: parts that are read of each.
+        quota_bytes: memory that may be taken, not counting batches under way.
+        yielding: give memory back when it runs short.
+        available: bytes of memory that can still be taken.
+    """
+
+    name = "ram"
+
+    def __init__(
+        self,
+        below: Reads,
+        samples: int,
+        parts: int,
+        quota_bytes: int,
+        *,
+        yielding: bool = False,
+        available: Callable[[], int] = available_memory,
+    ) -> None:
+        self._below = below
+        self._cache = _native.SampleCache(samples=samples, parts=parts, quota_bytes=quota_bytes)
+        self._yielding = yielding
+        self._available = available
+        self._looked_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._samples = self._bytes = self._hit_bytes = 0
+        self._busy_s = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child of the process that made it."""
+        return self._below.usable
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """As below."""
+        return self._below.engine
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory of held samples and of batches, here and below."""
+        own = self._cache.mapped_bytes + self._cache.delivered_bytes
+        return own + self._below.mapped_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of held samples: at most the quota."""
+        return self._cache.mapped_bytes
+
+    @property
+    def held_samples(self) -> int:
+        """How many samples are held."""
+        return self._cache.held_samples
+
+    def submit(self, indices: NDArray[np.int64]) -> PendingReads:
+        """Ask for one batch; what is not held is read below."""
+        hits = self._cache.look_up(indices)
+        missing = hits.missing
+        if not len(missing) and len(indices):
+            return _Pending(self, hits, None)
+        return _Pending(self, hits, self._below.submit(indices[missing]))
+
+    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
+        """As below."""
+        return self._below.gather(pieces)
+
+    def close(self) -> None:
+        """Give all memory back, and close what is below."""
+        self._cache.set_quota(0)
+        self._below.close()
+
+    def stats(self) -> StageStats:
+        """What passed, how much of it from memory, and what is held."""
+        with self._lock:
+            return StageStats(
+                name=self.name,
+                busy_s=self._busy_s,
+                samples=self._samples,
+                bytes=self._bytes,
+                buffered_bytes=self._cache.mapped_bytes,
+                bytes_by_tier={"ram": self._hit_bytes},
+            )
+
+    def knobs(self) -> Mapping[str, int]:
+        """The quota."""
+        return {"cache_bytes": self._cache.quota_bytes}
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Set `cache_bytes`. Less gives memory back at once; more is filled as samples come.
+
+        Raises:
+            ValueError: the quota is not positive.
+        """
+        quota = knobs.get("cache_bytes")
+        if quota is None:
+            return
+        if quota <= 0:
+            raise ValueError(f"cache_bytes is {quota}, expected more than 0")
+        self._cache.set_quota(quota)
+
+    def join(self, hits: _native.Hits, job: PendingReads | None) -> _native.Batch:
+        """Take what was read, keep it, and put the batch together."""
+        read = None if job is None else job.take()
+        began = time.perf_counter()
+        if read is not None:
+            self._yield_memory()
+            self._cache.insert(read)
+        if read is not None and len(hits.missing) == len(hits.indices):
+            batch = read
+        else:
+            batch = self._cache.gather(hits, read)
+        with self._lock:
+            self._busy_s += time.perf_counter() - began
+            self._samples += batch.samples
+            self._hit_bytes += hits.bytes
+            self._bytes += hits.bytes + (0 if read is None else int(read.lengths.sum()))
+        return batch
+
+    def _yield_memory(self) -> None:
+        """Shrink where less than the reserve is left: training must not be killed for a cache."""
+        now = time.monotonic()
+        if not self._yielding or now - self._looked_at < _PRESSURE_CHECK_S:
+            return
+        self._looked_at = now
+        short = RAM_RESERVE_BYTES // 2 - self._available()
+        if short > 0:
+            self._cache.set_quota(max(0, self._cache.mapped_bytes - short))
+
+
+class _Pending:
+    """A batch of which some is held and the rest is being read."""
+
+    def __init__(self, tier: RamTier, hits: _native.Hits, job: PendingReads | None) -> None:
+        self._tier = tier
+        self._hits = hits
+        self._job = job
+
+    @property
+    def done(self) -> bool:
+        """Whether `take` would return at once."""
+        return self._job is None or self._job.done
+
+    def take(self) -> _native.Batch:
+        """Wait for the batch."""
+        return self._tier.join(self._hits, self._job)

@@ -1,0 +1,261 @@
+"""Shelf: a folder of caches, one for each data set, with one quota over all of them.
+
+    DIR/
+      lock                 held while room is shared out
+      <fingerprint>/       one data set's cache: an ordinary store, see `cache`
+        cache.json         says that headrace made it, and of what
+        store.json, segment-*.hrd, segment-*.hrv
+        tail-*/            a segment that is being written
+
+Whoever uses a cache holds a shared lock on its folder, so only what nobody uses is ever removed, and
+only folders with our mark are counted or touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import StoreError
+from headrace.plane.tiers.policy import disk_reserve
+from headrace.store.manifest import load_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MARK", "CacheInfo", "Shelf", "hold", "take_lock"]
+
+MARK = "cache.json"
+_FORMAT = "headrace-cache"
+_MARK_BYTES_MAX = 1 << 20
+_LOCK_S = 30.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """One cache of a shelf.
+
+    Attributes:
+        path: its folder.
+        fingerprint: of the data set.
+        source: the path of the data set when the cache was begun.
+        samples: samples that it holds.
+        of_samples: samples of the data set.
+        bytes: its files.
+        in_use: some process holds it.
+        used_s: seconds since the epoch, when it was last opened.
+    """
+
+    path: str
+    fingerprint: str
+    source: str
+    samples: int
+    of_samples: int
+    bytes: int
+    in_use: bool
+    used_s: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether it holds the whole data set."""
+        return self.samples >= self.of_samples
+
+
+class Shelf:
+    """The caches below one folder.
+
+    Args:
+        path: the folder; made when the first cache is begun.
+        quota_bytes: for all caches; None: what leaves a part of the file system free.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], quota_bytes: int | None = None) -> None:
+        self.path = Path(os.path.abspath(os.fsdecode(path)))
+        self.quota_bytes = quota_bytes
+
+    def caches(self) -> list[CacheInfo]:
+        """All caches, the one that was used longest ago first."""
+        found = [info for folder in self._folders() if (info := _info(folder)) is not None]
+        return sorted(found, key=lambda info: info.used_s)
+
+    def used_bytes(self) -> int:
+        """Bytes of all caches, with what is reserved for segments under way."""
+        return sum(_size(folder) for folder in self._folders())
+
+    @contextlib.contextmanager
+    def sharing_out(self) -> Iterator[None]:
+        """Hold the lock under which room is shared out.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with take_lock(self.path / "lock"):
+            yield
+
+    def room(self) -> int:
+        """Bytes that may still be written. Only under `sharing_out`."""
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if self.quota_bytes is None:
+            return max(0, free - disk_reserve(disk.f_blocks * disk.f_frsize))
+        return max(0, min(self.quota_bytes - self.used_bytes(), free))
+
+    def make_room(self, needed_bytes: int) -> int:
+        """Remove complete caches that nobody uses until so much is free; returns the room then.
+
+        Only under `sharing_out`. The one that was used longest ago goes first.
+        """
+        for info in self.caches():
+            if self.room() >= needed_bytes:
+                break
+            if info.complete and not info.in_use:
+                with contextlib.suppress(StoreError):
+                    self.remove(info.path)
+        return self.room()
+
+    def remove(self, path: str | os.PathLike[str]) -> int:
+        """Remove a cache of this shelf; returns its bytes.
+
+        Raises:
+            StoreError: it is no cache of headrace's, or in use.
+        """
+        folder = Path(path)
+        if folder.parent != self.path or read_mark(folder) is None:
+            raise StoreError(
+                f"{folder} is no cache below {self.path}.",
+                path=str(folder),
+                next_step="List the caches: headrace cache ls DIR.",
+            )
+        with hold(folder, exclusive=True) as held:
+            if not held:
+                raise StoreError(
+                    f"{folder}: the cache is in use.",
+                    path=str(folder),
+                    next_step="Try again when the jobs that use it have ended.",
+                )
+            size = _size(folder)
+            # Out of sight by one step: a kill in the middle leaves no half cache under its name.
+            doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        return size
+
+    def _folders(self) -> list[Path]:
+        try:
+            entries = sorted(self.path.iterdir())
+        except OSError:
+            return []
+        return [p for p in entries if (p / MARK).is_file()]
+
+
+def write_mark(folder: Path, content: dict[str, Any]) -> None:
+    """Say that headrace made this folder, and of what."""
+    data = json.dumps({"format": _FORMAT, "version": 1, **content}, indent=1).encode()
+    temporary = folder / f"{MARK}.{os.getpid()}"
+    temporary.write_bytes(data + b"\n")
+    temporary.replace(folder / MARK)
+
+
+def read_mark(folder: Path) -> dict[str, Any] | None:
+    """What the mark says; None where there is none of ours."""
+    try:
+        with (folder / MARK).open("rb") as f:
+            content = json.loads(f.read(_MARK_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return None
+    return content
+
+
+@contextlib.contextmanager
+def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
+    """Hold a folder while the block runs; false where others hold it in the way."""
+    fd = hold_folder(folder, exclusive=exclusive)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def hold_folder(folder: Path, *, exclusive: bool = False) -> int | None:
+    """A descriptor that holds a folder until it is closed; None where others are in the way.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        # Its remover may have held it when we opened it.
+        if os.path.samestat(os.fstat(fd), os.stat(folder)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+@contextlib.contextmanager
+def take_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file; others hold it for moments only.
+
+    Raises:
+        OSError: it cannot be made, or (TimeoutError) somebody holds it for ever.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        deadline = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path} is locked by another process") from None
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _info(folder: Path) -> CacheInfo | None:
+    mark = read_mark(folder)
+    if mark is None:
+        return None
+    try:
+        samples = load_manifest(folder).samples
+    except (StoreError, OSError):
+        samples = 0
+    try:
+        with hold(folder, exclusive=True) as held:
+            in_use = not held
+        used_s = folder.joinpath(MARK).stat().st_mtime
+    except OSError:
+        return None
+    return CacheInfo(
+        str(folder), str(mark.get("fingerprint", "")), str(mark.get("source", "")), samples,
+        int(mark.get("samples", 0)), _size(folder), in_use, used_s,
+    )  # fmt: skip
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

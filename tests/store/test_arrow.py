@@ -1,0 +1,211 @@
+"""Arrow IPC files and streams as a source."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.ipc  # noqa: E402
+
+from headrace.errors import SourceError  # noqa: E402
+from headrace.store import index, open_store, pack  # noqa: E402
+
+from .rows import (  # noqa: E402
+    check_in_place,
+    check_packed_only,
+    check_random_damage,
+    check_truncations,
+    read_all,
+    some_labels,
+    some_values,
+)
+
+
+def make(path, table, *, compression=None, rows=25, stream=False):
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as f, new(f, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+def table_of(values, labels=None, kind=None):
+    kind = kind or pa.binary()
+    columns = {"image": pa.array(values, kind)}
+    if labels is not None:
+        columns["label"] = pa.array(labels)
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_values_are_samples_in_place(tmp_path, reference, stream):
+    values, labels = some_values(), some_labels()
+    path = make(tmp_path / "a.arrow", table_of(values, labels), stream=stream)
+    check_in_place(path, tmp_path, values, labels, reference=reference)
+    with open_store(path) as store:
+        assert store.names[7] == "a.arrow:0000007"
+
+
+def list_of(values):
+    return [list(v) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        (pa.large_binary(), list),
+        (pa.struct([("path", pa.string()), ("bytes", pa.binary())]),
+         lambda values: [{"bytes": v, "path": "x.png"} for v in values]),
+        (pa.list_(pa.uint8()), list_of),
+        (pa.large_list(pa.uint8()), list_of),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_type_of_bytes_is_known(tmp_path, kind, wrap):
+    values, labels = some_values(), some_labels()
+    path = make(tmp_path / "a.arrow", table_of(wrap(values), labels, kind))
+    check_in_place(path, tmp_path, values, labels)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(12), pa.list_(pa.uint8(), 12)], ids=str)
+def test_values_of_one_width_are_known(tmp_path, kind):
+    values = [bytes([i]) * 12 for i in range(60)]
+    wrapped = values if kind == pa.binary(12) else list_of(values)
+    path = make(tmp_path / "a.arrow", table_of(wrapped, None, kind))
+    check_in_place(path, tmp_path, values)
+
+
+def test_views_are_packed_only(tmp_path):
+    values, labels = some_values(), some_labels()
+    path = make(tmp_path / "a.arrow", table_of(values, labels, pa.binary_view()))
+    check_packed_only(path, tmp_path, values, labels, "several buffers")
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_compressed_buffers_are_packed_only(tmp_path, compression, stream):
+    values = [bytes([i]) * 900 for i in range(60)]
+    table = table_of(values, some_labels())
+    path = make(tmp_path / "a.arrow", table, compression=compression, stream=stream)
+    check_packed_only(path, tmp_path, values, some_labels(), "compressed")
+
+
+def test_several_files_and_several_columns(tmp_path):
+    values = some_values(40)
+    table = pa.table({"a": values, "b": values[::-1], "y": list(range(40))})
+    for k in range(2):
+        make(tmp_path / f"{k}.arrow", table.slice(20 * k, 20))
+    with open_store(tmp_path / "*.arrow", column=("b", "a")) as store:
+        assert store.parts == ["a", "b"]
+        assert (read_all(store, "a"), read_all(store, "b")) == (values, values[::-1])
+        assert store.labels.tolist() == list(range(40))
+        assert store.names[20] == "1.arrow:0000000"
+    make(tmp_path / "1.arrow", table.drop_columns("b"))
+    with pytest.raises(SourceError, match=r"1.arrow: there are 0 columns 'b'"):
+        index(tmp_path / "*.arrow", tmp_path / "i.hr", column=["a", "b"])
+
+
+def test_nulls_are_refused_or_skipped_under_their_numbers(tmp_path):
+    values = some_values(10)
+    values[3] = values[8] = None
+    path = make(tmp_path / "a.arrow", table_of(values, [*range(9), None]))
+    with pytest.raises(SourceError, match=r"(?s)2 things.*row 3 of 'image' is null"):
+        index(path, tmp_path / "i.hr")
+    for make_store in (index, pack):
+        report = make_store(path, tmp_path / "i.hr", on_error="skip", overwrite=True)
+        assert (report.samples, len(report.skipped)) == (8, 2)
+        with open_store(tmp_path / "i.hr") as store:
+            assert read_all(store) == [v for v in values if v is not None]
+            assert store.names[3] == "a.arrow:0000004"
+            assert store.labels.tolist() == [0, 1, 2, 4, 5, 6, 7, -1]
+
+
+def test_labels_are_words_of_a_dictionary_or_class_labels(tmp_path):
+    words = [f"c{i % 3}" for i in (2, 0, 1, 2, 2, 0)]
+    table = table_of(some_values(6)).append_column("label", pa.array(words).dictionary_encode())
+    path = make(tmp_path / "a.arrow", table)
+    with open_store(path) as store:
+        assert [store.classes[i] for i in store.labels] == words
+    feature = {"info": {"features": {"label": {"names": ["x", "y", "z"], "_type": "ClassLabel"}}}}
+    table = table_of(some_values(6), [0, 1, 2, 0, 1, 2])
+    path = make(path, table.replace_schema_metadata({"huggingface": json.dumps(feature)}))
+    with open_store(path) as store:
+        assert store.classes == ["x", "y", "z"]
+    for bad in (b"nonsense", b"[" * 100_000, b"{}", b'{"info": 3}'):  # advice, no part of the data
+        make(path, table.replace_schema_metadata({"huggingface": bad}))
+        with open_store(path) as store:
+            assert (len(store), store.classes) == (6, None)
+
+
+def test_words_are_numbered_alike_in_all_files(tmp_path):
+    for k, words in enumerate((["b", "a", "b"], ["a", "c", "b"])):
+        table = table_of(some_values(3)).append_column("y", pa.array(words).dictionary_encode())
+        make(tmp_path / f"{k}.arrow", table)
+    with open_store(tmp_path / "*.arrow") as store:
+        assert [store.classes[i] for i in store.labels] == ["b", "a", "b", "a", "c", "b"]
+
+
+def test_what_cannot_be_meant_is_said_with_the_columns(tmp_path):
+    def refused(match, table, **options):
+        path = make(tmp_path / "a.arrow", table)
+        with pytest.raises(SourceError, match=match):
+            index(path, tmp_path / "i.hr", **options)
+
+    two = pa.table({"a": [b"1"], "b": [b"2"], "n": [1.5]})
+    refused("2 columns hold bytes .'a', 'b'.", two)
+    refused("0 columns hold bytes", pa.table({"n": [1.5]}))
+    refused("there are 0 columns 'c'", two, column="c")
+    refused("'n' has the type double", two, column="n")
+    refused("'n' has the type double", two, column="a", label="n")
+    refused("no samples", table_of([]))
+    refused("a label in 'label' is -5", table_of([b"1"], [-5]))
+    with pytest.raises(ValueError, match="is for tables"):
+        index([b"1"], tmp_path / "i.hr", column="a")
+    with pytest.raises(ValueError, match="among the columns"):
+        index(tmp_path / "a.arrow", tmp_path / "i.hr", column="a", label="a")
+
+
+def test_offsets_that_leave_the_values_are_refused(tmp_path):
+    """pyarrow looks at the last one only: the others are for us."""
+    values = [bytes([65 + i]) * 100 for i in range(8)]
+    path = make(tmp_path / "a.arrow", table_of(values))
+    good = path.read_bytes()
+    # The offsets 0, 100, 200, ... as they stand in the file.
+    table = b"".join((100 * i).to_bytes(4, "little") for i in range(9))
+    at = good.index(table)
+    for place, value, match in (
+        (8, 800_000, "larger than values"), (8, 0x7FFFFFFF, "larger than values"),
+        (4, 50, "order of"), (4, -300, "order of"), (4, 0x7FFFFFFF, "order of"),
+        (0, -1, "egative offset"), (8, 801, "larger than values"),
+    ):  # fmt: skip
+        data = bytearray(good)
+        data[at + 4 * place : at + 4 * place + 4] = value.to_bytes(4, "little", signed=True)
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=match):
+            index(path, tmp_path / "i.hr")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+def test_damage_never_escapes_as_another_error(tmp_path, stream):
+    path = make(tmp_path / "a.arrow", table_of(some_values(), some_labels()), stream=stream)
+    check_truncations(path, tmp_path, 3001)
+    check_random_damage(path, tmp_path, 60)
+    # Where the metadata are, most damage is noticed.
+    assert check_random_damage(path, tmp_path, 60, where=lambda _: (0, 700)) > 10
+
+
+def test_a_changed_file_is_noticed(tmp_path):
+    path = make(tmp_path / "a.arrow", table_of(some_values(), some_labels()))
+    index(path, tmp_path / "i.hr")
+    make(path, table_of(some_values(seed=2), some_labels()))
+    with pytest.raises(SourceError, match="changed after it was indexed"):
+        open_store(tmp_path / "i.hr")
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    path = make(tmp_path / "a.arrow", table_of(some_values()))
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.types", None)
+    with pytest.raises(SourceError, match=r"pip install 'headrace\[arrow\]'"):
+        open_store(path)
