@@ -396,7 +396,9 @@ class ReadAhead:
         """Why nothing is read ahead at present; None: it is, or may be."""
         if self._judge.reason is not None:
             return self._judge.reason
-        if self._source is None and not self._learning and not self._knowledge.known:
+        if self._source is None and not self._learning and not self._opened_any:
+            if not self.options.learn and self._knowledge.known:
+                return None  # taught
             if not self.options.learn:
                 return "off: no attribute of the dataset names its files, and `learn` is off"
             return f"off: the first {self._watched} samples opened no files"
