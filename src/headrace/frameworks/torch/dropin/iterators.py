@@ -43,9 +43,12 @@ FORETOLD_TOGETHER = 8
 
 
 class _Draws:
-    """What both iterators do with the sampler: skip what a state says is done, draw ahead."""
+    """What both iterators do: skip what a state says is done, draw ahead, see the end."""
 
+    progress: Progress
     _sampler_iter: Iterator[Any]
+    _IterableDataset_len_called: int | None
+    _num_yielded: int
     _skip: int
     _literal: deque[Any]
     _ahead: deque[Any]
@@ -57,8 +60,9 @@ class _Draws:
         self._skip = 0
         self._literal = deque()
         if resumption is not None and resumption.under_way and resumption.progress.map_style:
-            self._skip = resumption.progress.drawn
-            self._literal = deque(resumption.progress.pending.values())
+            progress = resumption.progress
+            self._skip = progress.delivered + len(progress.pending)
+            self._literal = deque(progress.pending.values())
         self._drawn_in_all = 0
 
     def _skip_drawn(self) -> None:
@@ -89,6 +93,22 @@ class _Draws:
                 self._drawable = 0
         self._ahead.extend(drawn)
         return drawn
+
+
+    def __next__(self) -> Any:
+        try:
+            if _profiler_enabled() or self._IterableDataset_len_called is not None:
+                return super().__next__()  # type: ignore[misc]
+            # As torch does it, without a record for a profiler that does not run.
+            data = self._next_data()
+        except StopIteration:
+            self.progress.finished = True
+            raise
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        return super()._next_data()  # type: ignore[misc]
 
 
 class InProcess(_Draws, _SingleProcessDataLoaderIter):
@@ -122,6 +142,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._do_again(resumption)
         if watcher is not None:
             watcher.epoch()
+        elif not self._literal:
+            self._next_index = self._sampler_iter.__next__  # type: ignore[method-assign]
 
     def _do_again(self, resumption: Resumption) -> None:
         if self.progress.map_style:
@@ -149,20 +171,21 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._watcher.foretold(self._draw_ahead(wanted - len(self._ahead)))
 
     def _next_data(self) -> Any:
-        progress = self.progress
-        literal = bool(self._literal)
         try:
-            return super()._next_data()  # type: ignore[no-untyped-call]
+            data = super()._next_data()
         except StopIteration:
-            progress.finished = True
             raise
-        finally:
-            if not progress.finished:  # delivered, or lost in an exception of the data set's
-                progress.delivered += 1
-                if literal:
-                    progress.pending.pop(min(progress.pending), None)
-                else:
-                    progress.drawn += 1
+        except Exception:
+            self._count()  # lost: torch goes on with the next one
+            raise
+        self._count()
+        return data
+
+    def _count(self) -> None:
+        progress = self.progress
+        progress.delivered += 1
+        if progress.pending and len(self._literal) < len(progress.pending):
+            del progress.pending[min(progress.pending)]
 
 
 class _View:
@@ -225,7 +248,6 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
             tracks = saved.tracks if same_workers else self.progress.tracks
             self.progress = saved
             self.progress.tracks = tracks
-            self.progress.drawn -= len(saved.pending)  # drawn again, literally
             self.progress.pending = {}
             if not same_workers:
                 self.progress.turn = 0
@@ -311,13 +333,6 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
             self.progress.tracks[data.worker_id].end(self._context.mark_of(idx))
         return received
 
-    def _next_data(self) -> Any:
-        try:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            self.progress.finished = True
-            raise
-
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         assert self._context is not None
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
@@ -328,6 +343,10 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         super()._shutdown_workers()  # type: ignore[no-untyped-call]
         if self._context is not None:
             self._context.retire()
+
+
+def _profiler_enabled() -> bool:
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _batches_wanted(batch_size: int) -> int:

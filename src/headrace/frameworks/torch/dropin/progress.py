@@ -161,7 +161,6 @@ class Progress:
     fresh_workers: bool = True
     """Whether the workers were started for this epoch, which drew their seed."""
 
-    drawn: int = 0
     delivered: int = 0
     turn: int = 0
     """The worker whose batch comes next."""
@@ -173,7 +172,6 @@ class Progress:
 
     def draw(self, idx: int, index: Any) -> None:
         """Count a task."""
-        self.drawn += 1
         self.pending[idx] = index
 
     def deliver(self, idx: int, worker: int, mark: Mark | None) -> None:
@@ -194,7 +192,6 @@ class Progress:
             "beginning": self.beginning.plain(),
             "base_seed": self.base_seed,
             "fresh_workers": self.fresh_workers,
-            "drawn": self.drawn,
             "delivered": self.delivered,
             "turn": self.turn,
             "pending": [self.pending[idx] for idx in sorted(self.pending)] if self.map_style else [],
@@ -235,7 +232,6 @@ def resumption_of(state: Mapping[str, Any]) -> Resumption:
             [Track.of(one) for one in state["workers"]],
             state["base_seed"],
             bool(state["fresh_workers"]),
-            int(state["drawn"]),
             int(state["delivered"]),
             int(state["turn"]),
             dict(enumerate(state["pending"])),
