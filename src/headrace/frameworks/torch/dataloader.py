@@ -174,17 +174,20 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._starting = resumption
         try:
             if self.num_workers == 0:
-                resumption.beginning.restore(self, everything=resumption.under_way)
-                iterator = self._begin_epoch()
-                if resumption.in_process is not None:
-                    resumption.in_process.restore()
-                return iterator
+                return self._begin_in_process(resumption)
             with kept_randomness():
-                if resumption.under_way or self.persistent_workers:
-                    resumption.beginning.restore(self, everything=True)
+                resumption.beginning.restore(self, everything=True)
                 return self._begin_epoch()
         finally:
             self._starting = None
+
+    def _begin_in_process(self, resumption: Resumption) -> Iterator[Any]:
+        """Begin where the data set draws from this process's generators: they go on, too."""
+        resumption.beginning.restore(self, everything=resumption.under_way)
+        iterator = self._begin_epoch() if resumption.under_way else None
+        if resumption.in_process is not None:
+            resumption.in_process.restore()
+        return self._begin_epoch() if iterator is None else iterator
 
     def _begin_epoch(self) -> Iterator[Any]:
         iterator = self._iterator
