@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import re
+import shutil
 import struct
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+CLIPART = Path("/usr/share/openclipart/png")  # Debian's openclipart-png, as `make demo` installs it
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 CLASSES = ("cats", "dogs", "owls")
 IMAGES_PER_CLASS = 12
@@ -34,3 +42,30 @@ def write_photos(folder: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
             path = folder / name / f"{i}.png"
             path.write_bytes(png(label * per_class + i, side=4 + i))
     return folder
+
+
+def write_real_images(folder: Path, per_class: int = 64) -> Path:
+    """Writes a folder of three classes of clip art, or of noise where there is none."""
+    if not CLIPART.is_dir():
+        return write_photos(folder, per_class)
+    for name in ("animals", "shapes", "transportation"):
+        (folder / name).mkdir(parents=True)
+        found = sorted((CLIPART / name).rglob("*.png"), key=lambda p: (p.stat().st_size, p))
+        for i, path in enumerate(found[:per_class]):
+            shutil.copy(path, folder / name / f"{i:03d}.png")
+    return folder
+
+
+def example(name: str) -> ModuleType:
+    """A script of `examples/`, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The code blocks of a page in any of some languages."""
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]

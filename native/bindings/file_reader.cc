@@ -40,8 +40,7 @@ struct FileReaderHandle {
   FileReaderHandle(unsigned reads_in_flight, uint64_t buffer_bytes, const std::string& cold)
       : reader(FileReader::make({.reads_in_flight = reads_in_flight,
                                  .buffer_bytes = buffer_bytes,
-                                 .cold = *cold_reads(cold),
-                                 .calls = {}})) {}
+                                 .cold = *cold_reads(cold)})) {}
   ~FileReaderHandle() {
     nb::gil_scoped_release release;
     reader->close(kCloseSeconds);

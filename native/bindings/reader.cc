@@ -2,6 +2,8 @@
 // works. Arrays borrow the batch's memory and keep the batch alive.
 #include "bindings/reader.h"
 
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -71,8 +73,9 @@ struct ReaderHandle {
 
   ReaderHandle(const CatalogHandle& catalog, std::vector<int> parts, const std::string& engine,
                const std::string& direct, unsigned queue_depth, unsigned threads, unsigned workers,
-               uint64_t budget_bytes, bool verify) {
+               unsigned reads_in_flight, uint64_t budget_bytes, bool verify) {
     io::ReaderOptions options;
+    options.reads_in_flight = reads_in_flight;
     options.engine = choice<io::EngineChoice>(engine,
                                               {{"auto", io::EngineChoice::kAuto},
                                                {"uring", io::EngineChoice::kUring},
@@ -107,6 +110,34 @@ struct ReaderHandle {
   // A read that the device never answers must not hold up the program's end.
   static constexpr double kCloseSeconds = 5.0;
 };
+
+nb::dict reader_stats(const ReaderHandle& handle) {
+  const io::ReaderStats stats = [&] {
+    nb::gil_scoped_release release;
+    return handle.reader->stats();
+  }();
+  nb::dict d;
+  d["busy_s"] = stats.busy_s;
+  d["wait_input_s"] = stats.wait_input_s;
+  d["wait_output_s"] = stats.wait_output_s;
+  d["consumer_wait_s"] = stats.consumer_wait_s;
+  d["reads"] = stats.reads.reads;
+  d["read_bytes"] = stats.reads.bytes;
+  d["in_flight"] = stats.reads.in_flight;
+  d["in_flight_most"] = stats.reads.in_flight_most;
+  d["in_flight_s"] = stats.reads.in_flight_s;
+  d["latency_us"] = nb::cast(stats.reads.latency_us);
+  d["delivered_samples"] = stats.delivered_samples;
+  d["delivered_bytes"] = stats.delivered_bytes;
+  d["buffered_bytes"] = stats.buffered_bytes;
+  d["ready_bytes"] = stats.ready_bytes;
+  d["page_cache_bytes"] = stats.gathered_bytes;
+  d["source_bytes"] = stats.reads.bytes;
+  d["workers"] = stats.workers;
+  d["reads_in_flight"] = stats.reads_in_flight;
+  d["buffer_bytes"] = stats.buffer_bytes;
+  return d;
+}
 
 const char* failure_name(io::FailureKind kind) {
   switch (kind) {
@@ -232,9 +263,9 @@ void register_reader(nb::module_& m) {
       .def_prop_ro("done", &Job::done);
   nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
       .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
-                    unsigned, unsigned, unsigned, uint64_t, bool>(),
+                    unsigned, unsigned, unsigned, unsigned, uint64_t, bool>(),
            "catalog"_a, nb::kw_only(), "parts"_a, "engine"_a, "direct"_a, "queue_depth"_a,
-           "threads"_a, "workers"_a, "budget_bytes"_a, "verify"_a)
+           "threads"_a, "workers"_a, "reads_in_flight"_a = 0, "budget_bytes"_a, "verify"_a)
       .def(
           "submit",
           [](ReaderHandle& h, const ArrayIn<int64_t>& indices) {
@@ -245,6 +276,22 @@ void register_reader(nb::module_& m) {
       .def("gather", &gather, "pieces"_a,
            nb::sig("def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch"),
            "Copies [(batch, start, stop), ...] into one new batch.")
+      .def(
+          "turn",
+          [](ReaderHandle& h, std::optional<unsigned> reads_in_flight,
+             std::optional<uint64_t> buffer_bytes) {
+            h.reader->turn(reads_in_flight, buffer_bytes);
+          },
+          "reads_in_flight"_a = nb::none(), "buffer_bytes"_a = nb::none(),
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Sets the knobs that are given, at any time: reads in flight of all workers together, "
+          "and "
+          "bytes of batches that are read or ready.")
+      .def("stats", &reader_stats, nb::sig("def stats(self) -> dict[str, typing.Any]"),
+           "What it did since it was made, and what it holds now: see ReaderStats in reader.h.")
+      .def_prop_ro(
+          "batches_ahead", [](const ReaderHandle& h) { return h.reader->batches_ahead(); },
+          "How many batches should be submitted ahead so that no worker runs dry.")
       .def(
           "close", [](ReaderHandle& h, double seconds) { return h.reader->close(seconds); },
           "seconds"_a = ReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),

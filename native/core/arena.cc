@@ -137,6 +137,16 @@ std::vector<uint64_t> Arena::take_unmapped(int listener) {
   return std::exchange(inboxes_[listener], {});
 }
 
+void Arena::retain_at_most(size_t bytes) {
+  std::vector<Buffer> surplus;
+  {
+    std::lock_guard lock(mutex_);
+    retained_bytes_max_ = bytes;
+    while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
+  }
+  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
+}
+
 size_t Arena::mapped_bytes() const {
   std::lock_guard lock(mutex_);
   return mapped_bytes_;

@@ -43,6 +43,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::vector<uint64_t> take_unmapped(int listener);
 
   size_t mapped_bytes() const;
+  // Keeps at most so many bytes of free buffers from now on.
+  void retain_at_most(size_t bytes);
 
  private:
   explicit Arena(size_t retained_bytes_max);

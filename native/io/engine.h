@@ -5,6 +5,9 @@
 // called once for each, as it completes, possibly on another thread and concurrently, so that
 // checksums are computed while the rest is still in flight. It must not throw.
 //
+// No read is in flight without a place of `EngineOptions::in_flight`; an engine waits for the first
+// and takes what it gets of the rest.
+//
 // An engine retries short reads, EINTR and EAGAIN itself. It reports and never throws for what a
 // single read met: `error` is 0 or an errno value, `done` the bytes that arrived. End of file is
 // `error == 0 && done < length`.
@@ -24,6 +27,7 @@
 #include <string>
 
 #include "core/mapping.h"
+#include "io/in_flight.h"
 
 namespace headrace::io {
 
@@ -60,10 +64,15 @@ struct Read {
 using OnDone = std::function<void(Read&)>;
 
 struct EngineOptions {
-  // Reads in flight. 32 saturated the test machine's disk at 110 kB, 64 at 4 kB.
+  // Reads in flight of this engine while `in_flight` sets no limit. 32 saturated the test machine's
+  // disk at 110 kB, 64 at 4 kB.
   unsigned queue_depth = 64;
-  // Threads of the `threads` engine: each holds at most one file open.
+  // The same for the `threads` engine, which needs a thread for each and holds at most one file
+  // open in each.
   unsigned threads = 16;
+  // Places that engines share, and the record of their reads. Null: an engine is bounded by its own
+  // depth alone.
+  std::shared_ptr<InFlight> in_flight = nullptr;
 };
 
 class Engine {

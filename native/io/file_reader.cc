@@ -305,9 +305,10 @@ void FileReader::turn(std::optional<unsigned> reads_in_flight, std::optional<uin
 bool FileReader::close(double seconds) {
   if (foreign()) return true;
   std::vector<std::shared_ptr<FileWork>> finished;
-  std::unique_lock lock(mutex_);
+  std::deque<std::shared_ptr<FileWork>> queued;
+  std::unique_lock lock(mutex_);  // last: what the others hold is let go of without it
   closing_ = true;
-  const auto queued = queue_;
+  queued = queue_;
   for (const auto& work : queued) cancel_locked(*work);
   work_.notify_all();
   finished.swap(finished_);

@@ -38,7 +38,7 @@ struct FileReaderOptions {
   // Memory for files that are being read, or read and not let go of.
   uint64_t buffer_bytes = 64 << 20;
   ColdReads cold = ColdReads::kDirect;
-  FileCalls calls;
+  FileCalls calls = {};
 };
 
 inline constexpr unsigned kReadsInFlightMax = 1024;

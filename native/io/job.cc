@@ -21,8 +21,14 @@ bool Job::done() const {
 
 std::shared_ptr<Batch> Job::wait(double seconds) {
   reader_->refuse_foreign();
-  if (!done()) reader_->want(*this);
+  const bool waits = !done();
+  if (waits) reader_->want(*this);
+  const auto started = std::chrono::steady_clock::now();
   std::shared_ptr<Batch> batch;
+  const auto count_wait = [&](void*) {
+    if (waits) reader_->count_wait(std::chrono::steady_clock::now() - started);
+  };
+  const std::unique_ptr<void, decltype(count_wait)> counted(this, count_wait);
   {
     std::unique_lock lock(mutex_);
     // Bounded: the clock counts nanoseconds in 64 bits.
@@ -33,7 +39,7 @@ std::shared_ptr<Batch> Job::wait(double seconds) {
     delivered_ = true;
     batch = std::move(batch_);
   }
-  reader_->settle(*this);
+  reader_->delivered(*this);
   return batch;
 }
 

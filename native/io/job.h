@@ -36,7 +36,11 @@ class Job : public std::enable_shared_from_this<Job> {
   Stage stage_ = Stage::kQueued;
   const Plan* plan_ = nullptr;  // while reading
   std::shared_ptr<Batch> batch_;
-  uint64_t charged_bytes_ = 0;
+  // Guarded by the reader's lock.
+  uint64_t charged_bytes_ = 0;  // of the reader's memory
+  uint64_t sample_bytes_ = 0;
+  uint64_t samples_ = 0;
+  bool ready_bytes_counted_ = false;
   std::exception_ptr error_;
   bool delivered_ = false;
 };

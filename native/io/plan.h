@@ -70,6 +70,8 @@ struct Plan {
   std::vector<Read> requests;
   std::deque<std::string> paths;  // stable addresses for Read::path
   std::atomic<uint64_t> requests_done{0};
+  uint64_t sample_bytes = 0;    // of all slots, counted when the plan was carried out
+  uint64_t gathered_bytes = 0;  // of these from the page cache
   std::byte* data = nullptr;
 };
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <system_error>
 #include <thread>
 
@@ -27,6 +29,18 @@ void block_signals() {
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
+ReaderOptions with_places(ReaderOptions options, std::shared_ptr<InFlight> in_flight) {
+  options.engine_options.in_flight = std::move(in_flight);
+  options.workers = std::max(1u, options.workers);
+  return options;
+}
+
+// How much a new batch counts in the mean number of requests per batch.
+constexpr double kNewBatchWeight = 0.25;
+
+// Batches submitted ahead: 16 small ones hide a hiccup.
+constexpr unsigned kBatchesAheadMin = 16;
+
 }  // namespace
 
 std::shared_ptr<Reader> Reader::make(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
@@ -37,10 +51,12 @@ std::shared_ptr<Reader> Reader::make(std::shared_ptr<const Catalog> catalog, Rea
 Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
                std::vector<int> parts)
     : catalog_(std::move(catalog)),
-      options_(options),
+      in_flight_(std::make_shared<InFlight>(options.reads_in_flight)),
+      options_(with_places(options, in_flight_)),
       planner_(catalog_, options_, std::move(parts)),
       arena_(Arena::make(options.budget_bytes)),
-      owner_pid_(getpid()) {}
+      owner_pid_(getpid()),
+      budget_bytes_(options.budget_bytes) {}
 
 bool Reader::foreign() const { return getpid() != owner_pid_; }
 
@@ -58,7 +74,10 @@ bool Reader::close(double seconds) {
     std::lock_guard lock(mutex_);
     closing_ = true;
     dropped.swap(queue_);
+    time_.advance();
+    time_.queued = false;
   }
+  in_flight_->close();
   work_.notify_all();
   memory_.notify_all();
   for (const auto& job : dropped) {
@@ -72,8 +91,32 @@ bool Reader::close(double seconds) {
   return ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_ == 0; });
 }
 
-void Reader::start_locked() {
-  if (started_) return;
+// Workers that it takes to have all places for reads taken: one more than batches, because each
+// batch ends with fewer in flight than it began.
+unsigned Reader::workers_wanted_locked() const {
+  const unsigned limit = in_flight_->limit();
+  if (limit == 0 || requests_per_batch_ < 0.5) return options_.workers;
+  const double batches = std::ceil(limit / std::max(1.0, requests_per_batch_)) + 1;
+  const unsigned most = std::max(options_.workers, kWorkersMax);
+  return static_cast<unsigned>(std::clamp<double>(batches, options_.workers, most));
+}
+
+// Sees to it that somebody takes the next batch, if it may be taken. Each taker does the same.
+void Reader::wake_locked() {
+  if (queue_.empty() || closing_) return;
+  if (alive_ - idle_ >= workers_wanted_locked()) return;  // a busy one takes it when it is done
+  int error = 0;
+  if (idle_ > 0) {
+    work_.notify_one();
+  } else if (!start_worker_locked(&error) && alive_ == 0) {
+    throw Error(ErrorKind::kVolume,
+                std::string("cannot start a thread that reads: ") + strerror(error) +
+                    ". Raise the limit of processes (ulimit -u).",
+                {}, -1, error);
+  }
+}
+
+bool Reader::start_worker_locked(int* error) {
   const auto body = [](const std::shared_ptr<Reader>& self) {
     block_signals();
     {
@@ -84,59 +127,75 @@ void Reader::start_locked() {
     --self->alive_;
     self->ended_.notify_all();
   };
-  for (unsigned i = 0; i < std::max(1u, options_.workers); ++i) {
-    std::thread thread;
-    try {
-      thread = std::thread(body, shared_from_this());
-    } catch (const std::system_error& error) {
-      if (alive_ != 0) break;  // fewer threads serve as well
-      throw Error(ErrorKind::kVolume,
-                  std::string("cannot start a thread that reads: ") + error.what() +
-                      ". Raise the limit of processes (ulimit -u).",
-                  {}, -1, error.code().value());
-    }
-    ++alive_;
+  try {
+    std::thread thread(body, shared_from_this());
     pthread_setname_np(thread.native_handle(), "headrace-read");
     thread.detach();
+  } catch (const std::system_error& e) {
+    *error = e.code().value();
+    return false;
   }
-  started_ = true;
+  ++alive_;
+  return true;
 }
 
 std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
   refuse_foreign();
   for (const int64_t index : indices) catalog_->check_index(index);
   auto job = std::make_shared<Job>();
-  job->reader_ = shared_from_this();
   job->indices_ = std::move(indices);
-  {
-    std::lock_guard lock(mutex_);
-    if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
-    start_locked();
-    job->number_ = next_number_++;
-    undelivered_.insert(job->number_);
-    queue_.push_back(job);
+  std::lock_guard lock(mutex_);
+  if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
+  time_.begin();
+  queue_.push_back(job);
+  try {
+    wake_locked();
+  } catch (...) {
+    queue_.pop_back();
+    throw;
   }
-  work_.notify_one();
+  job->reader_ = shared_from_this();
+  job->number_ = next_number_++;
+  undelivered_.insert(job->number_);
+  uncharged_.insert(job->number_);
+  time_.queued = true;
+  time_.wanted = static_cast<int>(workers_wanted_locked());
+  return job;
+}
+
+// Waits for a batch that this worker may take. Null: the reader closes.
+std::shared_ptr<Job> Reader::next_job() {
+  std::unique_lock lock(mutex_);
+  ++idle_;
+  work_.wait(lock, [&] {
+    return closing_ || (!queue_.empty() && alive_ - idle_ < workers_wanted_locked());
+  });
+  --idle_;
+  if (queue_.empty()) return nullptr;
+  time_.advance();
+  ++time_.busy;
+  auto job = std::move(queue_.front());
+  queue_.pop_front();
+  time_.queued = !queue_.empty();
+  wake_locked();
   return job;
 }
 
 void Reader::work(Worker& worker) {
-  for (;;) {
-    std::shared_ptr<Job> job;
-    {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
-    }
+  while (const std::shared_ptr<Job> job = next_job()) {
     std::exception_ptr error;
     try {
       run(worker, *job);
     } catch (...) {
       error = std::current_exception();
     }
-    if (error) settle(*job);
+    {
+      std::lock_guard lock(mutex_);
+      time_.advance();
+      --time_.busy;
+      if (error) settle_locked(*job);
+    }
+    if (error) memory_.notify_all();
     {
       std::lock_guard lock(job->mutex_);
       job->error_ = error;
@@ -170,21 +229,32 @@ void Reader::run(Worker& worker, Job& job) {
   const auto leave = [&](void*) { enter(Job::Stage::kPlanning, nullptr); };
   const std::unique_ptr<void, decltype(leave)> guard(&plan, leave);  // before `plan` goes
   worker.perform(plan);
-  note_engine(worker);
+  performed(worker, plan, job);
   std::lock_guard lock(job.mutex_);
   job.batch_ = std::move(plan.batch);
 }
 
-// Waits until the batch's memory fits. The oldest undelivered batch never waits: it is the one that
-// the consumer takes next. Nor do a batch that somebody waits for and those before it, which stand
-// in its way.
+// Waits until the batch's memory fits; batches get theirs in the order of submission. The oldest
+// undelivered batch never waits: it is the one that the consumer takes next. Nor do a batch that
+// somebody waits for and those before it, which stand in its way.
 void Reader::charge(Job& job, uint64_t bytes) {
   std::unique_lock lock(mutex_);
-  memory_.wait(lock, [&] {
-    return closing_ || outstanding_bytes_ + bytes <= options_.budget_bytes ||
-           *undelivered_.begin() == job.number_ || job.number_ < wanted_end_;
-  });
+  const auto fits = [&] {
+    if (closing_) return true;
+    if (*uncharged_.begin() != job.number_) return false;
+    return outstanding_bytes_ + bytes <= budget_bytes_ || *undelivered_.begin() == job.number_ ||
+           job.number_ < wanted_end_;
+  };
+  if (!fits()) {
+    time_.advance();
+    ++time_.waiting_for_memory;
+    memory_.wait(lock, fits);
+    time_.advance();
+    --time_.waiting_for_memory;
+  }
   if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader was closed");
+  uncharged_.erase(job.number_);
+  if (time_.waiting_for_memory > 0) memory_.notify_all();  // the next in line
   outstanding_bytes_ += bytes;
   job.charged_bytes_ = bytes;
 }
@@ -203,17 +273,98 @@ void Reader::settle(Job& job) {
   if (foreign()) return;
   {
     std::lock_guard lock(mutex_);
-    outstanding_bytes_ -= std::exchange(job.charged_bytes_, 0);
-    undelivered_.erase(job.number_);
+    settle_locked(job);
   }
   memory_.notify_all();
 }
 
-void Reader::note_engine(const Worker& worker) {
+void Reader::settle_locked(Job& job) {
+  if (std::exchange(job.ready_bytes_counted_, false)) sums_.ready_bytes -= job.charged_bytes_;
+  outstanding_bytes_ -= std::exchange(job.charged_bytes_, 0);
+  undelivered_.erase(job.number_);
+  uncharged_.erase(job.number_);
+}
+
+void Reader::delivered(Job& job) {
+  {
+    std::lock_guard lock(mutex_);
+    sums_.delivered_samples += job.samples_;
+    sums_.delivered_bytes += job.sample_bytes_;
+    settle_locked(job);
+  }
+  memory_.notify_all();
+}
+
+// The batch is whole, and ready to be taken.
+void Reader::performed(const Worker& worker, const Plan& plan, Job& job) {
   std::lock_guard lock(mutex_);
-  if (!engine_name_.empty() || worker.engine_name().empty()) return;
-  engine_name_ = worker.engine_name();
-  engine_reason_ = worker.engine_reason();
+  time_.advance();
+  const auto requests = static_cast<double>(plan.requests.size());
+  const double weight = requests_per_batch_ == 0 ? 1 : kNewBatchWeight;
+  requests_per_batch_ += weight * (requests - requests_per_batch_);
+  time_.wanted = static_cast<int>(workers_wanted_locked());
+  sums_.gathered_bytes += plan.gathered_bytes;
+  job.sample_bytes_ = plan.sample_bytes;
+  job.samples_ = plan.batch->samples;
+  if (job.charged_bytes_ != 0) {
+    sums_.ready_bytes += job.charged_bytes_;
+    job.ready_bytes_counted_ = true;
+  }
+  if (engine_name_.empty() && !worker.engine_name().empty()) {
+    engine_name_ = worker.engine_name();
+    engine_reason_ = worker.engine_reason();
+  }
+  wake_locked();
+}
+
+void Reader::count_wait(std::chrono::nanoseconds waited) {
+  consumer_wait_ns_.fetch_add(waited.count(), std::memory_order_relaxed);
+}
+
+void Reader::turn(std::optional<unsigned> reads_in_flight, std::optional<uint64_t> buffer_bytes) {
+  refuse_foreign();
+  if (reads_in_flight == 0u) {
+    throw Error(ErrorKind::kInvalidArgument, "reads_in_flight is 0, expected at least 1");
+  }
+  if (buffer_bytes) arena_->retain_at_most(*buffer_bytes);
+  {
+    std::lock_guard lock(mutex_);
+    time_.advance();
+    if (buffer_bytes) budget_bytes_ = *buffer_bytes;
+    if (reads_in_flight) in_flight_->turn(*reads_in_flight);
+    time_.wanted = static_cast<int>(workers_wanted_locked());
+    wake_locked();
+  }
+  memory_.notify_all();
+}
+
+ReaderStats Reader::stats() const {
+  if (foreign()) return {};
+  ReaderStats stats;
+  {
+    std::lock_guard lock(mutex_);
+    time_.advance();
+    stats = sums_;
+    stats.busy_s = time_.busy_s;
+    stats.wait_input_s = time_.wait_input_s;
+    stats.wait_output_s = time_.wait_output_s;
+    stats.buffered_bytes = outstanding_bytes_;
+    stats.workers = workers_wanted_locked();
+    stats.buffer_bytes = budget_bytes_;
+  }
+  const EngineOptions& engine = options_.engine_options;
+  const bool threads = options_.engine == EngineChoice::kThreads;
+  stats.reads_in_flight =
+      in_flight_->depth(options_.workers * (threads ? engine.threads : engine.queue_depth));
+  stats.consumer_wait_s = 1e-9 * static_cast<double>(consumer_wait_ns_.load());
+  stats.reads = in_flight_->stats();
+  return stats;
+}
+
+unsigned Reader::batches_ahead() const {
+  if (foreign()) return kBatchesAheadMin;
+  std::lock_guard lock(mutex_);
+  return std::max(kBatchesAheadMin, 2 * workers_wanted_locked());
 }
 
 std::string Reader::engine_name() const {

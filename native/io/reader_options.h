@@ -13,8 +13,11 @@ enum class DirectReads { kAuto, kAlways, kNever };
 struct ReaderOptions {
   EngineChoice engine = EngineChoice::kAuto;
   DirectReads direct = DirectReads::kAuto;
-  EngineOptions engine_options;
+  EngineOptions engine_options;  // the reader sets `in_flight`
+  // Workers at first. More are started when `reads_in_flight` cannot be reached with them.
   unsigned workers = 2;
+  // Reads in flight of all workers together. 0: each worker's engine as many as its own depth.
+  unsigned reads_in_flight = 0;
   uint64_t budget_bytes = 64 << 20;
   bool verify = true;
   // A gap up to this many bytes between two extents is read rather than skipped: on an NVMe device

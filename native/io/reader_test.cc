@@ -764,3 +764,106 @@ TEST_CASE("a forked child is refused by the parent's reader, does not hang, and 
   stop = true;
   busy.join();
 }
+
+TEST_CASE("knobs are turned while batches are read, and nothing is lost") {
+  TestStore store({.samples = 300, .volumes = 3});
+  TestStore tree({.samples = 200, .tree = true});
+  for (TestStore* data : {&store, &tree}) {
+    for_every_route([&](ReaderOptions options) {
+      const Reading reading(data->catalog(), options);
+      std::atomic<bool> stop{false};
+      std::thread turner([&] {
+        std::mt19937 random(5);
+        while (!stop) {
+          reading->turn(1 + random() % 300, 1 << (12 + random() % 10));
+          std::this_thread::sleep_for(200us);
+        }
+      });
+      std::vector<std::shared_ptr<Job>> jobs;
+      std::vector<std::vector<int64_t>> batches;
+      for (size_t i = 0; i < 60; ++i) {
+        batches.push_back(data->some(1 + i % 9));
+        jobs.push_back(reading->submit(batches.back()));
+      }
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        check_batch(*data, *jobs[i]->wait(kLong), batches[i]);
+      }
+      stop = true;
+      turner.join();
+      const io::ReaderStats stats = reading->stats();
+      CHECK(stats.delivered_samples == 291);
+      CHECK(stats.buffered_bytes == 0);
+      CHECK(stats.ready_bytes == 0);
+      CHECK(stats.reads.in_flight == 0);
+    });
+  }
+}
+
+TEST_CASE("small batches get more workers when more reads are wanted in flight, and idle ones go") {
+  TestStore store({.samples = 300, .volumes = 1});
+  ReaderOptions options = with(EngineChoice::kThreads, DirectReads::kNever);
+  const Reading reading(store.catalog(), options);
+  const auto read_some = [&] {
+    for (int i = 0; i < 10; ++i) reading.read({1});
+  };
+  read_some();
+  CHECK(reading->stats().workers == 2);  // as the options say until somebody turns
+  CHECK(reading->stats().reads_in_flight == 2 * 4);
+  CHECK(reading->batches_ahead() == 16);
+  reading->turn(20, {});
+  read_some();
+  CHECK(reading->stats().workers == 21);
+  CHECK(reading->batches_ahead() == 42);
+  reading->turn(1000, {});
+  CHECK(reading->stats().workers == io::kWorkersMax);
+  CHECK(reading->stats().reads_in_flight == 1000);
+  reading->turn(1, {});
+  CHECK(reading->stats().workers == 2);
+  read_some();
+  CHECK_THROWS_AS(reading->turn(0, {}), Error);
+}
+
+TEST_CASE("more memory lets waiting batches go on at once") {
+  TestStore store({.samples = 100});
+  ReaderOptions options;
+  options.budget_bytes = 0;
+  const Reading reading(store.catalog(), options);
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (int i = 0; i < 6; ++i) jobs.push_back(reading->submit(store.all()));
+  REQUIRE(becomes([&] { return jobs[0]->done(); }));
+  REQUIRE(becomes([&] { return jobs[1]->waiting_for() == "memory within the budget"; }));
+  reading->turn({}, 1 << 30);
+  CHECK(becomes([&] { return jobs[5]->done(); }));
+  const io::ReaderStats stats = reading->stats();
+  CHECK(stats.wait_output_s > 0);
+  CHECK(stats.buffer_bytes == 1 << 30);
+  CHECK(stats.ready_bytes == stats.buffered_bytes);
+  CHECK(stats.ready_bytes > 0);
+  for (const auto& job : jobs) check_batch(store, *job->wait(kLong), store.all());
+}
+
+TEST_CASE("the reader accounts for what it read, gathered and delivered, and for its time") {
+  TestStore store({.samples = 200, .volumes = 2});
+  uint64_t bytes = 0;
+  for (const auto& sample : store.contents) bytes += sample[0]->size();
+  for (const bool cached : {false, true}) {
+    CAPTURE(cached);
+    store.warm();
+    const auto direct = cached ? DirectReads::kAuto : DirectReads::kNever;
+    const Reading reading(store.catalog(),
+                          with(cached ? EngineChoice::kAuto : EngineChoice::kThreads, direct));
+    CHECK(reading->stats().wait_input_s == 0);  // nobody has submitted anything yet
+    const auto batch = reading.read(store.all());
+    std::this_thread::sleep_for(2ms);
+    const io::ReaderStats stats = reading->stats();
+    CHECK(stats.delivered_samples == 200);
+    CHECK(stats.delivered_bytes == bytes);
+    CHECK(stats.gathered_bytes == (cached ? bytes : 0));
+    CHECK(stats.reads.reads == batch->stats.direct_reads + batch->stats.buffered_reads);
+    CHECK(stats.reads.bytes == batch->stats.bytes_read);
+    CHECK((stats.reads.reads == 0) == cached);
+    CHECK(stats.busy_s > 0);
+    CHECK(stats.wait_input_s >= 0.002);  // at least one idle worker since the delivery
+    CHECK(stats.buffered_bytes == 0);
+  }
+}

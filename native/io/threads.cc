@@ -5,7 +5,8 @@
 // holds up nobody but its thread. `on_done` runs on the thread that performed the read.
 //
 // Invariants:
-//   - at most `threads` reads are in progress, each with at most one file open
+//   - at most so many reads are in progress as there are threads and places in flight, each with at
+//     most one file open
 //   - a thread touches a batch only between joining and leaving it, both under the mutex
 #include "io/threads.h"
 
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -32,6 +34,7 @@ struct Batch {
   std::span<Read> reads;
   const OnDone& on_done;
   unsigned files_max;
+  InFlight& in_flight;
   std::atomic<size_t> next = 0;
 };
 
@@ -137,7 +140,11 @@ void Pool::work(Batch& batch) {
     const size_t index = batch.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= batch.reads.size()) return;
     Read& read = batch.reads[index];
+    batch.in_flight.acquire(1);
+    const auto started = InFlight::Clock::now();
     read_blocking(read, sys_, files_, batch.files_max);
+    const int64_t took[] = {(InFlight::Clock::now() - started) / std::chrono::nanoseconds(1)};
+    batch.in_flight.finished(took, read.done);
     batch.on_done(read);
   }
 }
@@ -145,7 +152,9 @@ void Pool::work(Batch& batch) {
 class ThreadsEngine final : public Engine {
  public:
   ThreadsEngine(const EngineOptions& options, const Syscalls& sys)
-      : threads_(std::clamp(options.threads, 1u, kThreadsMax)), sys_(sys) {}
+      : threads_(std::max(options.threads, 1u)),
+        in_flight_(options.in_flight ? options.in_flight : std::make_shared<InFlight>()),
+        sys_(sys) {}
 
   ~ThreadsEngine() override { leave_behind_parent(); }
 
@@ -155,9 +164,10 @@ class ThreadsEngine final : public Engine {
     if (reads.empty()) return;
     leave_behind_parent();
     if (!pool_) pool_ = std::make_unique<Pool>(sys_);
-    const unsigned helpers = std::min<size_t>(threads_, reads.size()) - 1;
+    const unsigned threads = std::clamp(in_flight_->depth(threads_), 1u, kThreadsMax);
+    const unsigned helpers = std::min<size_t>(threads, reads.size()) - 1;
     pool_->grow(helpers);
-    Batch batch{reads, on_done, open_files_max(threads_)};
+    Batch batch{reads, on_done, open_files_max(threads), *in_flight_};
     pool_->perform(batch, helpers);
   }
 
@@ -171,6 +181,7 @@ class ThreadsEngine final : public Engine {
   }
 
   const unsigned threads_;
+  const std::shared_ptr<InFlight> in_flight_;
   const Syscalls sys_;
   pid_t pid_ = ::getpid();
   std::unique_ptr<Pool> pool_;

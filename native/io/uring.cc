@@ -18,7 +18,8 @@
 //     more, and a network's round trips favour the ring: paths stay here.
 //
 // Invariants:
-//   - requests in the ring <= slots <= the ring's entries
+//   - requests in the ring <= slots <= the ring's entries, and each busy slot holds a place in
+//   flight
 //   - a read is reported once, after the kernel has let go of its memory
 //   - `read` returns with nothing in flight, so between calls the ring is idle
 #include "io/uring.h"
@@ -27,11 +28,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "io/attempt.h"
@@ -49,6 +52,7 @@ constexpr unsigned kEnterRefusalsMax = 10'000;
 
 struct Slot {
   Attempt attempt;
+  InFlight::Time started;
   RingOp op = RingOp::kRead;
   bool owns_file = false;
   bool blocking = false;  // the last answer was EAGAIN: let a kernel thread wait in our stead
@@ -56,11 +60,11 @@ struct Slot {
 
 class UringEngine final : public Engine {
  public:
-  UringEngine(unsigned depth, const RingOptions& options, std::unique_ptr<Ring> ring)
-      : options_(options), ring_(std::move(ring)), slots_(depth) {
-    free_.reserve(depth);
-    finished_.reserve(depth);
-    for (unsigned i = depth; i-- > 0;) free_.push_back(i);
+  UringEngine(unsigned depth, std::shared_ptr<InFlight> in_flight, const RingOptions& options,
+              std::unique_ptr<Ring> ring)
+      : options_(options), own_depth_(depth), in_flight_(std::move(in_flight)) {
+    make_slots(depth);
+    ring_ = std::move(ring);
   }
 
   ~UringEngine() override { leave_behind_parent(); }
@@ -89,9 +93,12 @@ class UringEngine final : public Engine {
  private:
   bool is_at_home() const { return ring_ && pid_ == ::getpid() && thread_ == ::gettid(); }
   void leave_behind_parent();
+  void make_slots(unsigned depth);
+  void deepen();
   void come_home();
 
   bool may_start(const Read& read) const;
+  bool have_place();
   void start_more();
   void start(Read& read);
   void start_open(unsigned index);
@@ -107,8 +114,11 @@ class UringEngine final : public Engine {
   void finish(unsigned index);
   void finish_blocking();
   void report(const OnDone& on_done);
+  void settle_places();
 
   const RingOptions options_;
+  const unsigned own_depth_;
+  const std::shared_ptr<InFlight> in_flight_;
   std::unique_ptr<Ring> ring_;  // null: broken; the next `read` tries to make another
   pid_t pid_ = ::getpid();
   pid_t thread_ = ::gettid();
@@ -117,8 +127,12 @@ class UringEngine final : public Engine {
 
   std::vector<Slot> slots_;
   std::vector<unsigned> free_;
-  std::vector<Read*> finished_;  // not yet reported
-  unsigned queued_ = 0;          // in our queue, not yet taken by the kernel
+  std::vector<Read*> finished_;   // not yet reported
+  unsigned places_ = 0;           // taken and not yet used; every busy slot uses one
+  InFlight::Time now_;            // when the last requests were queued, or answers reaped
+  std::vector<int64_t> took_ns_;  // of reads that finished and still count as in flight
+  uint64_t took_bytes_ = 0;
+  unsigned queued_ = 0;  // in our queue, not yet taken by the kernel
   unsigned in_kernel_ = 0;
 
   // One call of `read`.
@@ -138,10 +152,28 @@ void UringEngine::leave_behind_parent() {
   pid_ = ::getpid();
 }
 
+void UringEngine::make_slots(unsigned depth) {
+  slots_.assign(depth, {});
+  free_.clear();
+  for (unsigned i = depth; i-- > 0;) free_.push_back(i);
+  finished_.reserve(depth);
+  took_ns_.reserve(depth);
+}
+
+// More reads may be in flight than the ring holds: the next ring is larger. It never gets smaller;
+// places bound what is used of it.
+void UringEngine::deepen() {
+  const unsigned wanted = std::min(in_flight_->depth(own_depth_), kQueueDepthMax);
+  if (wanted <= slots_.size()) return;
+  make_slots(std::bit_ceil(wanted));
+  ring_.reset();  // `come_home` opens another
+}
+
 // The kernel binds a SINGLE_ISSUER ring to its thread. An engine that is made in one thread and
 // used in another moves once; one that keeps moving gets a ring that doesn't mind.
 void UringEngine::come_home() {
   leave_behind_parent();
+  deepen();
   const bool moved = thread_ != ::gettid();
   thread_ = ::gettid();
   if (moved) ++moves_;
@@ -164,6 +196,10 @@ void UringEngine::read(std::span<Read> reads, const OnDone& on_done) {
   if (!ring_) finish_blocking();
   while (next_ < reads_.size() || !again_.empty() || free_.size() < slots_.size()) {
     start_more();
+    if (free_.size() == slots_.size() && finished_.empty()) {  // others hold all places
+      places_ = in_flight_->acquire(1);
+      continue;
+    }
     // With more answered than still in flight the disk would run dry during the callbacks: submit
     // before them. Otherwise one enter both submits and waits.
     if (!finished_.empty() && finished_.size() >= in_kernel_ && queued_ > 0) enter(0);
@@ -180,15 +216,27 @@ bool UringEngine::may_start(const Read& read) const {
   return read.path == nullptr || files_max_ == 0 || files_open_ < files_max_;
 }
 
+// Takes places for all that could start now, the first time that one is needed.
+bool UringEngine::have_place() {
+  if (places_ > 0) return true;
+  if (free_.empty()) return false;
+  const size_t left = again_.size() + reads_.size() - next_;
+  places_ = in_flight_->try_acquire(static_cast<unsigned>(std::min(free_.size(), left)));
+  return places_ > 0;
+}
+
 void UringEngine::start_more() {
-  while (!free_.empty() && !again_.empty() && may_start(*again_.back())) {
+  if (free_.empty() || (again_.empty() && next_ == reads_.size())) return;
+  now_ = InFlight::Clock::now();
+  while (!again_.empty() && may_start(*again_.back()) && have_place()) {
     Read& read = *again_.back();
     again_.pop_back();
     start(read);
   }
-  while (!free_.empty() && again_.empty() && next_ < reads_.size() && may_start(reads_[next_])) {
+  while (again_.empty() && next_ < reads_.size() && may_start(reads_[next_]) && have_place()) {
     start(reads_[next_++]);
   }
+  in_flight_->release(std::exchange(places_, 0));
 }
 
 void UringEngine::start(Read& read) {
@@ -200,7 +248,8 @@ void UringEngine::start(Read& read) {
   }
   const unsigned index = free_.back();
   free_.pop_back();
-  slots_[index] = Slot{.attempt = {.read = &read, .fd = read.fd}};
+  --places_;
+  slots_[index] = Slot{.attempt = {.read = &read, .fd = read.fd}, .started = now_};
   if (read.path != nullptr) {
     start_open(index);
   } else {
@@ -276,12 +325,20 @@ void UringEngine::reap() {
   unsigned head;
   unsigned count = 0;
   io_uring_cqe* cqe;
+  now_ = InFlight::Clock::now();
   io_uring_for_each_cqe(ring, head, cqe) {
     ++count;
     --in_kernel_;
     complete(static_cast<unsigned>(cqe->user_data), cqe->res);
   }
   io_uring_cq_advance(ring, count);
+  settle_places();
+}
+
+// Gives the places of finished reads back, all at once.
+void UringEngine::settle_places() {
+  in_flight_->finished(took_ns_, std::exchange(took_bytes_, 0));
+  took_ns_.clear();
 }
 
 void UringEngine::complete(unsigned index, int result) {
@@ -335,6 +392,7 @@ void UringEngine::refused(unsigned index, int error) {
     again_.push_back(slot.attempt.read);
     --files_open_;
     free_.push_back(index);
+    in_flight_->release(1);
     files_max_ = std::max(1u, files_open_);
     if (!ours_are_open) std::this_thread::sleep_for(std::chrono::milliseconds(kFileWaitMs));
     return;
@@ -347,6 +405,8 @@ void UringEngine::finish(unsigned index) {
   Slot& slot = slots_[index];
   if (slot.owns_file) kSyscalls.close(slot.attempt.fd);
   if (slot.attempt.read->path != nullptr) --files_open_;
+  took_ns_.push_back((now_ - slot.started) / std::chrono::nanoseconds(1));
+  took_bytes_ += slot.attempt.read->done;
   finished_.push_back(slot.attempt.read);
   free_.push_back(index);
 }
@@ -365,13 +425,20 @@ void UringEngine::finish_blocking() {
     Slot& slot = slots_[index];
     if (slot.owns_file) kSyscalls.close(slot.attempt.fd);
     read_blocking(*slot.attempt.read, kSyscalls, files, 1);
-    finished_.push_back(slot.attempt.read);
-    free_.push_back(index);
+    now_ = InFlight::Clock::now();
+    slot.owns_file = false;
+    finish(index);
   }
+  settle_places();
   files_open_ = 0;
   while (next_ < reads_.size()) again_.push_back(&reads_[next_++]);
   for (Read* read : again_) {
+    in_flight_->acquire(1);
+    const auto started = InFlight::Clock::now();
     read_blocking(*read, kSyscalls, files, 1);
+    took_ns_.push_back((InFlight::Clock::now() - started) / std::chrono::nanoseconds(1));
+    took_bytes_ += read->done;
+    settle_places();
     finished_.push_back(read);
   }
   again_.clear();
@@ -386,10 +453,11 @@ void UringEngine::report(const OnDone& on_done) {
 
 std::unique_ptr<Engine> make_uring_engine(const EngineOptions& options, const RingOptions& ring,
                                           std::string* reason) {
-  const unsigned depth = std::clamp(options.queue_depth, 1u, kQueueDepthMax);
+  auto in_flight = options.in_flight ? options.in_flight : std::make_shared<InFlight>();
+  const unsigned depth = std::clamp(in_flight->depth(options.queue_depth), 1u, kQueueDepthMax);
   auto opened = UringEngine::open_ring(depth, ring, true, reason);
   if (!opened) return nullptr;
-  return std::make_unique<UringEngine>(depth, ring, std::move(opened));
+  return std::make_unique<UringEngine>(depth, std::move(in_flight), ring, std::move(opened));
 }
 
 }  // namespace headrace::io

@@ -159,6 +159,8 @@ void Worker::finish(Plan& plan) const {
   for (size_t i = 0; i < plan.slots.size(); ++i) {
     batch.offsets[i] = static_cast<int64_t>(plan.slots[i].dest);
     batch.lengths[i] = static_cast<int64_t>(plan.slots[i].length);
+    plan.sample_bytes += plan.slots[i].length;
+    if (plan.slots[i].route == Route::kGather) plan.gathered_bytes += plan.slots[i].length;
   }
 }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace import errors
     from headrace.api import (
         append,
+        explain,
         from_hf,
         index,
         loader,
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "append",
     "errors",
+    "explain",
     "from_hf",
     "index",
     "loader",

@@ -153,13 +153,27 @@ class Job:
 class Reader:
     """Reads submitted batches ahead, in order."""
 
-    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, budget_bytes: int, verify: bool) -> None: ...
+    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool) -> None: ...
 
     def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
         """Queues one batch; returns at once."""
 
     def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch:
         """Copies [(batch, start, stop), ...] into one new batch."""
+
+    def turn(self, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """
+        Sets the knobs that are given, at any time: reads in flight of all workers together, and bytes of batches that are read or ready.
+        """
+
+    def stats(self) -> dict[str, Any]:
+        """
+        What it did since it was made, and what it holds now: see ReaderStats in reader.h.
+        """
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches should be submitted ahead so that no worker runs dry."""
 
     def close(self, seconds: float = 5.0) -> bool:
         """

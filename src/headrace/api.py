@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from headrace.config import place_in_job, reader_options, tier_options
+from headrace.control import explain
+from headrace.control import tune as tune_plane
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
 from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from os import PathLike
 
+    from headrace.control import TuningHandle
     from headrace.plane.skipped import OnError
 
 __all__ = [
     "append",
+    "explain",
     "from_hf",
     "index",
     "loader",
@@ -109,6 +114,8 @@ def loader(
     tail: Literal["drop", "pad", "exact"] | None = None,
     parts: Sequence[str] = (),
     on_error: OnError = "raise",
+    tune: bool = True,
+    memory_bytes: int | None = None,
     **options: Any,
 ) -> Loader:
     """Return a loader: iterate it for the batches of an epoch.
@@ -126,6 +133,10 @@ def loader(
             for several): filled up with samples from the epoch's beginning. `drop`: left out.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be delivered and record them.
+        tune: let headrace turn the knobs: reads in flight and buffer bytes. Those given here or by
+            HEADRACE_* are left alone. HEADRACE_TUNE=0 turns it off for all loaders.
+        memory_bytes: what all buffers of this process may take; by default a part of what the job's
+            own limits leave, see `headrace.control.limits`. HEADRACE_MEMORY_BYTES likewise.
         options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
             (`cache_dir`, `ram_bytes`, ...), none of which changes what is delivered.
 
@@ -141,5 +152,40 @@ def loader(
         tail = "exact" if placement.world_size == 1 else "pad"
     slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
     tiers, reading, _ = tier_options(options)
-    resolved, _ = reader_options(reading)
-    return Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)
+    resolved, origins = reader_options(reading)
+    made = Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)
+    made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
+    return made
+
+
+_KNOB_OPTIONS = {
+    "reads_in_flight": ("reads_in_flight", "queue_depth", "threads"),
+    "buffer_bytes": ("budget_bytes",),
+}
+"""Options that say where a knob stands."""
+
+
+def _tuning(
+    made: Loader,
+    origins: Mapping[str, str],
+    name: str,
+    *,
+    tune: bool,
+    memory_bytes: int | None,
+) -> TuningHandle:
+    """Introduce a loader's stages to the controller."""
+    frozen = [
+        knob
+        for knob, names in _KNOB_OPTIONS.items()
+        if any(origins.get(name, "default") != "default" for name in names)
+    ]
+    if isinstance(made.order, Blocked) and "buffer_bytes" not in frozen:
+        frozen.append("buffer_bytes")  # it holds whole windows, of the order's size
+    return tune_plane(
+        f"loader of {name}",
+        made.stages_now,
+        made.stats.consumer,
+        frozen=frozen,
+        memory_bytes=memory_bytes,
+        enabled=tune and os.environ.get("HEADRACE_TUNE", "1") != "0",
+    )

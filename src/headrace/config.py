@@ -43,14 +43,20 @@ class ReaderOptions:
     direct: DirectReads = "auto"
     """Whether bytes that are not resident are read with O_DIRECT, past the page cache."""
 
+    reads_in_flight: int | None = None
+    """Reads in flight in all, live: `BatchReader.turn` changes it. Not given, each worker may have
+    `queue_depth` in flight (`threads`, with the threads engine). Once it is given or turned, it alone
+    counts, and workers are started as it takes to reach it with the batches at hand, 64 at most."""
+
     queue_depth: int = 64
-    """Reads in flight per worker. 32 saturates an NVMe device at 110 kB, 64 at 4 kB."""
+    """Reads in flight per worker while `reads_in_flight` is not given. 32 saturates an NVMe device at
+    110 kB, 64 at 4 kB."""
 
     threads: int = 16
-    """Threads of the `threads` engine; also how many files of a folder are open at a time."""
+    """Threads per worker of the `threads` engine, likewise; each holds one file of a folder open."""
 
     workers: int = 2
-    """Threads that plan, gather and check batches, each with its own ring."""
+    """Threads that plan, gather and check batches, each with its own ring: the fewest there are."""
 
     budget_bytes: int = 64 << 20
     """Memory for batches that are being read or wait to be taken. A single batch may exceed it."""
@@ -63,6 +69,7 @@ class ReaderOptions:
 
     def __post_init__(self) -> None:
         bounds = {
+            "reads_in_flight": (1, 65536),
             "queue_depth": (1, 4096),
             "threads": (1, 1024),
             "workers": (1, 256),
@@ -71,7 +78,7 @@ class ReaderOptions:
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ValueError(f"{name} is {value}, expected {low} to {high}")
         choices = {"engine": get_args(EngineName), "direct": get_args(DirectReads)}
         for name, allowed in choices.items():
@@ -203,7 +210,7 @@ def _parse(variable: str, text: str, kind: str) -> Any:
     try:
         if kind == "bool":
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        return {"int": int, "float": float}.get(kind, str)(text)
+        return {"int": int, "int | None": int, "float": float}.get(kind, str)(text)
     except (KeyError, ValueError) as e:
         raise ValueError(f"{variable} is {text!r}, expected {kind}") from e
 

@@ -193,7 +193,7 @@ class Plant:
             samples=since.samples,
             bytes=since.samples * self.consumer.sample_bytes,
             reads=since.reads,
-            in_flight=self._in_flight,
+            in_flight=since.held_s / seconds,
             buffered_bytes=self.held,
             ready_bytes=ready,
             latency_us=tuple(since.latency_us),

@@ -44,7 +44,7 @@ class RepackingFileSystem(HeadraceFileSystem):
             raise FileExistsError(path)
         self._note(path, value)
 
-    def touch(self, path, truncate=True, **_):
+    def touch(self, path, **_):
         self._note(path, b"")
 
     def put_file(self, lpath, rpath, *_, **__):
@@ -62,7 +62,7 @@ class RepackingFileSystem(HeadraceFileSystem):
 
     makedirs = mkdir
 
-    def rm(self, path, recursive=False, maxdepth=None):
+    def rm(self, path, **_):
         for each in [path] if isinstance(path, str) else path:
             inner = self._strip_protocol(each).removeprefix(self.root + "/")
             for name in list(self.files):
@@ -87,5 +87,3 @@ class _Written(io.BytesIO):
         if not self.closed:
             self._fs.pipe_file(self._path, self.getvalue())
         super().close()
-
-

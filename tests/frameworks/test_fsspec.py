@@ -26,7 +26,9 @@ from headrace.fsspec import HeadraceFileSystem  # noqa: E402
 def files():
     r = random.Random(5)
     names = [f"{split}/c{i % 3}/{i:03d}.bin" for split in ("train", "val") for i in range(20)]
-    return {name: r.randbytes(r.choice([0, 1, 700, 5000])) for name in [*names, "readme", "train.txt"]}
+    return {
+        name: r.randbytes(r.choice([0, 1, 700, 5000])) for name in [*names, "readme", "train.txt"]
+    }
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def test_the_protocol_is_known_to_fsspec(root, files):
 
 
 def test_folders_come_from_names_and_reading_gives_the_bytes(fs, root, files):
-    assert fs.ls(root, detail=False) == [f"{root}/{n}" for n in ("readme", "train", "train.txt", "val")]
+    assert fs.ls(root, detail=False) == [
+        f"{root}/{n}" for n in ("readme", "train", "train.txt", "val")
+    ]
     assert [e["type"] for e in fs.ls(root)] == ["file", "directory", "file", "directory"]
     assert {n.removeprefix(root + "/") for n in fs.find(root)} == set(files)
     walked = {f"{base}/{f}" for base, _, names in fs.walk(root) for f in names}
@@ -186,7 +190,9 @@ def test_an_open_file_reads_ranges_of_a_large_sample(fs, tmp_path, monkeypatch):
 
 def test_parts_are_files_with_the_part_behind_a_dot(fs, tmp_path):
     """A WebDataset tar gets the names of its members back."""
-    members = {f"a/{i:02d}.{ext}": f"{i}{ext}".encode() for i in range(5) for ext in ("jpg", "seg.png")}
+    members = {
+        f"a/{i:02d}.{ext}": f"{i}{ext}".encode() for i in range(5) for ext in ("jpg", "seg.png")
+    }
     with tarfile.open(tmp_path / "w.tar", "w") as tar:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
@@ -245,7 +251,9 @@ def test_a_file_system_goes_to_another_process(root, files):
     fs = fsspec.filesystem("headrace")
     fs.cat_file(f"{root}/readme")
     sent = pickle.dumps((fs, f"{root}/train/c2/002.bin"))
-    ended = subprocess.run([sys.executable, "-c", code], input=sent, check=True, capture_output=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], input=sent, check=True, capture_output=True
+    )
     assert int(ended.stdout) == len(files["train/c2/002.bin"])
     fs.invalidate_cache()
 

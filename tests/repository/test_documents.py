@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests_shared import write_photos
+from tests_shared import BLOCK, blocks, write_photos
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)]
 )
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
 
 
 def pages_with(*languages: str) -> list[Path]:
@@ -44,7 +39,9 @@ def test_python_snippets_run(page, tmp_path):
     """The snippets of a page run one after the other, beside a folder `photos/`."""
     write_photos(tmp_path / "photos")
     for snippet in blocks(page, "python"):
-        if "torch" in snippet and importlib.util.find_spec("torch") is None:
+        # TensorFlow's and JAX's pages run in their own environment, beside their tests.
+        wanted = set(re.findall(r"\b(torch|tensorflow|jax|grain|datasets)\b", snippet))
+        if any(importlib.util.find_spec(name) is None for name in wanted):
             continue
         ended = subprocess.run(
             [sys.executable, "-W", "error", "-c", snippet],

@@ -17,7 +17,9 @@ from headrace.config import ReaderOptions
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(headrace.__path__, "headrace.")
-    if not re.search(r"\.(_native|torch|frameworks|testing)\b|^headrace\.demo", module.name)
+    if not re.search(
+        r"\.(_native|torch|tensorflow|grain|frameworks|testing)\b|^headrace\.demo", module.name
+    )
 ]
 """All modules that can be imported without a framework."""
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 pa = pytest.importorskip("pyarrow")
-import pyarrow.ipc  # noqa: E402
+import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 
 from headrace.errors import SourceError  # noqa: E402
 from headrace.store import index, open_store, pack  # noqa: E402

@@ -46,7 +46,9 @@ def test_rows_are_samples_in_place(tmp_path, reference, options):
 @pytest.mark.parametrize("chunk", [1, 5, 60])
 def test_each_way_hdf5_lists_its_chunks_is_read(tmp_path, libver, chunk):
     with h5py.File(tmp_path / "a.h5", "w", libver=libver) as f:
-        data = f.create_dataset("x", (0, 8, 9), np.uint8, maxshape=(None, 8, 9), chunks=(chunk, 8, 9))
+        data = f.create_dataset(
+            "x", (0, 8, 9), np.uint8, maxshape=(None, 8, 9), chunks=(chunk, 8, 9)
+        )
         for row in ROWS:  # grown, so that chunks lie apart
             data.resize(len(data) + 1, axis=0)
             data[-1] = row

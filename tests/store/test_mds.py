@@ -135,7 +135,7 @@ def test_missing_and_compressed_shards_are_said(tmp_path):
     listed = json.loads((root / "index.json").read_text())
     listed["shards"][1]["compression"] = "zstd:7"
     (root / "index.json").write_text(json.dumps(listed))
-    with pytest.raises(SourceError, match="only compressed .zstd:7."):
+    with pytest.raises(SourceError, match=r"only compressed .zstd:7."):
         index(root, tmp_path / "i.hr")
 
 
@@ -188,7 +188,9 @@ def test_any_bytes_are_a_shard_or_an_error(tmp_path_factory, data):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 

@@ -238,7 +238,9 @@ def thrift(fields):
 
 NUMBERS = st.booleans() | st.integers(-(1 << 62), 1 << 62)
 FIELDS = st.dictionaries(
-    st.integers(1, 300), NUMBERS | st.dictionaries(st.integers(1, 40), NUMBERS, max_size=4), max_size=6
+    st.integers(1, 300),
+    NUMBERS | st.dictionaries(st.integers(1, 40), NUMBERS, max_size=4),
+    max_size=6,
 )
 
 

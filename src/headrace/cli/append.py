@@ -8,7 +8,9 @@ import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
 from headrace.cli.writing import (
+    Column,
     Extensions,
+    Label,
     PrefixNames,
     Restart,
     SkipErrors,
@@ -29,6 +31,8 @@ def append(
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
+    column: Column = None,
+    label: Label = None,
     volume_bytes: VolumeBytes = None,
     workers: Workers = None,
     as_json: Json = False,
@@ -53,6 +57,8 @@ def append(
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
+            column=tuple(column) if column else None,
+            label=label,
             progress=tell,
             **sizes,
         )

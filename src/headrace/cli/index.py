@@ -8,7 +8,9 @@ import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
 from headrace.cli.writing import (
+    Column,
     Extensions,
+    Label,
     PrefixNames,
     SkipErrors,
     Sources,
@@ -33,12 +35,14 @@ def index(
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
+    column: Column = None,
+    label: Label = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Index a folder, uncompressed tar, TFRecord, npy or npz in place: no copy.
+    """Index a folder, uncompressed tar, TFRecord, npy, HDF5, Parquet, Arrow or MDS in place: no copy.
 
     The data must stay where it is and as it is; headrace notices when it does not.
     """
@@ -56,6 +60,8 @@ def index(
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
+            column=tuple(column) if column else None,
+            label=label,
             progress=tell,
         )
     return print_report(output, report, "indexed")

@@ -8,7 +8,9 @@ import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
 from headrace.cli.writing import (
+    Column,
     Extensions,
+    Label,
     PrefixNames,
     Restart,
     SkipErrors,
@@ -32,13 +34,15 @@ def pack(
     extensions: Extensions = None,
     skip_errors: SkipErrors = False,
     prefix_names: PrefixNames = False,
+    column: Column = None,
+    label: Label = None,
     volume_bytes: VolumeBytes = None,
     workers: Workers = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Copy a folder, tar, TFRecord, npy or npz into a new store.
+    """Copy a folder, tar, TFRecord, npy, HDF5, Parquet, Arrow, MDS or ArrayRecord into a new store.
 
     When it is interrupted, the same command goes on where it stopped.
     """
@@ -57,6 +61,8 @@ def pack(
             on_error="skip" if skip_errors else "raise",
             extensions=split_extensions(extensions),
             prefix_names=prefix_names,
+            column=tuple(column) if column else None,
+            label=label,
             progress=tell,
             **sizes,
         )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from headrace.store.pack import WriteReport
 
 __all__ = [
+    "Column",
     "Extensions",
+    "Label",
     "PrefixNames",
     "Restart",
     "SkipErrors",
@@ -28,7 +30,10 @@ __all__ = [
 
 Sources = Annotated[
     list[str],
-    typer.Argument(help="A folder; or tar, TFRecord, npy or npz files.", metavar="SOURCE..."),
+    typer.Argument(
+        help="A folder or an MDS data set; or tar, TFRecord, npy, HDF5, Parquet, Arrow files.",
+        metavar="SOURCE...",
+    ),
 ]
 Extensions = Annotated[
     str | None, typer.Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
@@ -40,6 +45,16 @@ SkipErrors = Annotated[
 PrefixNames = Annotated[
     bool,
     typer.Option("--prefix-names", help="Several files: put the file's name before its samples'."),
+]
+Column = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts.",
+    ),
+]
+Label = Annotated[
+    str | None, typer.Option("--label", help="The same: what holds integer labels; '' for none.")
 ]
 VolumeBytes = Annotated[
     int | None, typer.Option(min=8192, help="Begin a new file before one grows beyond this.")

@@ -135,7 +135,7 @@ class Evidence:
         if not demand or min(each.batches for each in halves) < 3:
             return ""
         ratios = [(each.demand or demand) / demand for each in halves]
-        if 1.0 / STEP < max(ratios) and min(ratios) < STEP:
+        if max(ratios) > 1.0 / STEP and min(ratios) < STEP:
             return ""
         return f"the consumer takes {ratios[1] * demand:,.0f} samples/s, no longer {demand:,.0f}"
 

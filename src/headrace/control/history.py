@@ -58,7 +58,7 @@ class Interval:
     reads: int = 0
     """Reads that finished."""
     in_flight: float = 0.0
-    """Reads in flight at the interval's end."""
+    """Mean reads in flight."""
     buffered_bytes: int = 0
     ready_bytes: int = 0
     latency_us: tuple[int, ...] = (0,) * LATENCY_BUCKETS
@@ -102,6 +102,8 @@ class Window:
     """Mean over the intervals' ends."""
     in_flight_min: float
     ready_bytes: float
+    ready_growth: int
+    """By how many bytes the ready ones grew."""
     latency_us: tuple[int, ...]
     decode_busy_s: float
     decode_wait_s: float
@@ -130,6 +132,7 @@ class Window:
             in_flight=sum(held) / count,
             in_flight_min=min(held),
             ready_bytes=sum(each.ready_bytes for each in intervals) / count,
+            ready_growth=intervals[-1].ready_bytes - intervals[0].ready_bytes if intervals else 0,
             latency_us=tuple(counts),
             decode_busy_s=sum(each.decode_busy_s for each in intervals),
             decode_wait_s=sum(each.decode_wait_s for each in intervals),
@@ -167,7 +170,9 @@ class Window:
         if reads == 0:
             return 0.0
         # 1.0151: mean of a bucket that is evenly filled on the logarithmic scale, from its middle.
-        total = sum(n * 2.0 ** ((at + 0.5) / 2.0) for at, n in enumerate(self.latency_us) if n)
+        total: float = sum(
+            n * 2.0 ** ((at + 0.5) / 2.0) for at, n in enumerate(self.latency_us) if n
+        )
         return 1.005e-6 * total / reads
 
     def latency_percentile_s(self, share: float) -> float:
@@ -186,7 +191,7 @@ def _error(values: Sequence[float]) -> float:
     if count < 2:
         return 1.0
     mean = sum(values) / count
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count * (count - 1)))
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count * (count - 1)))
 
 
 def _relative_error(values: Sequence[float]) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from headrace.control.history import Knobs
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from headrace.control.history import Knobs
 
 __all__ = ["Memory", "Put", "Trial"]
 
@@ -30,6 +30,8 @@ class Trial:
     """Reads per second before."""
     stall: float
     """Share of the consumer's time that it waited before."""
+    pinned: bool = False
+    """Whether the reads in flight were as many as allowed before: each of them counted."""
     corrections: int = 0
     """How often the change was taken back in part."""
 

@@ -47,10 +47,11 @@ def read_latency_s(window: Window, knobs: Knobs) -> float:
 
 def reads_per_sample(window: Window) -> float:
     """Reads that a sample takes: less than one where neighbours are read together."""
-    if window.samples == 0 or window.reads == 0:
+    if window.samples == 0 or window.reads == 0 or window.bytes == 0:
         return 1.0
-    # What was read and not delivered yet distorts short windows.
-    return min(4.0, max(0.01, window.reads / window.samples))
+    # What was read and waits to be taken was read for samples too.
+    read = window.samples * (1.0 + window.ready_growth / window.bytes)
+    return min(4.0, max(0.01, window.reads / read)) if read >= 1.0 else 1.0
 
 
 def batches_held(window: Window, latency_us: Sequence[int], rate: float) -> int:
@@ -78,7 +79,7 @@ def _cover_s(latency_us: Sequence[int], read_rate: float) -> float:
         return 0.0
     excess = slower = 0.0  # seconds beyond the present bound, summed over reads; reads beyond it
     for bucket in range(len(latency_us) - 1, 0, -1):
-        low, high = (2.0 ** (at / 2.0) * 1e-6 for at in (bucket, bucket + 1))
+        low, high = (math.exp2(at / 2.0) * 1e-6 for at in (bucket, bucket + 1))
         inside = latency_us[bucket] * (high - low) / 2.0 + slower * (high - low)
         if read_rate * (excess + inside) / total > TAIL_STALL:
             share = (TAIL_STALL * total / read_rate - excess) / inside

@@ -15,18 +15,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.control.evidence import PATIENCE_S, SAME_RATE, STALL_BAD, STALL_OK, Evidence
-from headrace.control.history import Knobs
 from headrace.control.memory import Memory, Trial
 from headrace.control.model import BATCH_MARGIN, batches_held, need
 
 if TYPE_CHECKING:
-    from headrace.control.model import Need
-    from headrace.control.history import History
+    from headrace.control.history import History, Knobs
     from headrace.control.limits import Limits
+    from headrace.control.model import Need
 
 __all__ = ["Decision", "propose"]
 
-GROWTH_MAX = 8.0
+GROWTH_MAX = 5.0
 """Largest factor of a single raise: the model may be wrong by more than the budget forgives."""
 
 CORRECTIONS_MAX = 5
@@ -137,7 +136,9 @@ class _Call:
                 continue
             raised = self.limits.clamped(self.knobs.turned(self._more_of(knob)))
             if raised != self.knobs:
-                trial = Trial(knob, True, self.knobs, self.window.read_rate, self.window.stall)
+                window = self.window
+                pinned = window.in_flight >= 0.95 * self.knobs.reads_in_flight
+                trial = Trial(knob, True, self.knobs, window.read_rate, window.stall, pinned)
                 reason = f"the consumer waits {self.window.stall:.1%} of its time"
                 memory = replace(self.memory, trial=trial)
                 return self._change(raised, "raise", reason, memory)
@@ -172,7 +173,9 @@ class _Call:
             return {BYTES: int(min(grown, GROWTH_MAX * knobs.buffer_bytes))}
         now = knobs.reads_in_flight
         target = wanted.reads_in_flight if wanted else 2 * now
-        if window.stall < 0.25:  # the model has had its turn; only a little is missing
+        if READS in self.memory.ceilings:  # more was in vain before: only look whether it still is
+            target = math.ceil(1.25 * now)
+        elif window.stall < 0.25:  # the model has had its turn; only a little is missing
             target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
         reads = max(now + 1, math.ceil(1.1 * now), min(target, int(GROWTH_MAX * now)))
         # More reads need room: for the batches that they belong to.
@@ -193,7 +196,9 @@ class _Call:
         lowered = self.limits.clamped(self.knobs.turned(changes))
         if not changes or lowered == self.knobs:
             return None
-        trial = Trial(next(iter(changes)), False, self.knobs, window.read_rate, window.stall)
+        pinned = window.in_flight >= 0.95 * self.knobs.reads_in_flight
+        knob = next(iter(changes))
+        trial = Trial(knob, False, self.knobs, window.read_rate, window.stall, pinned)
         why = "the storage is the limit" if bound else "the consumer does not wait"
         memory = replace(self.memory, trial=trial)
         return self._change(lowered, "lower", f"{why}: as well with less?", memory)
@@ -226,7 +231,7 @@ class _Call:
             return {}
         if wanted > now - 0.9 * batch:  # at the model's value, which is careful: try below
             floor = self.memory.floor(BYTES, self.now_s)
-            wanted = int(math.sqrt(floor * now) if floor else 0.75 * now)
+            wanted = int(math.sqrt(floor * now) if floor else 0.85 * now)
             wanted = min(wanted, int(now - batch))
         lowered = max(self._above_floor(BYTES, wanted), int(batch))
         # Less than a batch makes no difference; less than a tenth is not worth a trial.
@@ -267,6 +272,13 @@ class _Call:
         error = 2.0 * window.rate_error
         if gain < gain_min + error and gain > gain_min - error and window.seconds < PATIENCE_S:
             return None
+        knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
+        if trial.pinned and 1.04 < gain and knee < 0.85 * self.knobs.reads_in_flight:
+            # Before, each read in flight counted; here most of the new ones wait for the others.
+            memory = memory.with_ceiling(READS, knee, self.now_s)
+            best = max(memory.best_read_rate, self._sure_rate())
+            memory = replace(memory, best_read_rate=best)
+            return self._change(self.knobs.turned({READS: knee}), "correct", text, memory)
         if gain >= gain_min or window.stall <= 0.5 * trial.stall:
             best = max(memory.best_read_rate, self._sure_rate())
             memory = memory.with_floor(trial.knob, before, self.now_s)
@@ -306,6 +318,8 @@ class _Call:
         text = f"waiting {trial.stall:.1%} -> {self.window.stall:.1%}, short of {knob} at {now:,}"
         memory = self.memory.with_floor(knob, now, self.now_s)
         between = self._between(trial, knob)
+        if knob == BYTES and self._below_model():
+            between = None
         if between is not None and trial.corrections < CORRECTIONS_MAX:
             trial = replace(trial, corrections=trial.corrections + 1)
             return self._change(between, "correct", text, replace(memory, trial=trial))
@@ -343,12 +357,15 @@ class _Call:
         """How long the old setting goes on to show."""
         window, now = self.window, self.knobs
         settle_s = window.latency_percentile_s(0.9)
+        if window.read_rate > 0 and knobs.reads_in_flight < now.reads_in_flight:
+            # Reads that wait for each other in the storage are served first.
+            settle_s = max(settle_s, window.in_flight / window.read_rate)
         less = now.buffer_bytes - knobs.buffer_bytes
         if less > 0 and window.demand and window.bytes:
             # What is ready beyond the new buffer is eaten first.
             byte_rate = window.demand * window.bytes / window.samples
             settle_s += min(less, window.ready_bytes) / byte_rate
-        return min(2.0, settle_s)
+        return min(4.0, settle_s)
 
     def _facts(self) -> str:
         return self.evidence.facts()

@@ -89,6 +89,7 @@ class BatchReader:
             queue_depth=options.queue_depth,
             threads=options.threads,
             workers=options.workers,
+            reads_in_flight=options.reads_in_flight or 0,
             budget_bytes=options.budget_bytes,
             verify=options.verify,
         )
@@ -118,6 +119,44 @@ class BatchReader:
             SampleNotFound: an index lies outside the store.
         """
         return PendingBatch(self._reader.submit(indices), len(indices), self._deadline_s)
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches should be submitted ahead so that no worker runs dry."""
+        return self._reader.batches_ahead
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """Set the knobs that are given, while batches are read. Thread-safe.
+
+        A smaller value takes effect as reads and batches finish; nothing is thrown away.
+
+        Args:
+            reads_in_flight: reads in flight of all workers together.
+            buffer_bytes: memory for batches that are being read or wait to be taken.
+
+        Raises:
+            ValueError: `reads_in_flight` is not positive.
+        """
+        self._reader.turn(reads_in_flight, buffer_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """What the reader did since it was made, and what it holds now. Cheap; thread-safe.
+
+        Returns:
+            Seconds summed over workers: `busy_s`, `wait_input_s` (no batch is submitted),
+            `wait_output_s` (no memory within the budget); `consumer_wait_s`. Requests to the device:
+            `reads`, `read_bytes`, `in_flight` (now), `in_flight_most`, `in_flight_s` (integral over
+            time), `latency_us` (64 counts; bucket i holds [2^(i/2), 2^((i+1)/2)) microseconds).
+            `delivered_samples`, `delivered_bytes`; now `buffered_bytes` (being read, or ready) and
+            `ready_bytes`. Bytes by tier: `bytes_by_tier` of `page_cache` and `source`. The knobs
+            `reads_in_flight` and `buffer_bytes`, and `workers` that may work now.
+        """
+        stats = self._reader.stats()
+        stats["bytes_by_tier"] = {
+            "page_cache": stats.pop("page_cache_bytes"),
+            "source": stats.pop("source_bytes"),
+        }
+        return stats
 
     def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
         """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""

@@ -8,14 +8,16 @@ left here is the loop that joins them.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.plane.cursor import Cursor, Pass
+from headrace.plane.prefetch_stage import PrefetchStage
+from headrace.plane.stage import ConsumerStats, Stage, StageStats
 from headrace.plane.store_reader import SampleSource, StoreReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from headrace.config import ReaderOptions, TierOptions
     from headrace.order import Order, Slices
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Loader", "LoaderStats", "SampleSource"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class LoaderStats:
     """What a loader has delivered so far, and how long its consumer waited."""
 
@@ -36,10 +38,42 @@ class LoaderStats:
     bytes: int = 0
     stall_s: float = 0.0
     """Time that the consumer waited in `next`."""
+    worked_s: float = 0.0
+    """Time between a delivery and the next request: the consumer's own work."""
     cached_reads: int = 0
     direct_reads: int = 0
     buffered_reads: int = 0
     opened_files: int = 0
+    _stages: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
+    _asked_at: float | None = field(default=None, repr=False, compare=False)
+    _delivered_at: float | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def stages(self) -> dict[str, StageStats]:
+        """What each stage of the plane did since it started and holds now, by name."""
+        return {stage.name: stage.stats() for stage in self._stages()}
+
+    def consumer(self) -> ConsumerStats:
+        """What the consumer did, a wait or work that is under way included. Thread-safe."""
+        now, asked_at, delivered_at = time.perf_counter(), self._asked_at, self._delivered_at
+        return ConsumerStats(
+            waited_s=self.stall_s + (now - asked_at if asked_at is not None else 0.0),
+            worked_s=self.worked_s + (now - delivered_at if delivered_at is not None else 0.0),
+            batches=self.batches,
+            samples=self.samples,
+            bytes=self.bytes,
+        )
+
+    def ask(self) -> None:
+        """The consumer asks for a batch: its work is done, its wait begins."""
+        now, delivered_at = time.perf_counter(), self._delivered_at
+        self._delivered_at, self._asked_at = None, now
+        if delivered_at is not None:
+            self.worked_s += now - delivered_at
+
+    def rest(self) -> None:
+        """No batch is asked for any more: between epochs the consumer neither waits nor works."""
+        self._asked_at = self._delivered_at = None
 
     def count(
         self, samples: int, nbytes: int, reads: Mapping[str, int], waited_s: float = 0.0
@@ -52,6 +86,10 @@ class LoaderStats:
             reads: how they were read, by name.
             waited_s: how long the consumer waited.
         """
+        now, delivered_at = time.perf_counter(), self._delivered_at
+        self._asked_at, self._delivered_at = None, now
+        if delivered_at is not None:  # nobody said `ask`
+            self.worked_s += max(0.0, now - delivered_at - waited_s)
         self.batches += 1
         self.samples += samples
         self.bytes += nbytes
@@ -62,6 +100,16 @@ class LoaderStats:
 
 
 _ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
+
+
+class Tuning(Protocol):
+    """Whoever turns the knobs of a loader's stages."""
+
+    def wake(self) -> None:
+        """Delivery begins, perhaps in another process than before."""
+
+    def close(self) -> None:
+        """Turn no more."""
 
 
 class Loader:
@@ -78,6 +126,9 @@ class Loader:
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
         tiers: where samples are kept nearer than the source, and limits.
+
+    Attributes:
+        tuning: whoever does; None: nobody.
     """
 
     def __init__(
@@ -95,9 +146,11 @@ class Loader:
         self.order = order
         self.slices = slices
         self.options = options
-        self.stats = LoaderStats()
         self._cursor = Cursor(order, slices, source.fingerprint)
         self._reader = StoreReader(source, options, parts, on_error, tiers)
+        self._prefetch = PrefetchStage(self._reader, options)
+        self.stats = LoaderStats(_stages=self.stages_now)
+        self.tuning: Tuning | None = None
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; the same on every rank."""
@@ -183,14 +236,25 @@ class Loader:
         self._cursor.end()
         self._reader.close()
 
+    def stages_now(self) -> tuple[Stage, ...]:
+        """The stages of this process, the reading one first; tiers from when reading began."""
+        return (self._prefetch, *self._reader.stages)
+
+    def begin(self) -> Pass:
+        """Begin a pass, for adapters that deliver in their own way; it ends the one before."""
+        if self.tuning is not None:
+            self.tuning.wake()
+        return self._cursor.begin()
+
     def __iter__(self) -> Iterator[Batch]:
-        return self._deliver(self._cursor.begin())
+        return self._deliver(self.begin())
 
     def _deliver(self, this: Pass) -> Iterator[Batch]:
         fetched = self._reader.stream(self.order, this.epoch, this.spans())
         try:
             for step in range(this.steps):
                 this.check()
+                self.stats.ask()
                 asked_at = time.perf_counter()
                 batch, asked, reads = next(fetched)
                 waited_s = time.perf_counter() - asked_at
@@ -198,5 +262,6 @@ class Loader:
                 this.delivered(step, asked)
                 yield batch
         finally:
+            self.stats.rest()
             fetched.close()
         this.finish()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
 
-BATCHES_AHEAD_MAX = 16
-"""Batches submitted ahead. More than the budget holds only queue up; 16 small ones hide a hiccup."""
-
 WINDOWS_AHEAD_MAX = 2
 """Windows submitted ahead of the one that is being consumed."""
 
@@ -38,12 +35,22 @@ def read_batches(
     order: Order,
     epoch: int,
     spans: Iterable[Span],
+    batches_ahead: Callable[[], int],
 ) -> Generator[_native.Batch, None, None]:
-    """Yield the batch of each span, in order."""
+    """Yield the batch of each span, in order.
+
+    Args:
+        reader: reads them.
+        order: which sample lies at which position.
+        epoch: the epoch.
+        spans: global positions (start, stop) of each batch.
+        batches_ahead: how many batches to submit ahead, now; more than the reader's budget of bytes
+            holds only queue up.
+    """
     pending: deque[PendingReads] = deque()
     for span in spans:
         pending.append(reader.submit(order.wrapped(epoch, *span)))
-        if len(pending) > BATCHES_AHEAD_MAX:
+        while len(pending) > max(1, batches_ahead()):
             yield pending.popleft().take()
     while pending:
         yield pending.popleft().take()

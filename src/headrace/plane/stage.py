@@ -71,6 +71,9 @@ class StageStats:
     in_flight: int = 0
     """Gauge: reads in flight now."""
 
+    in_flight_s: float = 0.0
+    """Integral of `in_flight` over time, for exact means; 0.0 where it is not kept."""
+
     buffered_bytes: int = 0
     """Gauge: bytes held, being read or ready and not taken."""
 

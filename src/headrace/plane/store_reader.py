@@ -102,6 +102,7 @@ class StoreReader:
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
         self._chain: Chain | None = None
+        self._turned: dict[str, int] = {}
 
     @property
     def mapped_bytes(self) -> int:
@@ -112,6 +113,22 @@ class StoreReader:
     def stages(self) -> tuple[Stage, ...]:
         """The tiers and limits of this process, the lowest first; none before it reads."""
         return self._chain.stages if self._chain is not None else ()
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics of what reads the source, see `BatchReader.stats`; empty before it reads."""
+        chain = self._chain
+        return chain.source.stats() if chain is not None and chain.source.usable else {}
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """Set knobs of what reads the source, now and when it is made anew.
+
+        See `BatchReader.turn`.
+        """
+        given = {"reads_in_flight": reads_in_flight, "buffer_bytes": buffer_bytes}
+        self._turned |= {name: value for name, value in given.items() if value is not None}
+        chain = self._chain
+        if chain is not None and chain.source.usable:
+            chain.source.turn(**self._turned)
 
     @property
     def cache(self) -> CacheReport | None:
@@ -162,12 +179,16 @@ class StoreReader:
         if isinstance(order, Blocked):
             natives = read_windows(reader, order, epoch, ahead)
         else:
-            natives = read_batches(reader, order, epoch, ahead)
+            natives = read_batches(reader, order, epoch, ahead, self._batches_ahead)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 yield self._checked(native, epoch, position)
         finally:
             natives.close()
+
+    def _batches_ahead(self) -> int:
+        """Batches to submit ahead: so many that what reads the source never runs dry."""
+        return self._chain.source.batches_ahead if self._chain is not None else 0
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""
@@ -180,6 +201,8 @@ class StoreReader:
             self._chain = build_chain(
                 self.source, self.part_names, self._part_numbers, self.options, self._tiers
             )
+            if self._turned:
+                self._chain.source.turn(**self._turned)
         return self._chain.top
 
     def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:

@@ -50,7 +50,8 @@ def from_hf(
             f"The source is a {type(dataset).__name__}, expected a datasets.Dataset.",
             next_step=f"Choose one of its splits: {splits}." if splits else "Load one split of it.",
         )
-    found = open_dataset(dataset, source_options(None, False, on_error, 1, column, label))  # noqa: FBT003
+    options = source_options(on_error=on_error, column=column, label=label)
+    found = open_dataset(dataset, options)
     where = f"datasets.Dataset {getattr(dataset, '_fingerprint', '')}".rstrip()
     if isinstance(found, Scan):
         store = store_of_scan(where, found)

@@ -80,7 +80,10 @@ def index(
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
     place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
-    options = source_options(extensions, prefix_names, on_error, threads, column, label)
+    options = source_options(
+        extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
+        column=column, label=label,
+    )  # fmt: skip
     scan = open_source(source, options)
     if not isinstance(scan, Scan):
         raise SourceError(

@@ -152,7 +152,10 @@ def pack(
     started = time.monotonic()
     place = Path(os.path.abspath(os.fspath(target)))
     check_target(place, overwrite=overwrite)
-    chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+    chosen = source_options(
+        extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
+        column=column, label=label,
+    )  # fmt: skip
     found = open_source(source, chosen)
     with open_partial(partial_path(place)) as partial:
         check_target(place, overwrite=overwrite)
@@ -198,7 +201,10 @@ def append(
     with ExitStack() as stack:
         stack.enter_context(locked(place, what="appending to"))
         manifest = load_manifest(place)
-        chosen = source_options(extensions, prefix_names, on_error, options.workers, column, label)
+        chosen = source_options(
+            extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
+            column=column, label=label,
+        )  # fmt: skip
         found = open_source(source, chosen)
         if isinstance(found, Scan):
             # Before a byte is copied; a stream's names are known at its end only.

@@ -37,7 +37,7 @@ from headrace.store.names import printable
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.segment import Extent, OpenSegment, directory_class, open_segment
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.scan import Scan, SourceOptions, because
+from headrace.store.sources.scan import Scan, SourceOptions, because, source_options
 from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
@@ -83,9 +83,8 @@ def open_store(
             path=where,
             next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
         )
-    columns = (column,) if isinstance(column, str) else column
-    chosen = SourceOptions(column=None if columns is None else tuple(columns), label=label)
-    return _open_source(where, chosen, reference=reference)
+    options = source_options(column=column, label=label)
+    return _open_source(where, options, reference=reference)
 
 
 def _has_magic(path: str) -> bool:

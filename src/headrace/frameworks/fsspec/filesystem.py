@@ -83,7 +83,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             return store.folder_entry(inner)
         raise _missing(path)
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002 - fsspec's
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """The entries of a folder, or of a file.
 
         Raises:
@@ -92,7 +92,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         store, inner = self._split(path)
         found = []
         if store.folders.is_folder(inner):
-            folders, files = store.folders.list(inner)
+            folders, files = store.folders.children(inner)
             found = [*map(store.folder_entry, folders), *map(store.entry, files)]
         if not found:
             file = store.folders.find(inner)
@@ -106,8 +106,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         self,
         path: str,
         maxdepth: int | None = None,
-        withdirs: bool = False,  # noqa: FBT001, FBT002 - fsspec's
-        detail: bool = False,  # noqa: FBT001, FBT002 - fsspec's
+        withdirs: bool = False,
+        detail: bool = False,
         **options: Any,
     ) -> Any:
         """All files below a path: one walk over its range of names."""
@@ -143,7 +143,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         paths: list[str],
         starts: Any,
         ends: Any,
-        max_gap: int | None = None,
+        max_gap: int | None = None,  # noqa: ARG002 - fsspec's
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
@@ -182,7 +182,11 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         return out
 
     def cat(
-        self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any  # noqa: FBT001, FBT002
+        self,
+        path: Any,
+        recursive: bool = False,
+        on_error: str = "raise",
+        **_: Any,
     ) -> Any:
         """The bytes of a file, or {path: bytes} of several, of a pattern or of a folder."""
         paths = self.expand_path(path, recursive=recursive)
@@ -203,7 +207,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         path: str,
         mode: str = "rb",
         block_size: int | None = None,
-        autocommit: bool = True,  # noqa: FBT001, FBT002 - fsspec's
+        autocommit: bool = True,
         cache_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> HeadraceFile:
@@ -266,7 +270,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         del lpath
         raise _read_only(rpath)
 
-    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:  # noqa: FBT001, FBT002
+    def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
         """Refused, as `mkdir`."""
         del truncate
         raise _read_only(path)
@@ -291,7 +295,9 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             if store is not None:
                 return store, stripped[len(where) + 1 :]
         raise FileNotFoundError(
-            errno.ENOENT, "no store stands on this path (a folder with store.json, a tar, ...)", path
+            errno.ENOENT,
+            "no store stands on this path (a folder with store.json, a tar, ...)",
+            path,
         )
 
     def _file(self, path: str) -> tuple[_OpenStore, File]:
@@ -330,21 +336,21 @@ class _OpenStore:
         self._readers: dict[int, BatchReader] = {}
 
     def entry(self, file: File) -> dict[str, Any]:
-        """fsspec's description of a file."""
+        """What fsspec is told of a file."""
         return {
             "name": f"{self._where}/{file.path}", "size": file.size, "type": "file",
-            "sample": file.index, "part": self._store.parts[file.part],
+            "sample": file.sample, "part": self._store.parts[file.part],
         }  # fmt: skip
 
     def folder_entry(self, path: str) -> dict[str, Any]:
-        """fsspec's description of a folder."""
+        """What fsspec is told of a folder."""
         name = f"{self._where}/{path}" if path else self._where
         return {"name": name, "size": 0, "type": "directory"}
 
     def read(self, file: File, start: int, end: int) -> bytes:
         """A range of one file."""
         part = self._store.parts[file.part]
-        return bytes(self._store.read(file.index, start, end - start, part=part))
+        return bytes(self._store.read(file.sample, start, end - start, part=part))
 
     def read_many(self, wanted: list[_Wanted], out: list[Any]) -> None:
         """Puts each range's bytes, or its error, in its place."""
@@ -357,7 +363,7 @@ class _OpenStore:
                     out[item.place] = e
             else:
                 same = by_part.setdefault(item.file.part, {})
-                same.setdefault(item.file.index, []).append(item)
+                same.setdefault(item.file.sample, []).append(item)
         for part, samples in by_part.items():
             batch: dict[int, list[_Wanted]] = {}
             size = 0

@@ -26,7 +26,7 @@ class File(NamedTuple):
 
     path: str
     """In the store."""
-    index: int
+    sample: int
     part: int
     """Number among the store's parts."""
     size: int
@@ -64,7 +64,7 @@ class Folders:
             for s in self._store.segments
         )
 
-    def list(self, path: str) -> tuple[list[str], list[File]]:
+    def children(self, path: str) -> tuple[list[str], list[File]]:
         """The folders and files directly in a folder: paths in the store, sorted."""
         prefix = _prefix(path)
         folders: set[bytes] = set()
@@ -167,7 +167,9 @@ def _prefix(path: str) -> bytes:
 
 
 def _is_path(name: bytes) -> bool:
-    return bool(name) and not name.startswith(b"/") and not name.endswith(b"/") and b"//" not in name
+    return (
+        bool(name) and not name.startswith(b"/") and not name.endswith(b"/") and b"//" not in name
+    )
 
 
 def _indices(directory: Directory, begin: int, end: int) -> list[int]:

@@ -39,12 +39,11 @@ def place_in_cluster(
         config = json.loads(text)
         members = {kind: len(config["cluster"].get(kind, ())) for kind in _TRAINING}
         kind, index = config["task"]["type"], int(config["task"]["index"])
+        place = range(members[kind])[index]
         before = sum(members[other] for other in _TRAINING[: _TRAINING.index(kind)])
-        if not 0 <= index < members[kind]:
-            raise IndexError(index)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         raise ValueError(
             f"{_VARIABLE}={text!r} does not name a chief or worker and its cluster; "
             "pass rank= and world_size=",
         ) from e
-    return Placement(before + index, sum(members.values()))
+    return Placement(before + place, sum(members.values()))

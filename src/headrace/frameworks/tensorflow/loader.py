@@ -122,6 +122,7 @@ class Loader(tf.train.experimental.PythonState):  # type: ignore[misc]
             decode=decode,
             transform=transform,
             prefetch=prefetch,
+            endless=epochs is None,
         )
         self._epochs = epochs
         self._run: Run | None = None

@@ -41,6 +41,9 @@ class Steps:
     prefetch: int
     """Finished batches that wait to be taken."""
 
+    endless: bool
+    """Whether a run never ends."""
+
 
 def takes_seed(decode: Callable[..., Any] | None) -> bool:
     """Whether a function of a sample wants the sample's random seed too."""
@@ -68,7 +71,13 @@ def pipeline(
         return np.int64(begin())
 
     def batches(number: Any) -> Iterator[Any]:
-        return map(steps.elements.of, run_of(int(number)).batches())
+        run = run_of(int(number))
+        try:
+            for batch in run.batches():
+                yield steps.elements.of(batch)
+        except Exception as e:
+            run.error = e  # TensorFlow hands on its text only
+            raise
 
     def count(number: Any) -> Any:
         run_of(int(number)).delivered()
@@ -80,20 +89,29 @@ def pipeline(
         made = tf.data.Dataset.from_generator(
             batches, args=(number,), output_signature=steps.elements.signature
         )
-        if steps.decode is not None:
-            made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
-        if steps.transform is not None:
-            made = steps.transform(made)
-        if steps.prefetch:
-            made = made.prefetch(steps.prefetch)
-        return made.map(lambda *element: _after(count, number, element))
+        return _finished(made, steps).map(lambda *element: _after(count, number, element))
 
+    made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
+    if steps.endless:
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return made.with_options(_options())
+
+
+def _finished(made: Any, steps: Steps) -> Any:
+    if steps.decode is not None:
+        made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
+    if steps.transform is not None:
+        made = steps.transform(made)
+    return made.prefetch(steps.prefetch) if steps.prefetch else made
+
+
+def _options() -> Any:
     options = tf.data.Options()
     # Batches that TensorFlow took ahead behind the counting stage would count as delivered.
     options.experimental_optimization.inject_prefetch = False
     # Ranks share the samples already; Python's own stages cannot be sharded anyway.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return tf.data.Dataset.from_tensors(0).flat_map(of_run).with_options(options)
+    return options
 
 
 def _after(count: Callable[[Any], Any], number: Any, element: tuple[Any, ...]) -> Any:

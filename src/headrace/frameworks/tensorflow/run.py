@@ -40,7 +40,7 @@ class Run:
         epochs: epochs to go through, the rest of the current one included; None: for ever.
 
     Attributes:
-        error: what reading raised, which reaches TensorFlow as text.
+        error: what ended it, which reaches TensorFlow's user as text only.
     """
 
     def __init__(self, loader: Loader, epochs: int | None) -> None:
@@ -57,17 +57,14 @@ class Run:
 
         Raises:
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
-            RuntimeError: a newer run began.
         """
         first, begin = self._begin
-        epochs = count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
-        try:
-            for epoch in epochs:
-                yield from self._epoch(epoch, begin)
-                begin = 0
-        except Exception as e:
-            self.error = e
-            raise
+        epochs = (
+            count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
+        )
+        for epoch in epochs:
+            yield from self._epoch(epoch, begin)
+            begin = 0
 
     def _epoch(self, epoch: int, begin: int) -> Generator[Batch, None, None]:
         slices = self._loader.slices

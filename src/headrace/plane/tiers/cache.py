@@ -3,7 +3,8 @@
 An ordinary store (`headrace verify` checks it) whose samples are those that somebody has read so far,
 under their own names; a column says which sample of the data set each of them is. It grows by whole
 segments: a process writes one in a folder of its own (`tail`), then, under a lock, drops what others
-have published meanwhile and adds it to the manifest. A kill costs at most the unpublished tail.
+have published meanwhile and adds it to the manifest. A kill costs at most the unpublished tail; a power
+cut may cost more, and is found out by sizes and checksums.
 
 A segment that cannot be opened, or that gave a wrong byte, is taken out of the manifest and never
 trusted again; its samples are read from the source.
@@ -283,7 +284,6 @@ class Cache:
         indices = tail.indices
         added = 0
         try:
-            tail.sync()
             with take_lock(self.folder / "writer.lock"):
                 self._refresh()
                 keep = self.places[indices] <= 0

@@ -45,11 +45,13 @@ class Chain:
 
     Attributes:
         top: what order and prefetch ask for batches.
+        source: what reads the source.
         stages: the tiers and limits, the lowest first; the source's reader is none of them.
         disk: the disk tier, if there is one.
     """
 
     top: Reads
+    source: BatchReader
     stages: tuple[Stage, ...] = ()
     disk: DiskTier | None = None
 
@@ -78,7 +80,8 @@ def build_chain(
     cache = None
     if tiers.cache_dir is not None:
         cache = Cache(Shelf(tiers.cache_dir, tiers.cache_bytes), source, part_names)
-    top: Reads = BatchReader(source.catalog, part_numbers, _budgeted(options, cache))
+    reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache))
+    top: Reads = reader
     stages: list[Stage] = []
     if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
         top = throttle = Throttle(
@@ -99,7 +102,7 @@ def build_chain(
         yielding = not isinstance(tiers.ram_bytes, int)
         top = ram = RamTier(top, len(source), len(part_numbers), quota, yielding=yielding)
         stages.append(ram)
-    return Chain(top, tuple(stages), disk)
+    return Chain(top, reader, tuple(stages), disk)
 
 
 def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:

@@ -211,9 +211,7 @@ class DiskTier:
         """Wait for both halves of a batch and put it together."""
         if near is None:
             assert far is not None
-            batch = far.take()
-            self._tee(batch)
-            return self._counted(batch, 0)
+            return self._counted(self._take_far(far), 0)
         parts: list[tuple[_native.Batch, NDArray[np.int64]]] = []
         local, good = self._take_near(near)
         local_bytes = 0
@@ -222,9 +220,7 @@ class DiskTier:
         again = np.setdiff1d(np.arange(len(near.positions)), good)
         if far is not None:
             assert rest is not None
-            batch = far.take()
-            self._tee(batch)
-            parts.append((batch, rest))
+            parts.append((self._take_far(far), rest))
         if len(again):
             parts.append((self._take_again(indices, near, again), near.positions[again]))
         if local is not None and len(good):
@@ -232,6 +228,14 @@ class DiskTier:
                 local = self._only(local, good)
             parts.append((local, near.positions[good]))
         return self._counted(self._assembler.assemble(indices, parts), local_bytes)
+
+    def _take_far(self, far: PendingReads) -> _native.Batch:
+        """What the source gave; it goes into the cache as well."""
+        waited = not far.done
+        batch = far.take()
+        self.tee.saw(int(batch.lengths.sum()), waited=waited)
+        self._tee(batch)
+        return batch
 
     def _take_near(self, near: _Near) -> tuple[_native.Batch | None, NDArray[np.int64]]:
         """What the local disk gave, and which of its samples are good."""

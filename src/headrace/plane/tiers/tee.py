@@ -1,8 +1,9 @@
 """Tee: writes delivered samples into the cache, in the background.
 
 A bounded queue of batches and one thread with low priority. `offer` never waits: what does not fit
-into the queue is left for the next epoch, and counted. A full disk or a used-up quota ends the
-writing, is said once, and training goes on.
+into the queue is left for the next epoch, and counted. While the consumer waits for data, the writer
+works a part of the time only where the source is fast: that one needs the disk and the processors
+itself, and gains least. A full disk or a used-up quota ends the writing, is said once, and training goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.plane.tiers.cache import IN_TAIL
-from headrace.plane.tiers.policy import publish_after_s, segment_bytes
+from headrace.plane.tiers.policy import publish_after_s, segment_bytes, writer_duty
 from headrace.plane.tiers.tail import DIRECTORY_BYTES, Tail
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ _log = logging.getLogger("headrace")
 CLOSE_S = 10.0
 """How long closing waits for the queue to be written and published."""
 
-_NICENESS = 10
-_ROOM_MIN = 1 << 16
+_NICENESS = 5
+
+_WAITING_WEIGHT = 0.2
+_RATE_WINDOW_S = 0.5
 
 _running: weakref.WeakSet[Tee] = weakref.WeakSet()
 
@@ -58,13 +61,17 @@ class Tee:
         left: samples that found the queue full and were left for the next epoch.
         busy_s: seconds spent writing.
         idle_s: seconds spent waiting for samples.
+        waiting: how often the consumer found its batch not ready lately, 0.0 to 1.0.
+        source_bytes_per_s: how fast the source has been lately.
     """
 
     def __init__(self, cache: Cache, queue_bytes: int) -> None:
         self.cache = cache
         self.why_stopped = cache.why_not_writable
         self.samples = self.bytes = self.left = 0
-        self.busy_s = self.idle_s = 0.0
+        self.busy_s = self.idle_s = self.waiting = 0.0
+        self.source_bytes_per_s = 0.0
+        self._seen_bytes, self._seen_since = 0, time.monotonic()
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
         self._queue: deque[Offer] = deque()
@@ -99,6 +106,15 @@ class Tee:
             self._queued_bytes += held
             self._start()
             self._changed.notify_all()
+
+    def saw(self, nbytes: int, *, waited: bool) -> None:
+        """Take note of a batch from the source, and of whether the consumer had to wait for it."""
+        self.waiting += _WAITING_WEIGHT * (float(waited) - self.waiting)
+        self._seen_bytes += nbytes
+        now = time.monotonic()
+        if now - self._seen_since > _RATE_WINDOW_S:
+            self.source_bytes_per_s = self._seen_bytes / (now - self._seen_since)
+            self._seen_bytes, self._seen_since = 0, now
 
     def publish(self) -> None:
         """Publish soon what has been written so far. Does not wait."""
@@ -143,7 +159,9 @@ class Tee:
                     self._write(offer)
                 elif publish or ending:
                     self._publish()
-                self.busy_s += time.monotonic() - began
+                worked_s = time.monotonic() - began
+                self.busy_s += worked_s
+                self._rest(worked_s)
                 if ending and offer is None:
                     return
         except OSError as e:
@@ -153,6 +171,14 @@ class Tee:
             _log.exception("the cache %s is not written any more", self.cache.folder)
         finally:
             self._forget()
+
+    def _rest(self, worked_s: float) -> None:
+        """Leave disk and processors to the reader, if the consumer waits for it."""
+        duty = writer_duty(self.source_bytes_per_s, self.waiting)
+        until = time.monotonic() + worked_s * (1 / duty - 1)
+        with self._changed:
+            while not self._stopping and (left_s := until - time.monotonic()) > 0:
+                self._changed.wait(left_s)
 
     def _next(self) -> tuple[Offer | None, bool, bool]:
         """Wait for something to do: (what to write, whether to publish, whether to end)."""

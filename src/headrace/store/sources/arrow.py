@@ -116,9 +116,7 @@ class _Table:
             if isinstance(e, SourceError):
                 raise
             raise _damaged(self.path, e) from e
-        check_unchanged(
-            self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns
-        )
+        check_unchanged(self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns)
 
     def _checked(self, batch: Any) -> Any:
         batch.validate()
@@ -140,7 +138,8 @@ class _Table:
         at = values.buffer.address - self.base.address
         if not 0 <= at <= at + values.buffer.size <= self.base.size:
             raise NotInPlace(f"{self.path}: its buffers are compressed")
-        return (values.start + at).astype(np.uint64)
+        places: NDArray[np.uint64] = (values.start + at).astype(np.uint64)
+        return places
 
 
 def _damaged(path: str, error: BaseException) -> SourceError:

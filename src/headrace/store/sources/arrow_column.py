@@ -188,7 +188,9 @@ def values_of(array: Any, path: str) -> Values:
         start, length, buffer, base = _variable(array, path)
     size = 0 if buffer is None else buffer.size
     if len(start) and int((start + length).max()) + base > size:
-        raise _wrong(path, "end of a value", int((start + length).max()) + base, f"at most {size:,}")
+        raise _wrong(
+            path, "end of a value", int((start + length).max()) + base, f"at most {size:,}"
+        )
     return Values(buffer, start + base, length, _valid(array))
 
 
@@ -312,7 +314,9 @@ def stream_batch(
     values = [_readable(batch.column(name), path) for name in parts]
     views = [memoryview(v.buffer if v.buffer is not None else b"") for v in values]
     for i in range(batch.num_rows):
-        null = [n for n, v in zip(parts, values, strict=True) if v.valid is not None and not v.valid[i]]
+        null = [
+            n for n, v in zip(parts, values, strict=True) if v.valid is not None and not v.valid[i]
+        ]
         if null:
             yield StreamedRow(first_row + i, problem=f"{null[0]!r} is null")
             continue

@@ -42,6 +42,15 @@ _OPENERS: dict[str, Callable[[list[str], SourceOptions], Scan | Stream]] = {
 }
 """Kinds of which several files make one source."""
 
+_TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
+    ("mds", (), (".mds",)),
+    ("hdf5", (HDF5_MAGIC,), (".h5", ".hdf5")),
+    ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
+    ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
+    ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
+)
+"""Kind, how such files begin, how their names end."""
+
 _WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds"}
 
 
@@ -143,8 +152,6 @@ def detect_file(path: str) -> str:
         return "npy"
     if name.endswith(".npz"):
         return "npz"
-    if name.endswith(".mds"):
-        return "mds"
     table = _detect_table(head, name)
     if table:
         return table
@@ -166,12 +173,9 @@ def detect_file(path: str) -> str:
 
 def _detect_table(head: bytes, name: str) -> str | None:
     """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
-    if head[:8] == HDF5_MAGIC or head[512:520] == HDF5_MAGIC or name.endswith((".h5", ".hdf5")):
+    for kind, magics, endings in _TABLES:
+        if head.startswith(magics) or name.endswith(endings):
+            return kind
+    if head[512:520] == HDF5_MAGIC:
         return "hdf5"
-    if head[:4] in (b"PAR1", b"PARE") or name.endswith(".parquet"):
-        return "parquet"
-    if head[:6] == b"ARROW1" or name.endswith((".arrow", ".feather", ".arrows", ".ipc")):
-        return "arrow"
-    if head.startswith(RIEGELI_MAGIC) or name.endswith((".array_record", ".arrayrecord")):
-        return "array_record"
     return "arrow" if looks_like_arrow_stream(head) else None

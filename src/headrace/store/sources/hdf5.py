@@ -8,7 +8,7 @@ chunk, are indexed there. Compressed rows, rows cut over several chunks and rows
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 MAGIC = b"\x89HDF\r\n\x1a\n"
 
 _READ_BYTES = 8 << 20
+_CHUNK_BYTES_MAX = 256 << 20
+"""A chunk above this is read in pieces, and decompressed for each."""
+
+_VARIABLE_BYTES = 64 << 10
+"""A guess at a value of variable length."""
+
 _ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, RecursionError)
 """What h5py raises over damaged files."""
 
@@ -85,7 +91,7 @@ class _File:
         except _ERRORS as e:
             raise self.damaged(e) from e
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -138,8 +144,11 @@ class _File:
                     path=self.path,
                     next_step="Name one of them: column='images'.",
                 )
-            if item.shape[0] and not item.is_virtual and not item.external and (
-                item.id.get_storage_size() < 1
+            if (
+                item.shape[0]
+                and not item.is_virtual
+                and not item.external
+                and (item.id.get_storage_size() < 1)
             ):
                 raise SourceError(
                     f"{self.path}: data set {name!r} of {item.shape[0]:,} rows was never written.",
@@ -219,9 +228,7 @@ def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
         return Rows(file.volume(), items[0][1].shape[0], parts, _labels(file, data, label))
 
 
-def _labels(
-    file: _File, data: tuple[str, ...], label: str | None
-) -> NDArray[np.int64] | None:
+def _labels(file: _File, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:
     if label is None:
         return None
     item = file.named((data[0], label))[1][1]
@@ -299,7 +306,9 @@ def _chunked_starts(file: _File, name: str, item: Any, row_bytes: int) -> NDArra
             f"{rows * row_bytes} or more", int(order[int(np.diff(order).argmin())]),
         )  # fmt: skip
     row = np.arange(count, dtype=np.int64)
-    return begin[row // rows] + (row % rows).astype(np.uint64) * np.uint64(row_bytes)
+    starts: NDArray[np.uint64] = begin[row // rows]
+    starts += (row % rows).astype(np.uint64) * np.uint64(row_bytes)
+    return starts
 
 
 def _each_chunk(item: Any, note: Callable[[Any], None]) -> None:
@@ -333,13 +342,13 @@ def _stream(
 
 def _rows_at_once(items: list[Any]) -> int:
     """Whole chunks of about 8 MiB: a chunk is decompressed as often as it is touched."""
-    row_bytes = sum(
-        int(np.prod(d.shape[1:], dtype=object)) * max(d.dtype.itemsize, 1 << 16 if d.dtype.hasobject
-            else 1) for d in items
-    )  # fmt: skip
-    rows = max(1, _READ_BYTES // max(1, row_bytes))
-    chunk = max((d.chunks[0] for d in items if d.chunks), default=1)
-    return max(rows // chunk * chunk, min(chunk, rows), 1)
+    row_bytes = 1
+    for item in items:
+        width = _VARIABLE_BYTES if item.dtype.hasobject else item.dtype.itemsize
+        row_bytes += int(np.prod(item.shape[1:], dtype=object)) * width
+    rows = _READ_BYTES // row_bytes
+    chunk: int = max((d.chunks[0] for d in items if d.chunks), default=1)
+    return max(rows // chunk * chunk, min(chunk, _CHUNK_BYTES_MAX // row_bytes), 1)
 
 
 def _row_bytes(row: Any) -> bytes:

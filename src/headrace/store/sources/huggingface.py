@@ -323,7 +323,9 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 parts.append((os.fsencode(name), bytes_of[c][at : at + int(values.length[k])]))
             if len(parts) < len(view.parts):
                 if options.on_error == "raise":
-                    raise_problems(_WHAT, null_problems(_WHAT, view.parts[len(parts)], np.array([i])))
+                    raise_problems(
+                        _WHAT, null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
+                    )
                 continue
             label = -1 if labels is None else int(labels[i])
             yield StreamItem(b"%0*d" % (digits, i), tuple(parts), label)

@@ -51,7 +51,11 @@ class Mappings:
         offset = int(fields[2], 16)
         path = fields[5].replace(b"\\012", b"\n").decode(errors="surrogateescape")
         last = self._found[-1] if self._found else None
-        if last and (last.path, last.end, last.offset + last.end - last.begin) == (path, begin, offset):
+        if last and (last.path, last.end, last.offset + last.end - last.begin) == (
+            path,
+            begin,
+            offset,
+        ):
             # The kernel splits a mapping where advice or protection differs.
             self._found[-1] = Mapping(last.begin, end, last.offset, path)
         else:

@@ -110,7 +110,9 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
             f"{file}: cannot be read: {e.strerror}.", path=file, next_step="Fetch the shard again."
         ) from e
     if size != raw.get("bytes"):
-        raise damaged(file, "size in bytes", f"{size:,}", f"{raw.get('bytes')}, as index.json says", 0)
+        raise damaged(
+            file, "size in bytes", f"{size:,}", f"{raw.get('bytes')}, as index.json says", 0
+        )
     return file
 
 
@@ -193,7 +195,9 @@ def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
         names, encodings = config["column_names"], config["column_encodings"]
         columns = [_Column(*c) for c in zip(names, encodings, config["column_sizes"], strict=True)]
     except (ValueError, RecursionError, LookupError, TypeError) as e:
-        raise damaged(path, "description of the columns", e, "the columns of an MDS shard", at) from e
+        raise damaged(
+            path, "description of the columns", e, "the columns of an MDS shard", at
+        ) from e
     for c in columns:
         good = isinstance(c.name, str) and isinstance(c.encoding, str)
         width = np.dtype(_SCALARS[c.encoding]).itemsize if good and c.encoding in _SCALARS else None
@@ -201,9 +205,7 @@ def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
         if not good or (width is not None and c.size != width):
             raise damaged(path, "a column", str(c)[:200], "its name, encoding and size", at)
     if not 0 < len({c.name for c in columns}) == len(columns) <= _COLUMNS_MAX:
-        raise damaged(
-            path, "columns", str(names)[:200], f"1 to {_COLUMNS_MAX} different names", at
-        )
+        raise damaged(path, "columns", str(names)[:200], f"1 to {_COLUMNS_MAX} different names", at)
     return columns
 
 
@@ -239,16 +241,22 @@ def _list_samples(
         at, stop = offsets[i], offsets[i + 1]
         head = window.read(at, min(head_bytes, stop - at))
         if len(head) < head_bytes:
-            raise damaged(window.path, f"size of sample {i}", stop - at, f"{head_bytes} or more", at)
+            raise damaged(
+                window.path, f"size of sample {i}", stop - at, f"{head_bytes} or more", at
+            )
         own = iter(np.frombuffer(head, "<u4").tolist())
-        ends = np.cumsum([at + head_bytes, *(next(own) if c.size is None else c.size for c in columns)])
+        ends = np.cumsum(
+            [at + head_bytes, *(next(own) if c.size is None else c.size for c in columns)]
+        )
         if int(ends[-1]) != stop:
             raise damaged(window.path, f"end of sample {i}", f"{int(ends[-1]):,}", f"{stop:,}", at)
         begin[i], end[i] = ends[:-1], ends[1:]
         if wanted is not None:
             first, last = int(ends[wanted]), int(ends[wanted + 1])
             numbers.append(_label(window, columns[wanted], first, last))
-    labels = None if wanted is None else label_array(numbers or np.zeros(0), window.path, label or "")
+    labels = (
+        None if wanted is None else label_array(numbers or np.zeros(0), window.path, label or "")
+    )
     return begin, end, labels
 
 

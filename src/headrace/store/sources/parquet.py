@@ -7,7 +7,7 @@ are read through pyarrow, row group by row group, and can only be packed.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class _File:
         if not 0 <= self.metadata.num_rows < ROWS_MAX:
             raise damaged(path, "number of rows", self.metadata.num_rows, f"below {ROWS_MAX:,}", 0)
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -65,7 +65,11 @@ def list_values(
     end = chunk.start + chunk.size
     if chunk.start < 4 or chunk.size < 0 or end > window.size:
         raise damaged(
-            window.path, "end of a column chunk", f"{end:,}", f"at most {window.size:,}", chunk.start
+            window.path,
+            "end of a column chunk",
+            f"{end:,}",
+            f"at most {window.size:,}",
+            chunk.start,
         )
     offset: array[int] = array("Q")
     length: array[int] = array("Q")
@@ -82,7 +86,9 @@ def list_values(
                     window.path, "number of values in a page", header.values,
                     f"at most {chunk.rows - len(offset)}", at,
                 )  # fmt: skip
-            _list_page(window, first, stop, header.values, chunk.width, offset, length)
+            found = _list_page(window, first, stop, header.values, chunk.width)
+            offset += found[0]
+            length += found[1]
         at = stop
     if len(offset) != chunk.rows:
         raise damaged(
@@ -92,15 +98,14 @@ def list_values(
 
 
 def _list_page(
-    window: Window, at: int, stop: int, values: int, width: int | None,
-    offset: array[int], length: array[int],
-) -> None:  # fmt: skip
+    window: Window, at: int, stop: int, values: int, width: int | None
+) -> tuple[array[int], array[int]]:
+    """Offsets and lengths of the values of one page, which lie from `at` to `stop`."""
     if width is not None:
         if stop - at != values * width:
             raise _misfit(window, stop - at, values * width, at)
-        offset.extend(range(at, stop, width))
-        length.extend([width] * values)
-        return
+        return array("Q", range(at, stop, width)), array("Q", [width]) * values
+    offset, length = array("Q"), array("Q")
     for k in range(values):
         if at + 4 > stop:
             raise _misfit(window, k, values, at)
@@ -115,6 +120,7 @@ def _list_page(
         at += size
     if at != stop:
         raise damaged(window.path, "end of a page's values", f"{at:,}", f"{stop:,}", at)
+    return offset, length
 
 
 def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
@@ -124,7 +130,9 @@ def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
     return damaged(window.path, "size of a page's values", found, expected, at)
 
 
-def _first_value(window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool) -> int:
+def _first_value(
+    window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool
+) -> int:
     """Where the values begin, behind the levels."""
     if header.compressed:
         raise NotInPlace(f"{window.path}: its pages are compressed")
@@ -143,7 +151,9 @@ def _first_value(window: Window, header: PageHeader, data: int, stop: int, *, nu
     if header.nulls:
         raise NotInPlace(f"{window.path}: a page holds nulls (offset {data:,})")
     if not data <= first <= stop:
-        raise damaged(window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data)
+        raise damaged(
+            window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data
+        )
     return first
 
 
@@ -208,11 +218,13 @@ def _page_header(fields: dict[int, Any]) -> PageHeader:
         raise _Bad(f"with {values} values")
     if kind == _DATA_PAGE:
         return PageHeader(packed, values, inner.get(2), compressed=plain != packed)
-    levels = [inner.get(k) for k in (5, 6)]
-    if not all(isinstance(x, int) and 0 <= x <= packed for x in levels):
-        raise _Bad(f"with levels of {levels} bytes")
+    levels = 0
+    for size in (inner.get(5), inner.get(6)):
+        if not isinstance(size, int) or not 0 <= size <= packed:
+            raise _Bad(f"with levels of {size} bytes")
+        levels += size
     return PageHeader(
-        packed, values, inner.get(4), sum(levels), inner.get(2) or 0, compressed=plain != packed
+        packed, values, inner.get(4), levels, inner.get(2) or 0, compressed=plain != packed
     )
 
 

@@ -70,7 +70,7 @@ class Rows:
     problems: list[Problem] = field(default_factory=list)
 
 
-class NotInPlace(Exception):  # noqa: N818 - no error: it says that another way must be taken
+class NotInPlace(Exception):
     """The rows' bytes lie in no one place of the file; the message says why."""
 
 
@@ -255,7 +255,11 @@ def stream_rows(
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:
     """Problems for rows without a value; the first thousand, and a line for the rest."""
-    found = [Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()]
+    found = [
+        Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()
+    ]
     if len(rows) > _PROBLEMS_KEPT:
-        found.append(Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null"))
+        found.append(
+            Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null")
+        )
     return found

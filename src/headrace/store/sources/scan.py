@@ -73,17 +73,23 @@ class SourceOptions:
 
 
 def source_options(
-    extensions: tuple[str, ...] | None,
-    prefix_names: bool,
-    on_error: str,
-    workers: int,
-    column: str | Sequence[str] | None,
-    label: str | None,
+    *,
+    extensions: tuple[str, ...] | None = None,
+    prefix_names: bool = False,
+    on_error: str = "raise",
+    workers: int = 8,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
 ) -> SourceOptions:
     """The options as `pack`, `append` and `index` are given them."""
     columns = (column,) if isinstance(column, str) else column
     return SourceOptions(
-        extensions, prefix_names, on_error, workers, None if columns is None else tuple(columns), label
+        extensions=extensions,
+        prefix_names=prefix_names,
+        on_error=on_error,
+        workers=workers,
+        column=None if columns is None else tuple(columns),
+        label=label,
     )
 
 

@@ -1,0 +1,239 @@
+"""Explain: what the data planes of this process do, who waits for whom, and what was tuned and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.control.controller import planes
+from headrace.control.evidence import STALL_BAD
+from headrace.plane.stage import KNOBS, latency_percentile_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.control.history import Window
+    from headrace.control.plane import Change, Plane
+    from headrace.plane.stage import StageStats
+
+__all__ = ["Explanation", "explain", "verdict"]
+
+CHANGES_SHOWN = 12
+
+VERDICTS = {
+    "consumer-bound": "the consumer is the slower side: data are ready when it asks",
+    "storage-bound": "the consumer waits for the storage",
+    "decode-bound": "the consumer waits for decoding",
+    "memory-bound": "the consumer waits for bytes that are in memory already: copying is the limit",
+    "idle": "nothing was delivered lately",
+}
+
+
+class Explanation:
+    """What `explain` found: text for people, a dictionary for programs."""
+
+    def __init__(self, found: Sequence[dict[str, Any]]) -> None:
+        self._found = list(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {"planes": self._found}
+
+    def __str__(self) -> str:
+        if not self._found:
+            return "No data plane is at work in this process, and none was."
+        return "\n\n".join(_text(plane) for plane in self._found)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def explain() -> Explanation:
+    """Tell what the data planes of this process do, and what the tuner did and why.
+
+    Planes that ended recently are told as well. Reads what the controller saw last, so it costs
+    nothing and may be called from any thread.
+
+    Returns:
+        Print it, or take its `as_dict()`.
+    """
+    working, ended = planes()
+    return Explanation([_plane(plane) for plane in (*ended, *working)])
+
+
+def verdict(window: Window, stages: Sequence[StageStats]) -> str:
+    """Who is the slower side: a key of `VERDICTS`."""
+    if window.batches == 0 and window.waited_s == 0.0:
+        return "idle"
+    if window.batches and window.stall <= STALL_BAD:
+        return "consumer-bound"
+    decoding_s = window.decode_busy_s + window.decode_wait_s
+    if decoding_s and window.decode_busy_s > 0.85 * decoding_s:
+        return "decode-bound"
+    if window.reads == 0 and window.batches and stages:
+        return "memory-bound"
+    return "storage-bound"
+
+
+def _plane(plane: Plane) -> dict[str, Any]:
+    window = plane.window()
+    stages = plane.stages
+    found = verdict(window, stages)
+    limits, knobs = plane.limits, plane.knobs
+    return {
+        "name": plane.name,
+        "ended": plane.ended,
+        "tuning": plane.enabled,
+        "verdict": found,
+        "simulation": next((stage.simulation for stage in stages if stage.simulation), ""),
+        "consumer": asdict(plane.consumer),
+        "recent": {
+            "seconds": window.seconds,
+            "samples_per_s": window.rate,
+            "bytes_per_s": window.bytes / window.seconds if window.seconds else 0.0,
+            "stall": window.stall,
+            "reads_per_s": window.read_rate,
+            "reads_in_flight": window.in_flight,
+            "latency_s_p50": window.latency_percentile_s(0.5),
+            "latency_s_p99": window.latency_percentile_s(0.99),
+        },
+        "knobs": {
+            name: {
+                "value": getattr(knobs, name),
+                "low": getattr(limits, name).low,
+                "high": getattr(limits, name).high,
+                "limit_from": limits.origins.get(name, "default"),
+                "frozen": name in plane.frozen,
+            }
+            for name in KNOBS
+            if getattr(knobs, name)
+        },
+        "stages": [_stage(stage) for stage in stages],
+        "doing": f"{plane.action}: {plane.reason}" if plane.action else "",
+        "changes": [_change(change) for change in plane.changes],
+    }
+
+
+def _stage(stage: StageStats) -> dict[str, Any]:
+    found = asdict(stage)
+    counts = found.pop("latency_us")
+    found["bytes_by_tier"] = dict(stage.bytes_by_tier)
+    found["latency_s_p50"] = latency_percentile_s(counts, 0.5)
+    found["latency_s_p99"] = latency_percentile_s(counts, 0.99)
+    return found
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "at_s": round(change.at_s, 3),
+        "action": change.action,
+        "turned": {
+            name: [getattr(change.before, name), value]
+            for name, value in change.after.changes_from(change.before).items()
+        },
+        "reason": change.reason,
+        "evidence": change.evidence,
+    }
+
+
+# -- as text ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"  {self.label:<10}{self.text}".rstrip()
+
+
+def _text(plane: dict[str, Any]) -> str:
+    state = "ended" if plane["ended"] else "at work"
+    tuned = "tuned" if plane["tuning"] else "not tuned"
+    title = f"{plane['name']} ({state}, {tuned})"
+    if plane["simulation"]:
+        title += f": {plane['simulation'].upper()}, no real storage"
+    recent = plane["recent"]
+    lines = [
+        _Line("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
+        _Line(
+            "consumer",
+            f"{recent['samples_per_s']:,.0f} samples/s, {_size(recent['bytes_per_s'])}/s, "
+            f"waits {recent['stall']:.1%} of its time (last {recent['seconds']:.1f} s); "
+            f"in all it worked {plane['consumer']['worked_s']:.1f} s "
+            f"and waited {plane['consumer']['waited_s']:.1f} s",
+        ),
+        _Line(
+            "storage",
+            f"{recent['reads_per_s']:,.0f} reads/s, {recent['reads_in_flight']:.1f} in flight, "
+            f"{recent['latency_s_p50'] * 1e3:.3g} ms (median), "
+            f"{recent['latency_s_p99'] * 1e3:.3g} ms (99 %)",
+        ),
+        *_stage_lines(plane["stages"]),
+        *_knob_lines(plane["knobs"]),
+        *_story(plane),
+    ]
+    return "\n".join([title, *map(str, lines)])
+
+
+def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
+    lines = []
+    for at, stage in enumerate(stages):
+        text = (
+            f"{stage['name']}: busy {stage['busy_s']:.1f} s, "
+            f"without work {stage['wait_input_s']:.1f} s, "
+            f"without room {stage['wait_output_s']:.1f} s; "
+            f"holds {_size(stage['buffered_bytes'])}, {_size(stage['ready_bytes'])} of it ready"
+        )
+        lines.append(_Line("stages" if at == 0 else "", text))
+        tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}
+        total = sum(tiers.values())
+        if total:
+            shares = (f"{name} {_size(n)} ({n / total:.0%})" for name, n in tiers.items())
+            lines.append(_Line("", f"{stage['name']} read from {', '.join(shares)}"))
+    return lines
+
+
+def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[_Line]:
+    lines = []
+    for at, (name, knob) in enumerate(knobs.items()):
+        form = _size if name == "buffer_bytes" else str
+        text = f"{name} {form(knob['value'])}"
+        if knob["frozen"]:
+            text += ", set explicitly: left alone"
+        else:
+            text += f", at most {form(knob['high'])} ({knob['limit_from']})"
+        lines.append(_Line("knobs" if at == 0 else "", text))
+    return lines
+
+
+def _story(plane: dict[str, Any]) -> list[_Line]:
+    changes = plane["changes"]
+    lines = []
+    hidden = len(changes) - CHANGES_SHOWN
+    if hidden > 0:
+        lines.append(f"{hidden} earlier changes")
+    for change in changes[-CHANGES_SHOWN:]:
+        turned = ", ".join(
+            f"{name} {_value(name, old)} -> {_value(name, new)}"
+            for name, (old, new) in change["turned"].items()
+        )
+        told = f"{change['at_s']:8.1f} s  {change['action']}: "
+        told += f"{turned}; {change['reason']}" if turned else change["reason"]
+        lines += [told, f"{'':12}[{change['evidence']}]"]
+    if plane["doing"] and not plane["ended"]:
+        lines.append(f"     now    {plane['doing']}")
+    return [_Line("story" if at == 0 else "", line) for at, line in enumerate(lines)]
+
+
+def _value(name: str, value: int) -> str:
+    return _size(value) if name == "buffer_bytes" else str(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,317 @@
+"""Dataset: whole batches in headrace's order as a `grain.IterDataset`.
+
+Its iterators know where they stand, as Grain's own do (`get_state`, `set_state`), and are saved
+with Orbax or by hand. `mp_prefetch` cuts the data set into one share of batches per worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import grain
+
+from headrace import api
+from headrace.config import Placement, place_in_job
+from headrace.errors import OrderError
+from headrace.frameworks.grain.elements import Decoder, Form, arrays_of, check_form, on_device
+from headrace.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from os import PathLike
+
+    from headrace.api import OrderName
+    from headrace.order import Order
+    from headrace.plane import Loader
+    from headrace.plane.cursor import Pass
+    from headrace.plane.skipped import OnError, Skipped
+    from headrace.plane.store_reader import Fetched
+
+__all__ = ["Dataset", "dataset"]
+
+
+# Grain is not typed where it counts, so for the type checker these are subclasses of Any.
+class Dataset(grain.IterDataset):  # type: ignore[misc]
+    """Whole batches of a store, in exact headrace order, for Grain and JAX.
+
+    An element is a dict of `data`, `labels`, `indices` and, for `elements="buffer"`, `offsets` and
+    `lengths`. As Grain has it, each `iter()` begins anew; an iterator's `get_state()` and
+    `set_state()` resume exactly, with another world size too.
+
+    Args:
+        store: an open store, or the path of one (or of a folder, a tar, ...).
+        batch_size: samples per batch and process.
+        order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`; see `headrace.loader`.
+        seed: another seed, another sequence of epochs.
+        elements: `rows` or `buffer`: what `data` is without `decode`; see the how-to page.
+        decode: `decode(bytes)` gives an array, or a dict or tuple of arrays, of a sample; `data` is
+            then their stack.
+        threads: threads that decode.
+        epochs: epochs that an iterator goes through; None: for ever.
+        device: where the arrays go, a `jax.Device` or a `jax.sharding.Sharding` over the batch axis;
+            None: numpy arrays.
+        rank: this process's place among `world_size`; both default to `jax.process_index()` of
+            `jax.process_count()` where there are several, else to what torchrun, MPI or Slurm say.
+        world_size: processes that share the samples.
+        tail: `exact`, `pad` or `drop`; see `headrace.loader`.
+        parts: parts to read of samples that have several; all if empty.
+        on_error: `raise`, or `skip` samples that cannot be read or decoded: batches get smaller.
+        options: fields of `headrace.config.ReaderOptions`.
+
+    Raises:
+        OrderError: batch size, rank or world size do not fit.
+        ValueError: an unknown order, part, option or form of elements.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        batch_size: int,
+        *,
+        order: OrderName | Order = "shuffled",
+        seed: int = 0,
+        elements: Form = "buffer",
+        decode: Callable[[Any], Any] | None = None,
+        threads: int = 2,
+        epochs: int | None = 1,
+        device: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        tail: Literal["drop", "pad", "exact"] | None = None,
+        parts: Sequence[str] = (),
+        on_error: OnError = "raise",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"epochs is {epochs}, expected at least 1, or None")
+        if threads < 0:
+            raise ValueError(f"threads is {threads}, expected at least 0")
+        placement = _place_in_jax(rank, world_size)
+        self.store = store if isinstance(store, Store) else api.open(store)
+        self._elements = elements
+        self._decode = decode
+        self._threads = threads
+        self._epochs = epochs
+        self._device = device
+        self._share: tuple[int, int] | None = None
+        self._arguments = {
+            "batch_size": batch_size,
+            "order": order,
+            "seed": seed,
+            "rank": placement.rank,
+            "world_size": placement.world_size,
+            "tail": tail,
+            "parts": tuple(parts),
+            "on_error": on_error,
+            **options,
+        }
+        loader = self._new_loader()
+        check_form(elements, loader.reader.part_names if decode is None else ("",))
+        self.steps_per_epoch = len(loader)
+
+    def __iter__(self) -> Batches:
+        if self._share is None:
+            return Batches(self, self._new_loader())
+        return ShareOfBatches(self, self._new_loader(), *self._share)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Take every n-th batch only: Grain calls it on the copies that its workers get.
+
+        Raises:
+            ValueError: a sequential slice, which would deliver batches out of order, or JAX arrays,
+                which do not pass from process to process.
+        """
+        if self._device is not None:
+            raise ValueError("device is given, but Grain's workers cannot hand on JAX arrays")
+        if sequential_slice:
+            raise ValueError("sequential_slice=True would change the order; leave it out")
+        self._share = (sl.start or 0, sl.step or 1)
+
+    def __str__(self) -> str:
+        return f"headrace.grain.Dataset({self.store.path!s})"
+
+    def _new_loader(self) -> Loader:
+        return api.loader(self.store, **self._arguments)
+
+    def _decoder_over(self, loader: Loader) -> Decoder | None:
+        if self._decode is None:
+            return None
+        on_error = self._arguments["on_error"]
+        return Decoder(self._decode, self._threads, self.store.names, on_error, loader.skipped)
+
+
+class Batches(grain.DatasetIterator):  # type: ignore[misc]
+    """Iterator over a `Dataset`. Its state counts the batches that it delivered.
+
+    Attributes:
+        skipped: samples that were left out so far.
+    """
+
+    def __init__(self, dataset: Dataset, loader: Loader) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._loader = loader
+        self._decoder = dataset._decoder_over(loader)  # noqa: SLF001 - its own other half
+        self._epochs = dataset._epochs  # noqa: SLF001
+        self._under_way: Iterator[Any] | None = None
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Samples that were left out so far."""
+        return self._loader.skipped
+
+    def __next__(self) -> dict[str, Any]:
+        """Return the next batch.
+
+        Raises:
+            HeadraceError: a sample cannot be read.
+            DecodeError: `decode` failed; names the sample.
+        """
+        self._assert_not_closed()
+        while self._epochs is None or self._loader.epoch < self._epochs:
+            if self._under_way is None:
+                self._under_way = self._batches()
+            try:
+                element: dict[str, Any] = next(self._under_way)
+            except StopIteration:
+                self._under_way = None
+                continue
+            except BaseException:
+                self.set_state(self.get_state())  # whoever asks again meets the same batch
+                raise
+            return element
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the iterator stands: plain values, under 300 bytes as JSON."""
+        return self._loader.state_dict()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            StateMismatch: the state belongs to other data or another order.
+            OrderError: the state is damaged.
+        """
+        self._stop()
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """End reading ahead and decoding. Batches stay valid."""
+        super().close()
+        if hasattr(self, "_under_way"):  # Grain closes iterators that were never made, too
+            self._stop()
+            self._loader.close()
+            if self._decoder is not None:
+                self._decoder.close()
+
+    def __str__(self) -> str:
+        return f"Batches({self._dataset})"
+
+    def _stop(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.close()  # type: ignore[attr-defined]  # a generator
+
+    def _batches(self) -> Generator[dict[str, Any], None, None]:
+        this = self._loader.cursor.begin()
+        fetched = self._read(this, range(this.steps))
+        try:
+            for step, one in enumerate(fetched):
+                element = self._element(one)
+                self._count(one)
+                this.delivered(step, one.asked)
+                if step + 1 == this.steps:
+                    this.finish()
+                yield element
+        finally:
+            fetched.close()
+
+    def _read(self, this: Pass, steps: range) -> Generator[Fetched, None, None]:
+        loader = self._loader
+        spans = (loader.slices.span(step, this.begin) for step in steps)
+        return loader.reader.stream(loader.order, this.epoch, spans)
+
+    def _count(self, one: Fetched) -> None:
+        self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads)
+
+    def _element(self, one: Fetched) -> dict[str, Any]:
+        dataset = self._dataset
+        if self._decoder is not None:
+            element = self._decoder(one.batch)
+        else:
+            element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
+        return element if dataset._device is None else on_device(element, dataset._device)  # noqa: SLF001
+
+
+class ShareOfBatches(Batches):
+    """Iterator over every n-th batch, in one of Grain's worker processes.
+
+    Its place is a step, counted through all epochs: workers take turns across their bounds too.
+    """
+
+    def __init__(self, dataset: Dataset, loader: Loader, first: int, stride: int) -> None:
+        super().__init__(dataset, loader)
+        self._first = first
+        self._stride = stride
+        self._go_to(first)
+
+    def _go_to(self, step: int) -> None:
+        self._step = step
+        self._loader.set_epoch(step // len(self._loader))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return where the iterator stands: plain values."""
+        return {**self._loader.state_dict(), "step": self._step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, by a worker with the same share.
+
+        Raises:
+            StateMismatch: the state belongs to other data or another order.
+            OrderError: the state is damaged, or belongs to another share.
+        """
+        self._stop()
+        step = state.get("step")
+        if step is None and state.get("epoch") == state.get("position") == 0:
+            step = self._first  # Grain asks the whole data set where workers begin
+        if not isinstance(step, int) or step < 0 or step % self._stride != self._first:
+            raise OrderError(
+                f"step is {step!r}, expected one of worker {self._first} of {self._stride}: Grain "
+                "resumes with as many workers as there were",
+            )
+        self._loader.load_state_dict({k: v for k, v in state.items() if k != "step"})
+        self._go_to(step)
+
+    def _batches(self) -> Generator[dict[str, Any], None, None]:
+        this = self._loader.cursor.begin()
+        fetched = self._read(this, range(self._step % this.steps, this.steps, self._stride))
+        try:
+            for one in fetched:
+                element = self._element(one)
+                self._count(one)
+                self._step += self._stride
+                yield element
+        finally:
+            fetched.close()
+        self._go_to(self._step)
+
+
+def dataset(store: Store | str | PathLike[str], batch_size: int, **arguments: Any) -> Dataset:
+    """Return a `grain.IterDataset` of whole batches; arguments are those of `Dataset`.
+
+    Raises:
+        OrderError: batch size, rank or world size do not fit.
+        ValueError: an unknown order, part, option or form of elements.
+    """
+    return Dataset(store, batch_size, **arguments)
+
+
+def _place_in_jax(rank: int | None, world_size: int | None) -> Placement:
+    if rank is None and world_size is None:
+        import jax
+
+        if jax.process_count() > 1:
+            return Placement(jax.process_index(), jax.process_count())
+    return place_in_job(rank, world_size)

@@ -1,0 +1,182 @@
+"""Elements: what a batch is for JAX: arrays in a dict, under `data`, `labels` and `indices`.
+
+numpy arrays lie over headrace's buffer without a copy, and JAX's CPU arrays lie over those without
+another: `jax.device_put` shares memory that is aligned to 64 bytes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from headrace.errors import DecodeError
+from headrace.plane.skipped import Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.plane import Batch
+    from headrace.plane.skipped import OnError
+
+__all__ = ["Decoder", "Form", "arrays_of", "check_form", "on_device"]
+
+Form = Literal["rows", "buffer"]
+"""`rows`: `data` is uint8, shape (samples, length), for samples of equal length; no copy where they
+lie one after the other. `buffer`: `data` is uint8, shape (bytes,), and `offsets` and `lengths` say
+where the samples lie in it; never a copy."""
+
+
+def check_form(form: Form, part_names: Sequence[str]) -> None:
+    """Check what can be known without a batch.
+
+    Raises:
+        ValueError: an unknown form, or rows of several parts.
+    """
+    if form not in get_args(Form):
+        raise ValueError(f"elements is {form!r}, expected one of {get_args(Form)}")
+    if form == "rows" and len(part_names) > 1:
+        raise ValueError(f"elements is 'rows', but several parts are read: {tuple(part_names)}")
+
+
+def arrays_of(batch: Batch, form: Form) -> dict[str, Any]:
+    """Return a batch as numpy arrays, see `Form`.
+
+    Raises:
+        ValueError: `rows` of samples that differ in length.
+    """
+    common = {"labels": batch.labels, "indices": batch.indices}
+    if form == "rows":
+        return {"data": _rows(batch), **common}
+    return {"data": batch.data, "offsets": batch.offsets, "lengths": batch.lengths, **common}
+
+
+def _rows(batch: Batch) -> NDArray[np.uint8]:
+    if len(batch) == 0:
+        return np.empty((0, 0), np.uint8)
+    length = int(batch.lengths[0])
+    if (batch.lengths != length).any():
+        low, high = int(batch.lengths.min()), int(batch.lengths.max())
+        raise ValueError(
+            f"elements is 'rows', but lengths are {low} to {high} bytes, expected all equal: "
+            "give decode=, or take 'buffer'",
+        )
+    if (np.diff(batch.offsets) == length).all():
+        start = int(batch.offsets[0])
+        return batch.data[start : start + len(batch) * length].reshape(len(batch), length)
+    rows = np.empty((len(batch), length), np.uint8)
+    for row, offset in zip(rows, batch.offsets, strict=True):
+        row[:] = batch.data[offset : offset + length]
+    return rows
+
+
+class Decoder:
+    """Decodes the samples of a batch in threads and stacks the results.
+
+    Args:
+        function: `decode(data)`; data is a read-only memoryview of the sample's bytes (a dict of
+            them by part, where several parts are read). Returns an array, or a dict or tuple of
+            arrays, of the same shapes for all samples.
+        threads: how many samples are decoded at a time; 0 decodes in the caller's thread.
+        names: the store's names, for errors.
+        on_error: what to do with a sample that cannot be decoded.
+        skipped: takes what was left out.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        threads: int,
+        names: Sequence[str],
+        on_error: OnError,
+        skipped: list[Skipped],
+    ) -> None:
+        self._function = function
+        self._names = names
+        self._on_error = on_error
+        self._skipped = skipped
+        self._pool = ThreadPoolExecutor(threads, "headrace-decode") if threads else None
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Return the decoded batch.
+
+        Raises:
+            DecodeError: the function failed; names the sample.
+            ValueError: no sample is left.
+        """
+        places = range(len(batch))
+        one_by_one = self._pool.map if self._pool else map
+        results = list(one_by_one(lambda i: self._decode(batch, i), places))
+        kept = []
+        for i, result in zip(places, results, strict=True):
+            if not isinstance(result, DecodeError):
+                kept.append(i)
+            elif self._on_error == "raise":
+                raise result
+            else:
+                self._skipped.append(Skipped(result.index, result.name, str(result)))
+        if not kept:
+            raise ValueError(
+                "a batch has no samples: all were skipped, or several ranks share an exact tail of "
+                "fewer samples; give tail='pad'",
+            )
+        return {
+            "data": _stacked([results[i] for i in kept]),
+            "labels": batch.labels[kept],
+            "indices": batch.indices[kept],
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _decode(self, batch: Batch, i: int) -> Any:
+        several = batch.offsets.ndim == 2
+        data: Any = {name: batch[i, name] for name in batch.part_names} if several else batch[i]
+        try:
+            return self._function(data)
+        except Exception as e:  # noqa: BLE001 - it is raised, or recorded, where the batch is made
+            index = int(batch.indices[i])
+            name = self._names[index]
+            error = DecodeError(
+                f"decoding sample {index} ({name!r}) failed: {type(e).__name__}: {e}.",
+                next_step="Mend the sample or the decode function, or pass on_error='skip'.",
+                index=index,
+                name=name,
+            )
+            error.__cause__ = e
+            return error
+
+
+def _stacked(samples: list[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, dict):
+        return {key: _stacked([sample[key] for sample in samples]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked(list(each)) for each in zip(*samples, strict=True))
+    return np.stack(samples)
+
+
+def on_device(element: dict[str, Any], place: Any) -> dict[str, Any]:
+    """Return a batch as JAX arrays; `indices` stay with the host, which counts with them.
+
+    Args:
+        element: numpy arrays.
+        place: a `jax.Device`, or a `jax.sharding.Sharding` whose first axis is the batch: then the
+            result is the global array of which this process holds its share.
+    """
+    import jax
+
+    def put(array: Any) -> Any:
+        if isinstance(place, jax.sharding.Sharding):
+            return jax.make_array_from_process_local_data(place, array)
+        return jax.device_put(array, place)
+
+    return {
+        key: value if key == "indices" else jax.tree.map(put, value)
+        for key, value in element.items()
+    }

@@ -1,0 +1,79 @@
+"""Knobs of the native reader are turned while it reads, and its statistics add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.config import ReaderOptions, reader_options
+from headrace.order import Shuffled
+from headrace.plane.store_reader import StoreReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = 300
+BYTES = 3000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> hr.Store:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for i in range(SAMPLES):
+        (folder / f"{i:04}").write_bytes(i.to_bytes(4, "little") * (BYTES // 4))
+    hr.pack(folder, tmp_path / "packed")
+    return hr.open(tmp_path / "packed")
+
+
+def deliver(reader: StoreReader, store: hr.Store, size: int = 10) -> list[int]:
+    order = Shuffled(len(store), seed=3)
+    spans = [(at, at + size) for at in range(0, len(store), size)]
+    return [int(i) for fetched in reader.stream(order, 0, spans) for i in fetched.batch.indices]
+
+
+def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
+    reader = StoreReader(store, ReaderOptions(engine="threads", direct="never"))
+    assert reader.stats() == {}
+    assert sorted(deliver(reader, store)) == list(range(SAMPLES))
+    stats = reader.stats()
+    assert stats["delivered_samples"] == SAMPLES
+    assert stats["delivered_bytes"] == SAMPLES * BYTES
+    assert stats["reads"] == sum(stats["latency_us"]) > 0
+    assert len(stats["latency_us"]) == 64
+    assert stats["bytes_by_tier"] == {"page_cache": 0, "source": stats["read_bytes"]}
+    assert stats["read_bytes"] >= SAMPLES * BYTES
+    assert stats["in_flight_s"] > 0
+    assert stats["busy_s"] > 0
+    assert (stats["in_flight"], stats["buffered_bytes"], stats["ready_bytes"]) == (0, 0, 0)
+    reader.close()
+
+
+def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
+    reader = StoreReader(store, ReaderOptions(engine="threads", direct="never"))
+    reader.turn(reads_in_flight=40)  # before there is one
+    assert sorted(deliver(reader, store, size=1)) == list(range(SAMPLES))
+    stats = reader.stats()
+    assert (stats["reads_in_flight"], stats["workers"]) == (40, 41)
+    reader.turn(buffer_bytes=1 << 20)
+    reader.close()
+    assert sorted(deliver(reader, store)) == list(range(SAMPLES))
+    stats = reader.stats()
+    assert (stats["reads_in_flight"], stats["buffer_bytes"]) == (40, 1 << 20)
+    with pytest.raises(ValueError, match="reads_in_flight is 0"):
+        reader.turn(reads_in_flight=0)
+    reader.close()
+
+
+def test_reads_never_outnumber_the_knob(store: hr.Store) -> None:
+    options, origins = reader_options({}, {"HEADRACE_READS_IN_FLIGHT": "3"})
+    assert origins["reads_in_flight"] == "environment"
+    reader = StoreReader(store, options)
+    reader.fetch(np.arange(SAMPLES))
+    assert reader.stats()["in_flight_most"] <= 3
+    reader.close()
+    with pytest.raises(ValueError, match="reads_in_flight is 0"):
+        ReaderOptions(reads_in_flight=0)
