@@ -357,4 +357,5 @@ def test_the_door_offers_exactly_these_names():
         "Sample",
         "StoreLoader",
         "TensorBatch",
+        "adopt",
     ]
