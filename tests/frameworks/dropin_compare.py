@@ -1,5 +1,6 @@
 """Comparing batches bit for bit, and running a loader from a known beginning."""
 
+# ruff: noqa: NPY002 - users draw from the global generators
 from __future__ import annotations
 
 import random

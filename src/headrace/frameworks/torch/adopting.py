@@ -43,9 +43,7 @@ def adopt(loader: Any) -> Any:
 def _arguments(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
     """The arguments that a loader was made with, from its attributes."""
     names = inspect.signature(torch_data.DataLoader.__init__).parameters
-    arguments = {
-        name: getattr(loader, name) for name in names if name not in {"self", "shuffle"}
-    }
+    arguments = {name: getattr(loader, name) for name in names if name not in {"self", "shuffle"}}
     if isinstance(loader.dataset, torch_data.IterableDataset):
         arguments |= {"sampler": None, "batch_sampler": None}
     elif loader.batch_sampler is not None:

@@ -36,7 +36,7 @@ from headrace.plane.ahead import AheadOptions, SharedLog
 from headrace.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace.frameworks.torch.dropin.progress import Resumption
 
@@ -103,7 +103,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             return StoreLoader(*args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - torch's signature
         self,
         dataset: torch_data.Dataset[T_co],
         batch_size: int | None = 1,
@@ -112,8 +112,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,  # noqa: FBT002 - torch's
-        drop_last: bool = False,  # noqa: FBT002 - torch's
+        pin_memory: bool = False,
+        drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
@@ -164,7 +164,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     # -- iterating ---------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         if self._is_pipe:
             return super().__iter__()
         resumption, self._resumption = self._resumption, None
@@ -181,7 +181,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         finally:
             self._starting = None
 
-    def _begin_in_process(self, resumption: Resumption) -> Iterator[Any]:
+    def _begin_in_process(self, resumption: Resumption) -> Any:
         """Begin where the data set draws from this process's generators: they go on, too."""
         resumption.beginning.restore(self, everything=resumption.under_way)
         iterator = self._begin_epoch() if resumption.under_way else None
@@ -189,8 +189,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             resumption.in_process.restore()
         return self._begin_epoch() if iterator is None else iterator
 
-    def _begin_epoch(self) -> Iterator[Any]:
-        iterator = self._iterator
+    def _begin_epoch(self) -> Any:
+        iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
             iterator.begin_epoch(self, Beginning.take(self))
             self._progress = iterator.progress
@@ -232,7 +232,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if reason is not None:
             if not self._told:
                 self._told = True
-                log.info("%s: nothing is read ahead, because %s", type(self.dataset).__name__, reason)
+                log.info(
+                    "%s: nothing is read ahead, because %s", type(self.dataset).__name__, reason
+                )
             return None
         if self._reading is None:
             shares = max(1, self.num_workers)
@@ -315,9 +317,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             taken = Snapshot.take() if resumed is None else resumed.in_process
             state["in_process"] = None if taken is None else taken.plain()
             if not self._map_style and under_way and hasattr(self.dataset, "state_dict"):
-                state["dataset"] = (
-                    self.dataset.state_dict() if resumed is None else resumed.dataset
-                )
+                state["dataset"] = self.dataset.state_dict() if resumed is None else resumed.dataset
         return state
 
     # -- what it does ------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class Arena:
 
     def __reduce__(self) -> Any:
         # Allowed only while a process is started, which gets the descriptor itself.
+        assert self._fd is not None, "an arena is sent before its processes have started"
         return _received, (reduction.DupFd(self._fd),)
 
 

@@ -48,7 +48,10 @@ class ArenaCollate:
         if out is None and nbytes <= INLINE_BYTES and self._is_plain(batch, first):
             return torch.stack(tuple(batch), 0)  # goes inline: no need of a shared-memory file
         if out is None:
-            return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+            theirs: torch.Tensor = torch_collate.collate_tensor_fn(
+                batch, collate_fn_map=collate_fn_map
+            )
+            return theirs
         return torch.stack(tuple(batch), 0, out=out)
 
     @staticmethod

@@ -19,14 +19,12 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from headrace.frameworks.torch.dropin.context import WorkerContext
 from headrace.frameworks.torch.dropin.messages import Coming
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.samplers import batches_drawable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from headrace.frameworks.torch.dropin.context import WorkerContext
     from headrace.frameworks.torch.dropin.progress import Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
 
@@ -46,8 +44,8 @@ class _Draws:
     """What both iterators do: skip what a state says is done, draw ahead, see the end."""
 
     progress: Progress
-    _sampler_iter: Iterator[Any]
-    _IterableDataset_len_called: int | None
+    _sampler_iter: Any
+    _IterableDataset_len_called: Any
     _num_yielded: int
     _skip: int
     _literal: deque[Any]
@@ -93,7 +91,6 @@ class _Draws:
                 self._drawable = 0
         self._ahead.extend(drawn)
         return drawn
-
 
     def __next__(self) -> Any:
         try:
@@ -266,11 +263,11 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         self._drawn_seed = seed
 
     @property
-    def _worker_queue_idx_cycle(self) -> Iterator[int]:
+    def _worker_queue_idx_cycle(self) -> Any:
         return self._cycle
 
     @_worker_queue_idx_cycle.setter
-    def _worker_queue_idx_cycle(self, cycle: Iterator[int]) -> None:
+    def _worker_queue_idx_cycle(self, cycle: Any) -> None:
         self._first_turn = self.progress.turn
         for _ in range(self._first_turn):
             next(cycle)
@@ -282,17 +279,15 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         """Begin the next epoch with the workers that are there."""
         tracks = self.progress.tracks
         seed = self.progress.base_seed
-        self.progress = Progress(
-            beginning, self._map_style, tracks, seed, fresh_workers=False
-        )
+        self.progress = Progress(beginning, self._map_style, tracks, seed, fresh_workers=False)
         for track in tracks:
             track.begin(track.latest)
         self._begin_draws(loader, None)
         self._reset(loader)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
         assert self._context is not None
-        super()._reset(loader, first_iter)  # type: ignore[no-untyped-call]
+        super()._reset(loader, first_iter)
         if not first_iter:
             for worker, mark in self._context.resumed():
                 self.progress.tracks[worker].begin(mark.snapshot)
@@ -304,7 +299,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         return index
 
     def _try_put_index(self) -> None:
-        super()._try_put_index()  # type: ignore[no-untyped-call]
+        super()._try_put_index()
         if self._drawable:
             self._foretell()
 
@@ -340,7 +335,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
-        super()._shutdown_workers()  # type: ignore[no-untyped-call]
+        super()._shutdown_workers()
         if self._context is not None:
             self._context.retire()
 

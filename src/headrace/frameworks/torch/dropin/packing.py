@@ -45,6 +45,10 @@ PROTOCOL = 4
 """What multiprocessing's queues use: objects pickle themselves as they would for torch."""
 
 
+# What ForkingPickler puts together for each pickle; both parts may still grow.
+_REDUCERS: Any = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # type: ignore[attr-defined] # noqa: SLF001
+
+
 class Packed(NamedTuple):
     """What goes through the pipe in a batch's place."""
 
@@ -83,11 +87,7 @@ class _Pieces:
 class _Pickler(pickle.Pickler):
     """Pickles a batch, and puts tensors aside."""
 
-    # As ForkingPickler has it; it would make one for each batch.
-    dispatch_table = ChainMap(
-        ForkingPickler._extra_reducers,  # type: ignore[attr-defined] # noqa: SLF001
-        copyreg.dispatch_table,
-    )
+    dispatch_table: Any = _REDUCERS
 
     def __init__(self, file: _Pieces, regions: Regions | None) -> None:
         super().__init__(file, PROTOCOL)
@@ -192,9 +192,7 @@ def pack(batch: Any, regions: Regions | None) -> Packed | None:
     return Packed(_send(regions, [region, *pickler.sent]), None, pickle_at)
 
 
-def _send(
-    regions: Regions | None, sent: Sequence[Region]
-) -> tuple[tuple[int, int, int], ...]:
+def _send(regions: Regions | None, sent: Sequence[Region]) -> tuple[tuple[int, int, int], ...]:
     if regions is None:
         return ()
     for region in sent:

@@ -139,9 +139,7 @@ class Track:
     def of(cls, plain: Mapping[str, Any]) -> Track:
         """Return what `plain` was made of."""
         snapshot = None if plain["randomness"] is None else Snapshot.of(plain["randomness"])
-        return cls(
-            plain["delivered"], snapshot, snapshot, plain["dataset"], list(plain["replay"])
-        )
+        return cls(plain["delivered"], snapshot, snapshot, plain["dataset"], list(plain["replay"]))
 
     def beginning(self) -> tuple[Mark | None, list[Any]]:
         """Return what a worker needs to go on from here."""
@@ -194,7 +192,9 @@ class Progress:
             "fresh_workers": self.fresh_workers,
             "delivered": self.delivered,
             "turn": self.turn,
-            "pending": [self.pending[idx] for idx in sorted(self.pending)] if self.map_style else [],
+            "pending": [self.pending[idx] for idx in sorted(self.pending)]
+            if self.map_style
+            else [],
             "workers": [track.plain() for track in self.tracks],
         }
 

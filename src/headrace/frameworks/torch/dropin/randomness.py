@@ -55,7 +55,9 @@ class Snapshot(NamedTuple):
         return {
             "torch": _text(self.torch_state),
             "python": [version, _text(np.asarray(words, np.uint32).tobytes()), gauss],
-            "numpy": [_text(self.numpy_state[0]), *self.numpy_state[1:]] if self.numpy_state else [],
+            "numpy": [_text(self.numpy_state[0]), *self.numpy_state[1:]]
+            if self.numpy_state
+            else [],
         }
 
     @classmethod

@@ -45,8 +45,8 @@ class Sender:
         self._closed = False
         self._thread: threading.Thread | None = None
         if self._direct:
-            self._lock = queue._wlock
-            self._fd = queue._writer.fileno()
+            self._lock = queue._wlock  # noqa: SLF001 - there is no other way past its thread
+            self._fd = queue._writer.fileno()  # noqa: SLF001
             self._room = select.poll()
             self._room.register(self._fd, select.POLLOUT)
 
@@ -60,7 +60,7 @@ class Sender:
             self._queue.put(message)
             return
         content = ForkingPickler.dumps(message)
-        self._queue._sem.acquire(False)  # the reader counts messages back
+        self._queue._sem.acquire(False)  # noqa: SLF001 - the reader counts messages back
         if self._busy or not self._write(content):
             self._leave_to_thread(bytes(content))
 
@@ -112,7 +112,7 @@ class Sender:
                 content = self._waiting.popleft()
             try:
                 with self._lock:
-                    self._queue._writer.send_bytes(content)
+                    self._queue._writer.send_bytes(content)  # noqa: SLF001
             except OSError:  # the queue was closed: nobody waits for more
                 with self._wake:
                     self._waiting.clear()

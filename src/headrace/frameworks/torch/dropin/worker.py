@@ -65,14 +65,16 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
     stateful = dataset if _is_stateful_iterable(dataset, arguments["dataset_kind"]) else None
     answers = AnswerQueue(arguments["data_queue"], plan.worker, regions, stateful, watcher)
     tasks = TaskQueue(arguments["index_queue"], answers, plan.replay, watcher)
-    beginning = functools.partial(_begin, arguments["init_fn"], plan.mark, stateful)
+    init_fn = arguments["init_fn"]
+    if plan.mark is not None:
+        init_fn = functools.partial(_begin, init_fn, plan.mark, stateful)
     try:
         loop(
             **{
                 **arguments,
                 "data_queue": answers,
                 "index_queue": tasks,
-                "init_fn": beginning if plan.mark is not None else arguments["init_fn"],
+                "init_fn": init_fn,
             }
         )
         if not arguments["done_event"].is_set():
@@ -235,7 +237,8 @@ class AnswerQueue:
         try:
             packed = pack(data, self._regions)
         except Exception:  # noqa: BLE001 - torch's queue would print it and let the consumer wait for ever
-            return ExceptionWrapper(where=f"in DataLoader worker process {self._worker}")
+            where = f"in DataLoader worker process {self._worker}"
+            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         return data if packed is None else packed
 
     def _mark(self, *, anyway: bool) -> Mark | None:
