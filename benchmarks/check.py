@@ -35,7 +35,20 @@ class FlatBatch:
     """Compared with the samples' own classes where the engine delivers labels."""
 
 
-Batch = FlatBatch | Sequence[bytes | memoryview]
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """Samples that stay where they are: only their stamps were cut out."""
+
+    heads: NDArray[np.uint64]
+    tails: NDArray[np.uint64]
+    nbytes: int
+    """What the samples hold."""
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+
+Batch = FlatBatch | Stamped | Sequence[bytes | memoryview]
 
 
 def _stamps_at(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -50,6 +63,8 @@ def stamps(batch: Batch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         if len(batch.starts) and int((batch.ends - batch.starts).min()) < STAMP.size:
             raise WrongDeliveryError("a sample is shorter than its stamp")
         return _stamps_at(batch.data, batch.starts), _stamps_at(batch.data, batch.ends - STAMP.size)
+    if isinstance(batch, Stamped):
+        return batch.heads, batch.tails
     heads = np.frombuffer(b"".join([sample[: STAMP.size] for sample in batch]), "<u8")
     tails = np.frombuffer(b"".join([sample[-STAMP.size :] for sample in batch]), "<u8")
     if not len(heads) == len(tails) == len(batch):
@@ -60,10 +75,12 @@ def stamps(batch: Batch) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 def _bytes_in(batch: Batch) -> int:
     if isinstance(batch, FlatBatch):
         return int((batch.ends - batch.starts).sum())
-    return sum(map(len, batch))
+    return batch.nbytes if isinstance(batch, Stamped) else sum(map(len, batch))
 
 
 def _thinned(batch: Batch, every: int) -> Batch:
+    if isinstance(batch, Stamped):
+        return Stamped(batch.heads[::every], batch.tails[::every], batch.nbytes)
     if not isinstance(batch, FlatBatch):
         return batch[::every]
     labels = None if batch.labels is None else batch.labels[::every]

@@ -273,6 +273,37 @@ def _write_hf(data: DataSet, path: Path) -> None:
         writer.finalize()
 
 
+# ---- TFRecord and ArrayRecord, in the frameworks' environment ----
+
+_RECORD_SHARDS = 16
+
+
+def _shards(data: DataSet, path: Path, suffix: str) -> Iterator[tuple[str, range]]:
+    edges = np.linspace(0, data.samples, min(_RECORD_SHARDS, data.samples) + 1).astype(int)
+    for number, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
+        yield str(path / f"data-{number:03d}.{suffix}"), range(start, stop)
+
+
+def _write_tfrecord(data: DataSet, path: Path) -> None:
+    import tensorflow as tf
+
+    for shard, part in _shards(data, path, "tfrecord"):
+        with tf.io.TFRecordWriter(shard) as out:
+            for index in part:
+                out.write(datasets.payload(data, index))
+
+
+def _write_arrayrecord(data: DataSet, path: Path) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    for shard, part in _shards(data, path, "array_record"):
+        # One record a group, as its documentation wants it for random access.
+        out = ArrayRecordWriter(shard, "group_size:1,uncompressed")
+        for index in part:
+            out.write(datasets.payload(data, index))
+        out.close()
+
+
 # ---- headrace ----
 
 
@@ -289,6 +320,8 @@ FORMS: dict[str, Callable[[DataSet, Path], None]] = {
     "lmdb": _write_lmdb,
     "litdata": _write_litdata,
     "hf": _write_hf,
+    "tfrecord": _write_tfrecord,
+    "arrayrecord": _write_arrayrecord,
     "headrace": _write_headrace,
 }
 

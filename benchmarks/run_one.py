@@ -193,7 +193,7 @@ def run(spec: RunSpec) -> Run:
 
 
 def _run_loader(spec: RunSpec, path: Path, paths: list[Path], result: Run) -> None:
-    command = [sys.executable, "-m", "benchmarks.engine_process"]
+    command = [loaders.interpreter(spec.engine), "-m", "benchmarks.engine_process"]
     options = {
         "engine": spec.engine,
         "dataset": spec.data.name,

@@ -39,9 +39,7 @@ class Target:
     note: str = ""
 
 
-def _at_least(
-    name: str, results: Results, key: Key, against: Sequence[str], bound: float
-) -> Target:
+def at_least(name: str, results: Results, key: Key, against: Sequence[str], bound: float) -> Target:
     """`key` must be `bound` times the best engine of `against`, in the same cell."""
     required = f">= {bound:g} x"
     best = results.best(key.dataset, key.temperature, against)
@@ -83,17 +81,17 @@ def _speed(results: Results) -> list[Target]:
     b_hot, b_cold = _headrace("B", "hot"), _headrace("B", "cold")
     peers, prefix = loaders.PEERS, limits.PREFIX
     return [
-        _at_least("A hot / two-thread pread limit", results, a_hot, [f"{prefix}pread:2"], 0.9),
-        _at_least("A hot / best peer", results, a_hot, peers, 1.3),
-        _at_least("A hot / DataLoader, 2 workers", results, a_hot, ["torch2"], 10),
-        _at_least(
+        at_least("A hot / two-thread pread limit", results, a_hot, [f"{prefix}pread:2"], 0.9),
+        at_least("A hot / best peer", results, a_hot, peers, 1.3),
+        at_least("A hot / DataLoader, 2 workers", results, a_hot, ["torch2"], 10),
+        at_least(
             "A cold / io_uring limit", results, a_cold, _uring(results, "A", limits.URING), 0.9
         ),
-        _at_least("A cold / best peer", results, a_cold, peers, 1.3),
+        at_least("A cold / best peer", results, a_cold, peers, 1.3),
         _at_most("A cold, CPU", "s/GB", results.median(a_cold, "cpu_s_per_gb"), CPU_S_PER_GB_MAX),
-        _at_least("B hot / one-thread C mmap limit", results, b_hot, [f"{prefix}mmap:1"], 1.5),
-        _at_least("B hot / best peer", results, b_hot, peers, 4),
-        _at_least(
+        at_least("B hot / one-thread C mmap limit", results, b_hot, [f"{prefix}mmap:1"], 1.5),
+        at_least("B hot / best peer", results, b_hot, peers, 4),
+        at_least(
             "B cold / 4 kB IOPS limit", results, b_cold, _uring(results, "B", limits.URING_4K), 0.9
         ),
         _blocked(results),
@@ -102,7 +100,7 @@ def _speed(results: Results) -> list[Target]:
 
 def _blocked(results: Results) -> Target:
     key = Key("B", "cold", "headrace-blocked")
-    target = _at_least("B cold, blocked / exact order", results, key, ["headrace"], 5)
+    target = at_least("B cold, blocked / exact order", results, key, ["headrace"], 5)
     runs = results.cell(key)
     if not runs:
         return target

@@ -8,11 +8,12 @@ nobody reads would measure nothing). `load` imports, `open` opens, `batches` del
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from benchmarks.check import Batch
     from benchmarks.datasets import DataSet
@@ -69,6 +70,23 @@ _MODULES = {
 }
 
 LOADERS = tuple(_MODULES)
+
+_ADAPTERS = {
+    "tf-files": "tensorflow_data:Files",
+    "tf-records": "tensorflow_data:Records",
+    "headrace-tf": "tensorflow_data:Headrace",
+    "headrace-tf-files": "tensorflow_data:HeadraceFiles",
+    "headrace-tf-strings": "tensorflow_data:HeadraceStrings",
+    "grain0": "grain_records:Grain0",
+    "grain2": "grain_records:Grain2",
+    "headrace-grain": "grain_records:Headrace",
+    "headrace-jax": "grain_records:HeadraceJax",
+}
+
+ADAPTERS = tuple(_ADAPTERS)
+"""Engines of `plane_parts/adapters.py`, which run in the frameworks' own environment."""
+
+_FRAMEWORKS = Path(__file__).resolve().parents[2] / ".venv-frameworks/bin/python"
 PEERS = ("torch0", "torch2", "lmdb", "litdata", "spdl", "hf")
 
 PACKAGES = {
@@ -93,15 +111,30 @@ FORMS = {
     "hf": "hf",
     "headrace": "headrace",
     "headrace-blocked": "headrace",
+    "tf-files": "files",
+    "tf-records": "tfrecord",
+    "headrace-tf": "headrace",
+    "headrace-tf-files": "files",
+    "headrace-tf-strings": "headrace",
+    "grain0": "arrayrecord",
+    "grain2": "arrayrecord",
+    "headrace-grain": "headrace",
+    "headrace-jax": "headrace",
 }
 """Each engine's form, readable without importing the engine."""
 
 
+def interpreter(name: str) -> str:
+    """The Python that runs an engine."""
+    return str(_FRAMEWORKS) if name in _ADAPTERS else sys.executable
+
+
 def create(name: str) -> Loader:
     """The engine called `name`, or the one at `module:Class` (tests bring their own)."""
-    if name not in _MODULES and ":" not in name:
-        raise ValueError(f"engine is {name!r}, one of {', '.join(_MODULES)} is known")
-    where = f"benchmarks.loaders.{_MODULES[name]}" if name in _MODULES else name
+    known = {**_MODULES, **_ADAPTERS}
+    if name not in known and ":" not in name:
+        raise ValueError(f"engine is {name!r}, one of {', '.join(known)} is known")
+    where = f"benchmarks.loaders.{known[name]}" if name in known else name
     module, _, attribute = where.partition(":")
     loader: Loader = getattr(importlib.import_module(module), attribute)()
     return loader

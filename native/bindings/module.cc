@@ -9,7 +9,9 @@
 #include "bindings/file_reader.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
+#include "bindings/remote.h"
 #include "bindings/sample_cache.h"
+#include "bindings/slow.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -19,6 +21,8 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_errors(m);
   headrace::bindings::register_checksum(m);
   headrace::bindings::register_directory(m);
+  headrace::bindings::register_slow(m);
+  headrace::bindings::register_remote(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.h"
+#include "bindings/remote.h"
 #include "core/error.h"
 #include "io/reader.h"
 
@@ -25,36 +26,6 @@ using io::Catalog;
 using io::Job;
 using io::Reader;
 
-// The descriptions that Python hands over: (kind, path, bytes, mtime_ns or -1).
-std::unique_ptr<io::Volume> make_volume(const nb::tuple& entry) {
-  const auto kind = nb::cast<std::string>(entry[0]);
-  if (kind != "file" && kind != "tree") {
-    throw Error(ErrorKind::kInvalidArgument, "volume kind '" + kind + "', expected file or tree");
-  }
-  const auto path = nb::cast<nb::bytes>(entry[1]);
-  return std::make_unique<io::Volume>(
-      kind == "tree" ? io::VolumeKind::kTree : io::VolumeKind::kFile, path.c_str(),
-      nb::cast<uint64_t>(entry[2]), nb::cast<int64_t>(entry[3]));
-}
-
-// Holds the catalog and an arena for single reads.
-struct CatalogHandle {
-  std::shared_ptr<Catalog> catalog = std::make_shared<Catalog>();
-  std::shared_ptr<Arena> arena = Arena::make(16 << 20);
-
-  explicit CatalogHandle(const nb::list& segments) {
-    for (const nb::handle item : segments) {
-      const auto segment = nb::cast<nb::tuple>(item);
-      std::vector<std::unique_ptr<io::Volume>> volumes;
-      for (const nb::handle entry : nb::cast<nb::list>(segment[1])) {
-        volumes.push_back(make_volume(nb::cast<nb::tuple>(entry)));
-      }
-      catalog->add_segment(nb::cast<std::shared_ptr<Directory>>(segment[0]), std::move(volumes));
-    }
-    catalog->seal();
-  }
-};
-
 template <class T>
 T choice(const std::string& value, std::initializer_list<std::pair<const char*, T>> values,
          const char* what) {
@@ -67,15 +38,51 @@ T choice(const std::string& value, std::initializer_list<std::pair<const char*, 
               std::string(what) + " is '" + value + "', expected one of " + expected);
 }
 
+// The descriptions that Python hands over: (kind, path, bytes, mtime_ns or -1).
+std::unique_ptr<io::Volume> make_volume(const nb::tuple& entry) {
+  const auto kind = nb::cast<std::string>(entry[0]);
+  const auto path = nb::cast<nb::bytes>(entry[1]);
+  return std::make_unique<io::Volume>(choice<io::VolumeKind>(kind,
+                                                             {{"file", io::VolumeKind::kFile},
+                                                              {"tree", io::VolumeKind::kTree},
+                                                              {"remote", io::VolumeKind::kRemote}},
+                                                             "volume kind"),
+                                      path.c_str(), nb::cast<uint64_t>(entry[2]),
+                                      nb::cast<int64_t>(entry[3]));
+}
+
+// Holds the catalog and an arena for single reads.
+struct CatalogHandle {
+  std::shared_ptr<Catalog> catalog = std::make_shared<Catalog>();
+  std::shared_ptr<Arena> arena = Arena::make(16 << 20);
+
+  CatalogHandle(const nb::list& segments, nb::object remote) {
+    catalog->set_remote(remote_engine_of(std::move(remote)));
+    for (const nb::handle item : segments) {
+      const auto segment = nb::cast<nb::tuple>(item);
+      std::vector<std::unique_ptr<io::Volume>> volumes;
+      for (const nb::handle entry : nb::cast<nb::list>(segment[1])) {
+        volumes.push_back(make_volume(nb::cast<nb::tuple>(entry)));
+      }
+      catalog->add_segment(nb::cast<std::shared_ptr<Directory>>(segment[0]), std::move(volumes));
+    }
+    catalog->seal();
+  }
+};
+
 // Ends the reader's threads when Python lets go of it. In a forked child it is left alone.
 struct ReaderHandle {
   std::shared_ptr<Reader> reader;
 
   ReaderHandle(const CatalogHandle& catalog, std::vector<int> parts, const std::string& engine,
                const std::string& direct, unsigned queue_depth, unsigned threads, unsigned workers,
-               unsigned reads_in_flight, uint64_t budget_bytes, bool verify) {
+               unsigned reads_in_flight, uint64_t budget_bytes, bool verify, double deadline_s,
+               std::shared_ptr<io::SlowModel> simulate, nb::object remote) {
     io::ReaderOptions options;
     options.reads_in_flight = reads_in_flight;
+    options.remote_deadline_s = deadline_s;
+    options.slow = std::move(simulate);
+    options.remote = remote_engine_of(std::move(remote));
     options.engine = choice<io::EngineChoice>(engine,
                                               {{"auto", io::EngineChoice::kAuto},
                                                {"uring", io::EngineChoice::kUring},
@@ -176,6 +183,7 @@ nb::dict stats(const Batch& batch) {
   d["cached_reads"] = batch.stats.cached_reads;
   d["direct_reads"] = batch.stats.direct_reads;
   d["buffered_reads"] = batch.stats.buffered_reads;
+  d["remote_reads"] = batch.stats.remote_reads;
   d["opened_files"] = batch.stats.opened_files;
   d["bytes_read"] = batch.stats.bytes_read;
   return d;
@@ -220,10 +228,12 @@ void register_batch(nb::module_& m) {
 
 void register_catalog(nb::module_& m) {
   nb::class_<CatalogHandle>(m, "Catalog", "Directories and volumes of an open store.")
-      .def(nb::init<const nb::list&>(), "segments"_a,
-           nb::sig("def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, "
-                   "int]]]]) -> None"),
-           "segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]")
+      .def(
+          nb::init<const nb::list&, nb::object>(), "segments"_a, "remote"_a = nb::none(),
+          nb::sig("def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, "
+                  "int]]]], remote: typing.Any = None) -> None"),
+          "segments: [(Directory, [(kind, path, bytes, mtime_ns or -1), ...]), ...]; kind is file, "
+          "tree or remote. remote: what reads the remote ones.")
       .def_prop_ro("samples", [](const CatalogHandle& c) { return c.catalog->samples(); })
       .def_prop_ro(
           "part_names",
@@ -263,9 +273,16 @@ void register_reader(nb::module_& m) {
       .def_prop_ro("done", &Job::done);
   nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
       .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
-                    unsigned, unsigned, unsigned, unsigned, uint64_t, bool>(),
+                    unsigned, unsigned, unsigned, unsigned, uint64_t, bool, double,
+                    std::shared_ptr<io::SlowModel>, nb::object>(),
            "catalog"_a, nb::kw_only(), "parts"_a, "engine"_a, "direct"_a, "queue_depth"_a,
-           "threads"_a, "workers"_a, "reads_in_flight"_a = 0, "budget_bytes"_a, "verify"_a)
+           "threads"_a, "workers"_a, "reads_in_flight"_a = 0, "budget_bytes"_a, "verify"_a,
+           "deadline_s"_a = 300.0, "simulate"_a = nb::none(), "remote"_a = nb::none(),
+           nb::sig("def __init__(self, catalog: Catalog, *, parts: collections.abc.Sequence[int], "
+                   "engine: str, direct: str, queue_depth: int, threads: int, workers: int, "
+                   "reads_in_flight: int = 0, budget_bytes: int, verify: bool, "
+                   "deadline_s: float = 300.0, simulate: SlowModel | None = None, "
+                   "remote: typing.Any = None) -> None"))
       .def(
           "submit",
           [](ReaderHandle& h, const ArrayIn<int64_t>& indices) {

@@ -31,6 +31,7 @@ struct BatchStats {
   uint64_t cached_reads = 0;  // gathered from the page cache
   uint64_t direct_reads = 0;  // requests with O_DIRECT
   uint64_t buffered_reads = 0;
+  uint64_t remote_reads = 0;
   uint64_t opened_files = 0;
   uint64_t bytes_read = 0;  // asked from the system, alignment and gaps included
 };

@@ -84,8 +84,11 @@ void Catalog::seal() {
   getrlimit(RLIMIT_NOFILE, &limit);
   const int64_t free =
       static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)) - open_descriptors();
+  const auto files = std::count_if(volumes_.begin(), volumes_.end(), [](const auto& volume) {
+    return volume->kind() != VolumeKind::kRemote;
+  });
   // A volume may hold two descriptors, buffered and direct.
-  open_per_read_ = static_cast<int64_t>(2 * volumes_.size()) > free - kDescriptorHeadroom;
+  open_per_read_ = 2 * files > free - kDescriptorHeadroom;
 }
 
 const Segment& Catalog::later_segment_of(uint64_t index) const {
@@ -114,8 +117,8 @@ void Catalog::fail_extent(const Segment& segment, uint64_t sample, const Extent&
 }
 
 bool Catalog::read_extent(const Segment& segment, uint64_t sample, const Extent& extent,
-                          uint64_t start, uint64_t length, std::byte* dest,
-                          Failure* failure) const {
+                          uint64_t start, uint64_t length, std::byte* dest, Failure* failure,
+                          const RemoteCall* remote) const {
   *failure = {0,
               FailureKind::kSystem,
               0,
@@ -126,7 +129,12 @@ bool Catalog::read_extent(const Segment& segment, uint64_t sample, const Extent&
               extent.length};
   Volume& v = volume(segment.volume_base + extent.volume);
   int64_t got;
-  if (v.kind() == VolumeKind::kTree) {
+  if (v.kind() == VolumeKind::kRemote) {
+    got = remote == nullptr || remote->engine == nullptr
+              ? -ENOTSUP
+              : read_remote(*remote, segment.volume_base + extent.volume, v.path(),
+                            extent.offset + start, length, dest);
+  } else if (v.kind() == VolumeKind::kTree) {
     std::string name;
     segment.directory->name(sample, &name);
     if (!stays_below(name)) {
@@ -192,7 +200,8 @@ std::shared_ptr<Batch> Catalog::read_one(Arena& arena, int64_t index, int part, 
     batch->bytes = length;
     Failure failure;
     auto* dest = const_cast<std::byte*>(batch->buffer->data);
-    if (!read_extent(segment, sample, extent, from, length, dest, &failure)) {
+    const RemoteCall remote{remote_, batch->buffer};
+    if (!read_extent(segment, sample, extent, from, length, dest, &failure, &remote)) {
       batch->failures.push_back(failure);
     } else if (verify && segment.directory->has_crc() && length == extent.length) {
       failure.crc_found = crc32c(0, dest, length);

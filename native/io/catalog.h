@@ -9,6 +9,7 @@
 
 #include "core/directory.h"
 #include "io/batch.h"
+#include "io/remote_engine.h"
 #include "io/volume.h"
 
 namespace headrace::io {
@@ -29,6 +30,9 @@ class Catalog {
  public:
   void add_segment(std::shared_ptr<Directory> directory,
                    std::vector<std::unique_ptr<Volume>> volumes);
+  // What reads the remote volumes. Before the first read.
+  void set_remote(std::shared_ptr<RemoteEngine> engine) { remote_ = std::move(engine); }
+  const std::shared_ptr<RemoteEngine>& remote() const { return remote_; }
   // Decides how volumes are opened. Call once after the last segment.
   void seal();
 
@@ -68,8 +72,10 @@ class Catalog {
                                   int64_t size, bool verify) const;
   // Reads exactly the bytes of an extent with buffered system calls: the slow and certain way, used
   // for single samples and for a second try. Returns 0 or a FailureKind in *failure.
+  // `remote` says how remote volumes are read; may be null where there are none.
   bool read_extent(const Segment& segment, uint64_t sample, const Extent& extent, uint64_t start,
-                   uint64_t length, std::byte* dest, Failure* failure) const;
+                   uint64_t length, std::byte* dest, Failure* failure,
+                   const RemoteCall* remote = nullptr) const;
 
  private:
   const Segment& later_segment_of(uint64_t index) const;
@@ -79,6 +85,7 @@ class Catalog {
   std::vector<Segment> segments_;
   std::vector<std::unique_ptr<Volume>> volumes_;
   std::vector<std::string> part_names_;
+  std::shared_ptr<RemoteEngine> remote_;
   uint64_t samples_ = 0;
   bool open_per_read_ = false;
 };

@@ -59,8 +59,8 @@ std::string Job::waiting_for() const {
       break;
   }
   const uint64_t done = plan_->requests_done.load();
-  std::string text = std::to_string(plan_->requests.size() - done) + " of " +
-                     std::to_string(plan_->requests.size()) + " reads";
+  const uint64_t reads = plan_->requests.size() + plan_->remote.size();
+  std::string text = std::to_string(reads - done) + " of " + std::to_string(reads) + " reads";
   for (const Run& run : plan_->runs) {
     if (run.requests_left.load() == 0) continue;
     return text + ", one of them in volume " + reader_->catalog_->volume(run.volume).path() +

@@ -20,7 +20,12 @@ enum class Route : uint8_t {
   kDirect,    // O_DIRECT, coalesced into runs
   kBuffered,  // through the page cache, coalesced into runs
   kPath,      // open, read, close
+  kRemote,    // by the remote engine, coalesced into runs
 };
+
+inline bool is_run(Route route) {
+  return route == Route::kDirect || route == Route::kBuffered || route == Route::kRemote;
+}
 
 // One selected part of one sample.
 struct Slot {
@@ -35,6 +40,7 @@ struct Slot {
   bool has_crc = false;
   Route route = Route::kNone;
   bool ok = true;
+  bool timed_out = false;  // a second try would wait as long again
 };
 
 // Neighbouring slots of one volume that are read as one range.
@@ -68,6 +74,7 @@ struct Plan {
   std::vector<Run> runs;
   std::vector<Read> gathers;
   std::vector<Read> requests;
+  std::vector<Read> remote;       // the same for remote volumes
   std::deque<std::string> paths;  // stable addresses for Read::path
   std::atomic<uint64_t> requests_done{0};
   uint64_t sample_bytes = 0;    // of all slots, counted when the plan was carried out

@@ -15,6 +15,9 @@ ReaderOptions sane(ReaderOptions options) {
   options.request_bytes_max =
       align_up(std::clamp<uint64_t>(options.request_bytes_max, 4096, 1 << 30), 4096);
   options.coalesce_gap_bytes = std::min<uint64_t>(options.coalesce_gap_bytes, 1 << 30);
+  options.remote_request_bytes_max =
+      std::clamp<uint64_t>(options.remote_request_bytes_max, 1, 1 << 30);
+  options.remote_gap_bytes = std::min<uint64_t>(options.remote_gap_bytes, 1 << 30);
   return options;
 }
 
@@ -119,7 +122,7 @@ void Planner::choose(Plan& plan) const {
   }
   for (const uint32_t slot : order) {
     const Route route = plan.slots[slot].route;
-    if (route == Route::kDirect || route == Route::kBuffered) plan.sorted.push_back(slot);
+    if (is_run(route)) plan.sorted.push_back(slot);
   }
   std::sort(plan.sorted.begin(), plan.sorted.end(), [&](uint32_t a, uint32_t b) {
     const Slot& x = plan.slots[a];
@@ -135,13 +138,14 @@ void Planner::choose_volume(Plan& plan, std::span<uint32_t> slots, uint32_t numb
     for (const uint32_t slot : slots) plan.slots[slot].route = route;
   };
   Volume& volume = catalog_.volume(number);
+  if (volume.kind() == VolumeKind::kRemote) return set_all(Route::kRemote);
   if (volume.kind() == VolumeKind::kTree || catalog_.open_per_read()) {
     return set_all(Route::kPath);
   }
-  const bool may_gather =
-      options_.engine == EngineChoice::kAuto || options_.engine == EngineChoice::kMmap;
+  const bool may_gather = options_.slow == nullptr && (options_.engine == EngineChoice::kAuto ||
+                                                       options_.engine == EngineChoice::kMmap);
   const bool may_direct = options_.direct != DirectReads::kNever;
-  if (options_.engine == EngineChoice::kMmap && volume.mapping() != nullptr) {
+  if (may_gather && options_.engine == EngineChoice::kMmap && volume.mapping() != nullptr) {
     return set_all(Route::kGather);
   }
   if (options_.direct == DirectReads::kAlways) {

@@ -23,8 +23,9 @@ void check_bytes(uint64_t bytes) {
                   " bytes. A sample directory is damaged; run `headrace verify` on the store.");
 }
 
-Read& request(Plan& plan, uint32_t volume, uint64_t offset, uint64_t length, uint64_t dest) {
-  Read& r = plan.requests.emplace_back();
+Read& request(Plan& plan, std::vector<Read>& list, uint32_t volume, uint64_t offset,
+              uint64_t length, uint64_t dest) {
+  Read& r = list.emplace_back();
   r.volume = volume;
   r.offset = offset;
   r.length = length;
@@ -56,9 +57,11 @@ void Planner::lay_out_runs(Plan& plan, uint64_t* bytes) const {
         slot.route == Route::kDirect ? catalog_.volume(slot.volume).alignment() : 1;
     const uint64_t begin = align_down(slot.offset, alignment);
     const uint64_t end = align_up(slot.offset + slot.length, alignment);
+    const uint64_t gap =
+        slot.route == Route::kRemote ? options_.remote_gap_bytes : options_.coalesce_gap_bytes;
     Run* run = plan.runs.empty() ? nullptr : &plan.runs.back();
     if (run == nullptr || run->volume != slot.volume || run->route != slot.route ||
-        begin > run->end + options_.coalesce_gap_bytes) {
+        begin > run->end + gap) {
       run = &plan.runs.emplace_back();
       run->volume = slot.volume;
       run->route = slot.route;
@@ -112,7 +115,8 @@ void Planner::ask_path(Plan& plan, uint32_t number) const {
   } else {
     path = volume.path();
   }
-  Read& r = request(plan, slot.volume, tree ? 0 : slot.offset, slot.length, slot.dest);
+  Read& r =
+      request(plan, plan.requests, slot.volume, tree ? 0 : slot.offset, slot.length, slot.dest);
   r.fd = tree ? volume.fd() : AT_FDCWD;
   r.path = path.c_str();
   r.check =
@@ -127,17 +131,20 @@ void Planner::ask_runs(Plan& plan) const {
     Run& run = plan.runs[i];
     Volume& volume = catalog_.volume(run.volume);
     const bool direct = run.route == Route::kDirect;
-    const int fd = direct ? volume.direct_fd() : volume.fd();
+    const bool remote = run.route == Route::kRemote;
+    const int fd = remote ? -1 : direct ? volume.direct_fd() : volume.fd();
+    const uint64_t most = remote ? options_.remote_request_bytes_max : options_.request_bytes_max;
     uint32_t requests = 0;
     for (uint64_t at = run.begin; at < run.end; ++requests) {
-      const uint64_t length = std::min(options_.request_bytes_max, run.end - at);
-      Read& r = request(plan, run.volume, at, length, run.dest + (at - run.begin));
+      const uint64_t length = std::min(most, run.end - at);
+      Read& r = request(plan, remote ? plan.remote : plan.requests, run.volume, at, length,
+                        run.dest + (at - run.begin));
       r.fd = fd;
       r.user = i;
       at += length;
     }
     run.requests_left.store(requests, std::memory_order_relaxed);
-    (direct ? stats.direct_reads : stats.buffered_reads) += requests;
+    (remote ? stats.remote_reads : direct ? stats.direct_reads : stats.buffered_reads) += requests;
   }
 }
 

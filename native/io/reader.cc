@@ -52,6 +52,7 @@ Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
                std::vector<int> parts)
     : catalog_(std::move(catalog)),
       in_flight_(std::make_shared<InFlight>(options.reads_in_flight)),
+      remote_(options.remote ? options.remote : catalog_->remote()),
       options_(with_places(options, in_flight_)),
       planner_(catalog_, options_, std::move(parts)),
       arena_(Arena::make(options.budget_bytes)),
@@ -299,7 +300,7 @@ void Reader::delivered(Job& job) {
 void Reader::performed(const Worker& worker, const Plan& plan, Job& job) {
   std::lock_guard lock(mutex_);
   time_.advance();
-  const auto requests = static_cast<double>(plan.requests.size());
+  const auto requests = static_cast<double>(plan.requests.size() + plan.remote.size());
   const double weight = requests_per_batch_ == 0 ? 1 : kNewBatchWeight;
   requests_per_batch_ += weight * (requests - requests_per_batch_);
   time_.wanted = static_cast<int>(workers_wanted_locked());
@@ -336,6 +337,8 @@ void Reader::turn(std::optional<unsigned> reads_in_flight, std::optional<uint64_
     wake_locked();
   }
   memory_.notify_all();
+  // Without the lock: the engine may have to wait for the interpreter's.
+  if (reads_in_flight && remote_) remote_->turn(*reads_in_flight);
 }
 
 ReaderStats Reader::stats() const {

@@ -117,6 +117,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
   const std::shared_ptr<const Catalog> catalog_;
   const std::shared_ptr<InFlight> in_flight_;
+  const std::shared_ptr<RemoteEngine> remote_;
   const ReaderOptions options_;
   const Planner planner_;
   std::shared_ptr<Arena> arena_;

@@ -67,6 +67,10 @@ Volume::~Volume() {
 }
 
 void Volume::open_locked() {
+  if (kind_ == VolumeKind::kRemote) {
+    throw Error(ErrorKind::kVolume, "volume " + path_ + " is remote: it has no descriptor.", path_,
+                -1, ENOTSUP);
+  }
   const int flags = O_RDONLY | O_CLOEXEC | (kind_ == VolumeKind::kTree ? O_DIRECTORY : O_NONBLOCK);
   const int fd = open(path_.c_str(), flags);
   if (fd < 0) {
@@ -148,12 +152,12 @@ int Volume::direct_fd() {
 const Mapping* Volume::mapping() {
   const Mapping* seen = mapping_seen_.load(std::memory_order_acquire);
   if (seen != nullptr) return seen->damaged() == 0 ? seen : nullptr;
-  if (mapping_failed_.load(std::memory_order_acquire)) return nullptr;
+  if (kind_ != VolumeKind::kFile || mapping_failed_.load(std::memory_order_acquire)) return nullptr;
   const int fd = this->fd();
   std::lock_guard lock(mutex_);
   if (mapping_ == nullptr && !mapping_failed_.load()) {
     try {
-      if (kind_ != VolumeKind::kFile || bytes_ == 0) throw Error(ErrorKind::kVolume, "no mapping");
+      if (bytes_ == 0) throw Error(ErrorKind::kVolume, "no mapping");
       mapping_ = Mapping::of_file(fd, bytes_, path_);
       // Random access: a stray fault must not pull in the device's whole read-ahead window.
       madvise(const_cast<std::byte*>(mapping_->data()), mapping_->size(), MADV_RANDOM);

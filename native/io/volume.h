@@ -1,4 +1,5 @@
-// Volume: bytes that can be read at an offset: a file, or a folder whose files are samples.
+// Volume: bytes that can be read at an offset: a file, a folder whose files are samples, or
+// something remote that only a RemoteEngine can read.
 //
 // A file volume opens its descriptors (buffered, and O_DIRECT where the file system has it) and its
 // mapping when they are first needed and keeps them. Thread-safe.
@@ -15,11 +16,15 @@
 
 namespace headrace::io {
 
-enum class VolumeKind { kFile, kTree };
+enum class VolumeKind {
+  kFile,
+  kTree,
+  kRemote,  // read by a RemoteEngine; the path is a URL, and there is no descriptor
+};
 
 class Volume {
  public:
-  // `bytes` is what the file's size must be; ignored for a tree. `mtime_ns` -1: not checked.
+  // `bytes` is what the size must be; ignored for a tree. `mtime_ns` -1: not checked.
   Volume(VolumeKind kind, std::string path, uint64_t bytes, int64_t mtime_ns);
   ~Volume();
   Volume(const Volume&) = delete;

@@ -3,8 +3,13 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
+
 #include "core/crc32c.h"
+#include "core/error.h"
 #include "io/engine_choice.h"
+#include "io/slow_engine.h"
 
 namespace headrace::io {
 namespace {
@@ -15,6 +20,10 @@ long major_faults() {
   return usage.ru_majflt;
 }
 
+Failure failure_at(const Slot& slot) {
+  return {0, FailureKind::kSystem, 0, 0, slot.crc, slot.volume, slot.offset, slot.length};
+}
+
 }  // namespace
 
 Worker::Worker(const Catalog& catalog, const Planner& planner, const ReaderOptions& options,
@@ -23,7 +32,8 @@ Worker::Worker(const Catalog& catalog, const Planner& planner, const ReaderOptio
       planner_(planner),
       options_(options),
       arena_(std::move(arena)),
-      listener_(arena_->listen()) {}
+      listener_(arena_->listen()),
+      remote_engine_(options.remote ? options.remote : catalog.remote()) {}
 
 Worker::~Worker() { arena_->stop_listening(listener_); }
 
@@ -41,6 +51,7 @@ void Worker::make_known(const Buffer& buffer) {
 void Worker::perform(Plan& plan) {
   gather(plan);
   read(plan);
+  read_remote(plan);
   try_again(plan);
   finish(plan);
 }
@@ -66,6 +77,35 @@ void Worker::read(Plan& plan) {
   if (async_ == nullptr) async_ = make_engine(options_, &reason_);
   make_known(*plan.batch->buffer);
   async_->read(plan.requests, [&](Read& r) { read_done(plan, r); });
+}
+
+void Worker::read_remote(Plan& plan) {
+  if (plan.remote.empty()) return;
+  if (remote_ == nullptr) {
+    if (remote_engine_ == nullptr) {
+      throw Error(ErrorKind::kVolume,
+                  "volume " + catalog_.volume(plan.remote.front().volume).path() +
+                      " is remote, and the store was opened without an engine for it.",
+                  {}, -1, ENOTSUP);
+    }
+    EngineOptions engine = options_.engine_options;
+    if (options_.slow) engine.in_flight = std::make_shared<InFlight>();  // places are taken outside
+    auto reads =
+        std::make_unique<RemoteReads>(remote_engine_, catalog_, engine, options_.remote_deadline_s);
+    remote_reads_ = reads.get();
+    remote_ = std::move(reads);
+    if (options_.slow) {
+      remote_ = make_slow_engine(std::move(remote_), options_.slow, options_.engine_options);
+    }
+  }
+  remote_reads_->use(plan.batch->buffer);
+  remote_->read(plan.remote, [&](Read& r) { read_done(plan, r); });
+  remote_reads_->use(nullptr);
+  const bool cancelled = std::any_of(plan.remote.begin(), plan.remote.end(),
+                                     [](const Read& r) { return r.error == ECANCELED; });
+  if (cancelled) {
+    throw Error(ErrorKind::kInvalidArgument, "the reader was closed while this batch was read");
+  }
 }
 
 void Worker::read_done(Plan& plan, Read& r) const {
@@ -95,6 +135,7 @@ void Worker::run_done(Plan& plan, const Run& run) const {
     // The last direct request may end beyond the file: only a slot's own bytes count.
     if (run.error.load() != 0 || slot.offset + slot.length > run.missing_from.load()) {
       slot.ok = false;
+      slot.timed_out = run.route == Route::kRemote && run.error.load() == ETIMEDOUT;
     } else {
       check_slot(plan, plan.sorted[k], false, 0);
     }
@@ -127,8 +168,16 @@ void Worker::check_slot(Plan& plan, uint32_t number, bool crc_known, uint32_t cr
   slot.ok = crc == slot.crc;
 }
 
+// What a read costs on the simulated storage: 0 or the error that it meets there.
+int Worker::slow_down(const Slot& slot) const {
+  if (slot.route == Route::kPath) options_.slow->open_delay();
+  return options_.slow->read_delay(slot.length);
+}
+
 // What went wrong is read once more, alone and in the plainest way, before it is called a failure.
 void Worker::try_again(Plan& plan) const {
+  const RemoteCall again{remote_engine_, plan.batch->buffer, options_.remote_deadline_s,
+                         options_.engine_options.in_flight};
   for (uint32_t i = 0; i < plan.slots.size(); ++i) {
     Slot& slot = plan.slots[i];
     if (slot.ok) continue;
@@ -139,9 +188,11 @@ void Worker::try_again(Plan& plan) const {
     extent.length = slot.length;
     extent.crc = slot.crc;
     extent.mtime_ns = slot.mtime_ns;
-    Failure failure;
-    if (catalog_.read_extent(segment, slot.sample, extent, 0, slot.length, plan.data + slot.dest,
-                             &failure)) {
+    Failure failure = failure_at(slot);
+    failure.system_errno = slot.timed_out ? ETIMEDOUT : options_.slow ? slow_down(slot) : 0;
+    if (failure.system_errno == 0 &&
+        catalog_.read_extent(segment, slot.sample, extent, 0, slot.length, plan.data + slot.dest,
+                             &failure, &again)) {
       if (!options_.verify || !slot.has_crc) continue;
       failure.crc_found = crc32c(0, plan.data + slot.dest, slot.length);
       failure.kind = FailureKind::kChecksum;

@@ -15,6 +15,7 @@
 #include "io/plan.h"
 #include "io/planner.h"
 #include "io/reader_options.h"
+#include "io/remote_reads.h"
 
 namespace headrace::io {
 
@@ -33,16 +34,20 @@ class Worker {
 
   // The engine for what is not resident and, where it is not io_uring, why. Empty before it is
   // made.
-  std::string engine_name() const { return async_ ? async_->name() : ""; }
+  std::string engine_name() const {
+    return async_ ? async_->name() : remote_ ? remote_->name() : "";
+  }
   const std::string& engine_reason() const { return reason_; }
 
  private:
   void gather(Plan& plan);
   void read(Plan& plan);
+  void read_remote(Plan& plan);
   void read_done(Plan& plan, Read& read) const;
   void run_done(Plan& plan, const Run& run) const;
   void check_tails(Plan& plan) const;
   void check_slot(Plan& plan, uint32_t slot, bool crc_known, uint32_t crc) const;
+  int slow_down(const Slot& slot) const;
   void try_again(Plan& plan) const;
   void finish(Plan& plan) const;
   void make_known(const Buffer& buffer);
@@ -55,6 +60,9 @@ class Worker {
   const std::unique_ptr<Engine> gather_ = make_mmap_engine();
   std::unique_ptr<Engine> async_;
   std::string reason_;
+  std::shared_ptr<RemoteEngine> remote_engine_;
+  RemoteReads* remote_reads_ = nullptr;  // is `remote_`, or what it slows down
+  std::unique_ptr<Engine> remote_;
   std::unordered_set<uint64_t> known_;  // buffers that `async_` was told of
 };
 

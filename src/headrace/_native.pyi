@@ -80,6 +80,85 @@ def build_names(blob: numpy.typing.NDArray[numpy.uint8], offsets: numpy.typing.N
     Builds the name tree: (rank_to_index or None, [(block offsets, blob) per level]).
     """
 
+class SlowModel:
+    """A simulated slow storage. Its state is shared with forked children."""
+
+    def __init__(self, *, name: str, latency_median_s: float, latency_sigma: float, open_median_s: float, open_sigma: float, bandwidth_bytes_per_s: float, stream_bytes_per_s: float, parallelism: int, error_rate: float, seed: int, steps: Sequence[tuple[float, float]]) -> None: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @staticmethod
+    def now_ns() -> int:
+        """Nanoseconds of the steady clock."""
+
+    def admit(self, now_ns: int, nbytes: int, opens: bool = False) -> tuple[int, int]:
+        """
+        A read that begins at `now_ns`: when it is done, and 0 or the errno it meets. Sleeps not.
+        """
+
+    def admit_open(self, now_ns: int) -> int:
+        """An open or stat that begins at `now_ns`: when it is done. Sleeps not."""
+
+    def open_delay(self) -> None:
+        """Sleeps as long as an open takes."""
+
+    def read_delay(self, nbytes: int) -> int:
+        """Sleeps as long as a read takes; returns 0 or the errno that it meets."""
+
+    def scale_latency(self, factor: float) -> None:
+        """
+        Multiplies latencies from now on, in all processes that share the model.
+        """
+
+    def latency_factor(self, now_ns: int) -> float: ...
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Requests, bytes, errors and delay_s of all processes that share the model.
+        """
+
+class RemoteRequests:
+    """Ranges of remote volumes to be read. Each must be finished once."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def volumes(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64, each request's volume: its number within the catalog."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64, in the volume."""
+
+    @property
+    def lengths(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64, bytes."""
+
+    def path(self, i: int) -> bytes:
+        """The volume's path: a URL."""
+
+    def dest(self, i: int) -> memoryview:
+        """
+        Writable memory for request i, of its length. Stays valid as long as it is held.
+        """
+
+    def open(self, i: int) -> bool:
+        """
+        Whether request i still wants an answer: it is not finished, and somebody waits.
+        """
+
+    def finish(self, i: int, nbytes: int, errno: int = 0) -> bool:
+        """
+        Request i brought `nbytes` into `dest(i)`, or met `errno`. The first call counts; False for the others, and when nobody waits any more. Any thread may call.
+        """
+
+    def finish_with(self, i: int, buffer: Any, errno: int = 0) -> bool:
+        """
+        The same for bytes that lie in `buffer`: copies them, without the interpreter's lock.
+        """
+
 class Batch:
     """Bytes of some samples in one buffer."""
 
@@ -119,8 +198,10 @@ class Batch:
 class Catalog:
     """Directories and volumes of an open store."""
 
-    def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, int]]]]) -> None:
-        """segments: [(Directory, [(kind, path, bytes, mtime_ns), ...]), ...]"""
+    def __init__(self, segments: list[tuple[Directory, list[tuple[str, bytes, int, int]]]], remote: Any = None) -> None:
+        """
+        segments: [(Directory, [(kind, path, bytes, mtime_ns or -1), ...]), ...]; kind is file, tree or remote. remote: what reads the remote ones.
+        """
 
     @property
     def samples(self) -> int: ...
@@ -153,7 +234,7 @@ class Job:
 class Reader:
     """Reads submitted batches ahead, in order."""
 
-    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool) -> None: ...
+    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None) -> None: ...
 
     def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
         """Queues one batch; returns at once."""

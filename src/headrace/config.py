@@ -100,7 +100,7 @@ class TierOptions:
     """Folder on a local disk where samples are packed as they are read; shared by all processes."""
 
     cache_bytes: int | None = None
-    """Quota over all of `cache_dir`. None: what leaves a twentieth of the disk free."""
+    """Quota over all of `cache_dir`. None: what leaves 2 GiB of the disk free, or a twentieth."""
 
     ram_bytes: int | Literal["auto"] | None = None
     """Memory of this process for samples. `auto`: half of what is available, given back when it runs

@@ -161,7 +161,7 @@ def test_every_command_has_help_and_json(run):
     from headrace.cli.app import app
 
     names = [c.callback.__name__ for c in app.registered_commands]
-    assert names == sorted(names, key=["pack", "index", "append", "info", "ls", "cat", "verify",
+    assert names == sorted(names, key=["pack", "index", "append", "info", "ls", "cat", "read", "verify",
                                        "repair", "demo", "version"].index)  # fmt: skip
     for name in names:
         ended = run(name, "--help")

@@ -187,6 +187,25 @@ def test_offsets_that_leave_the_values_are_refused(tmp_path):
             index(path, tmp_path / "i.hr")
 
 
+def test_words_of_a_dictionary_are_checked_like_values(tmp_path):
+    """pyarrow follows their offsets anywhere, and decodes what is no text."""
+    words = ["left " * 20, "right" * 20, "ahead" * 20] * 3
+    table = table_of(some_values(9)).append_column("y", pa.array(words).dictionary_encode())
+    path = make(tmp_path / "a.arrow", table)
+    good = path.read_bytes()
+    offsets = b"".join((100 * i).to_bytes(4, "little") for i in range(4))
+    at = good.index(offsets)
+    for place, value in ((1, 0x7FFFFFF0), (2, 50), (3, 0x7FFFFFF0), (0, -7)):
+        data = bytearray(good)
+        data[at + 4 * place : at + 4 * place + 4] = value.to_bytes(4, "little", signed=True)
+        path.write_bytes(data)
+        with pytest.raises(SourceError):
+            open_store(path)
+    path.write_bytes(good.replace(b"right", b"\xff\xfeght"))
+    with open_store(path) as store:  # names are bytes here
+        assert store.classes[1].encode(errors="surrogateescape") == b"\xff\xfeght" * 20
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
 def test_damage_never_escapes_as_another_error(tmp_path, stream):
     path = make(tmp_path / "a.arrow", table_of(some_values(), some_labels()), stream=stream)

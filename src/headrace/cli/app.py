@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from headrace.cli import (
     append,
+    cache,
     cat,
     demo,
     exit_codes,
@@ -109,3 +110,4 @@ for _command in (
     version.version,
 ):
     app.command()(_command)
+app.add_typer(cache.app, name="cache")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.writing import (
     Column,
     Extensions,
@@ -23,7 +24,9 @@ from headrace.cli.writing import (
 
 def index(
     source: Sources,
-    target: Annotated[str, typer.Argument(help="The store's folder; holds the directory only.")],
+    target: Annotated[
+        str, typer.Argument(help="The store's folder or URL; holds the directory only.")
+    ],
     *,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
@@ -38,6 +41,7 @@ def index(
     column: Column = None,
     label: Label = None,
     workers: Workers = None,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -63,5 +67,6 @@ def index(
             column=tuple(column) if column else None,
             label=label,
             progress=tell,
+            storage_options=storage_options(storage),
         )
     return print_report(output, report, "indexed")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.units import binary_text, bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _BAR_CELLS = 32
 def info(
     store: Annotated[str, typer.Argument(help="A store, or a source that can be opened directly.")],
     *,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -32,7 +34,7 @@ def info(
     from headrace.store.summary import summarise
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    with open_store(store) as opened:
+    with open_store(store, storage_options=storage_options(storage)) as opened:
         summary = summarise(opened)
     if as_json:
         output.document(_document(summary))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import Json, printable
+from headrace.cli.storage import StorageOptions, storage_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,12 +36,13 @@ def ls(
         int | None, typer.Option("--limit", "-n", min=0, help="At most so many.")
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", "-1", help="Names only.")] = False,
+    storage: StorageOptions = None,
     as_json: Json = False,
 ) -> None:
     """List samples: index, bytes, class and name."""
     from headrace.store import open_store
 
-    with open_store(store) as opened:
+    with open_store(store, storage_options=storage_options(storage)) as opened:
         classes = opened.classes or []
         rows = _select(opened, _matcher(pattern), limit)
         if as_json:

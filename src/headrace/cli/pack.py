@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.writing import (
     Column,
     Extensions,
@@ -25,7 +26,9 @@ from headrace.cli.writing import (
 
 def pack(
     source: Sources,
-    target: Annotated[str, typer.Argument(help="The store's folder; appears when all is done.")],
+    target: Annotated[
+        str, typer.Argument(help="The store's folder or URL; appears when all is done.")
+    ],
     *,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
@@ -38,6 +41,7 @@ def pack(
     label: Label = None,
     volume_bytes: VolumeBytes = None,
     workers: Workers = None,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -64,6 +68,7 @@ def pack(
             column=tuple(column) if column else None,
             label=label,
             progress=tell,
+            storage_options=storage_options(storage),
             **sizes,
         )
     return print_report(output, report, "packed")

@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
+from headrace.cli.storage import StorageOptions, storage_options
 from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
@@ -21,9 +22,10 @@ _ROWS_SHOWN = 20
 
 
 def verify(
-    store: Annotated[str, typer.Argument(help="The store's folder.")],
+    store: Annotated[str, typer.Argument(help="The store's folder or URL.")],
     *,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
+    storage: StorageOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -37,7 +39,9 @@ def verify(
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with progress(output, "verifying") as tell:
-        report = verify_store(store, workers=workers, progress=tell)
+        report = verify_store(
+            store, workers=workers, progress=tell, storage_options=storage_options(storage)
+        )
     if as_json:
         output.document({"ok": report.ok, "report": report})
     else:

@@ -25,11 +25,12 @@ STALL_OK = 0.015
 STALL_BAD = 0.025
 """Above this it waits. Between the two nothing is changed, so that noise turns no knobs."""
 
-SAME_RATE = 0.97
+SAME_RATE = 0.975
 """A smaller setting is as good when it reads at least this share of the best rate."""
 
-STEP = 1.6
-"""Latency or demand that changes by this factor is another regime, not noise."""
+LATENCY_STEP = 2.0
+DEMAND_STEP = 1.6
+"""Latency or demand that changes by such a factor is another regime, not noise."""
 
 PATIENCE_S = 1.5
 """A verdict that is within its noise waits for more evidence, but not longer."""
@@ -66,13 +67,21 @@ class Evidence:
     @cached_property
     def recent(self) -> Window:
         """The shortest past that shows the storage's present latency."""
-        return Window.over(last(self.intervals, reads=60, batches=1))
+        return Window.over(last(self.intervals, reads=60, batches=1, seconds=0.2))
 
     @cached_property
     def latency_us(self) -> Sequence[int]:
-        """Histogram of the regime's reads: the tail takes more of them than a window has."""
+        """Histogram of many reads: the tail takes more of them than a window has."""
+        own = Window.over(last(self.intervals, reads=5000))
+        if own.reads >= 500:
+            return own.latency_us
         regime = self.history.since(self.memory.regime_s)
         return Window.over(last(regime, reads=5000)).latency_us
+
+    @cached_property
+    def delivered(self) -> Window:
+        """The last deliveries, however long ago: they say what batches are like."""
+        return Window.over(last(self.history.intervals, batches=12))
 
     def enough(self, batches: int) -> bool:
         """Whether the window is long enough to be looked at."""
@@ -121,9 +130,10 @@ class Evidence:
         if not memory.latency_s or recent.reads < 40:
             return ""
         # Reads that wait for each other take longer when more are in flight: that is no news.
-        grown = self.knobs.reads_in_flight / max(1, memory.latency_reads)
+        more = max(1.0, recent.in_flight) / memory.latency_reads
+        fewer = self.knobs.reads_in_flight / max(1, memory.latency_knob)
         ratio = recent.latency_s / memory.latency_s
-        if min(1.0, grown) / STEP < ratio < STEP * max(1.0, grown):
+        if min(1.0, fewer) / LATENCY_STEP < ratio < LATENCY_STEP * max(1.0, more):
             return ""
         return f"reads take {recent.latency_s * 1e3:.3g} ms, no longer {memory.latency_s * 1e3:.3g}"
 
@@ -135,7 +145,7 @@ class Evidence:
         if not demand or min(each.batches for each in halves) < 3:
             return ""
         ratios = [(each.demand or demand) / demand for each in halves]
-        if max(ratios) > 1.0 / STEP and min(ratios) < STEP:
+        if max(ratios) > 1.0 / DEMAND_STEP and min(ratios) < DEMAND_STEP:
             return ""
         return f"the consumer takes {ratios[1] * demand:,.0f} samples/s, no longer {demand:,.0f}"
 

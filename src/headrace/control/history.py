@@ -137,7 +137,7 @@ class Window:
             decode_busy_s=sum(each.decode_busy_s for each in intervals),
             decode_wait_s=sum(each.decode_wait_s for each in intervals),
             stall_error=_error([each.waited_s / each.seconds for each in intervals]),
-            rate_error=_relative_error([each.reads / each.seconds for each in intervals]),
+            rate_error=_relative_error(intervals),
         )
 
     @property
@@ -194,9 +194,13 @@ def _error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count * (count - 1)))
 
 
-def _relative_error(values: Sequence[float]) -> float:
-    total = sum(values)
-    return _error(values) * len(values) / total if total > 0 else 1.0
+def _relative_error(intervals: Sequence[Interval]) -> float:
+    """Of the rate of reads; few intervals may agree by chance, few reads cannot."""
+    reads = sum(each.reads for each in intervals)
+    if reads == 0:
+        return 1.0
+    rates = [each.reads / each.seconds for each in intervals]
+    return max(_error(rates) * len(rates) / max(1e-9, sum(rates)), 0.6 / math.sqrt(reads))
 
 
 @dataclass(frozen=True, slots=True)

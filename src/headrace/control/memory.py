@@ -63,8 +63,10 @@ class Memory:
     """By knob: the value that it was no use to go beyond."""
     latency_s: float = 0.0
     """Mean latency in this regime, 0.0: not known yet; another one later means that it is over."""
-    latency_reads: int = 0
-    """Reads in flight when it was measured."""
+    latency_reads: float = 1.0
+    """Mean reads in flight when it was measured."""
+    latency_knob: int = 0
+    """How many were allowed then."""
     demand: float = 0.0
     """The consumer's demand likewise."""
 

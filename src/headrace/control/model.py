@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.control.history import Knobs, Window
 
-__all__ = ["BATCH_MARGIN", "Need", "batches_held", "need", "read_latency_s", "reads_per_sample"]
+__all__ = ["BATCH_MARGIN", "Need", "batches_held", "batches_read", "need", "read_latency_s", "reads_per_sample"]
 
 HEADROOM = 1.15
 """Reads in flight above Little's bare number: what is lost in the tails of batches."""
@@ -90,12 +90,17 @@ def _cover_s(latency_us: Sequence[int], read_rate: float) -> float:
 
 
 def need(
-    window: Window, latency_us: Sequence[int], knobs: Knobs, demand_before: float = 0.0
+    window: Window,
+    delivered: Window,
+    latency_us: Sequence[int],
+    knobs: Knobs,
+    demand_before: float = 0.0,
 ) -> Need | None:
     """Reads and bytes that serve the consumer's demand; None while that is unknown.
 
     Args:
         window: what was measured.
+        delivered: the last deliveries, for what batches are like.
         latency_us: a histogram of many reads, for the tail.
         knobs: in force during the window.
         demand_before: samples per second, for windows in which nothing was delivered.
@@ -103,6 +108,17 @@ def need(
     demand, latency_s = window.demand or demand_before, read_latency_s(window, knobs)
     if not demand or latency_s <= 0.0:
         return None
-    reads = math.ceil(demand * reads_per_sample(window) * latency_s * HEADROOM)
-    held = batches_held(window, latency_us, demand)
-    return Need(max(1, reads), int(held * window.batch_bytes * BATCH_MARGIN))
+    per_sample = reads_per_sample(delivered)
+    reads = max(1, math.ceil(demand * per_sample * latency_s * HEADROOM))
+    held = max(
+        batches_held(delivered, latency_us, demand), batches_read(delivered, reads)
+    )
+    return Need(reads, int(held * delivered.batch_bytes * BATCH_MARGIN))
+
+
+def batches_read(delivered: Window, reads_in_flight: int) -> float:
+    """Batches that must be under way at once to have so many reads in flight."""
+    if delivered.batches == 0:
+        return 2.0
+    per_batch = delivered.samples / delivered.batches * reads_per_sample(delivered)
+    return 1.0 + reads_in_flight / max(1.0, per_batch)

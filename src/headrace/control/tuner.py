@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.control.evidence import PATIENCE_S, SAME_RATE, STALL_BAD, STALL_OK, Evidence
 from headrace.control.memory import Memory, Trial
-from headrace.control.model import BATCH_MARGIN, batches_held, need
+from headrace.control.model import BATCH_MARGIN, batches_held, batches_read, need
 
 if TYPE_CHECKING:
     from headrace.control.history import History, Knobs
@@ -125,8 +125,13 @@ class _Call:
         self.memory = memory
 
     def _knowing_latency(self, memory: Memory) -> Memory:
-        reads = self.knobs.reads_in_flight
-        return replace(memory, latency_s=self.window.latency_s, latency_reads=reads)
+        reads = max(1.0, self.window.in_flight)
+        return replace(
+            memory,
+            latency_s=self.window.latency_s,
+            latency_reads=reads,
+            latency_knob=self.knobs.reads_in_flight,
+        )
 
     # -- up ----------------------------------------------------------------------------------------
 
@@ -145,7 +150,10 @@ class _Call:
         return None
 
     def _need(self) -> Need | None:
-        return need(self.window, self.evidence.latency_us, self.knobs, self.memory.demand)
+        evidence = self.evidence
+        return need(
+            self.window, evidence.delivered, evidence.latency_us, self.knobs, self.memory.demand
+        )
 
     def _sure_rate(self) -> float:
         """Reads per second, less what may be luck: the best of several would be flattered."""
@@ -157,6 +165,8 @@ class _Call:
         known_s = window.decode_busy_s + window.decode_wait_s
         if knobs.decode_threads and window.decode_busy_s > 0.85 * known_s > 0:
             return (DECODE,)
+        if window.batches and not window.reads:
+            return ()  # copies from the page cache: no knob makes them faster
         pinned = window.in_flight / max(1, knobs.reads_in_flight)
         if pinned >= 0.95:
             return (READS,)
@@ -168,7 +178,7 @@ class _Call:
         if knob == DECODE:
             return {DECODE: max(knobs.decode_threads + 1, knobs.decode_threads * 3 // 2)}
         if knob == BYTES:
-            step = max(window.batch_bytes * BATCH_MARGIN, 0.2 * knobs.buffer_bytes)
+            step = max(self._batch_bytes(), 0.2 * knobs.buffer_bytes)
             grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
             return {BYTES: int(min(grown, GROWTH_MAX * knobs.buffer_bytes))}
         now = knobs.reads_in_flight
@@ -179,15 +189,21 @@ class _Call:
             target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
         reads = max(now + 1, math.ceil(1.1 * now), min(target, int(GROWTH_MAX * now)))
         # More reads need room: for the batches that they belong to.
-        room = wanted.buffer_bytes if wanted else int(knobs.buffer_bytes * min(2.0, reads / now))
-        return {READS: reads, BYTES: max(knobs.buffer_bytes, room)}
+        room = int(batches_read(self.evidence.delivered, reads) * self._batch_bytes())
+        return {
+            READS: reads,
+            BYTES: max(knobs.buffer_bytes, room, wanted.buffer_bytes if wanted else 0),
+        }
+
+    def _batch_bytes(self) -> float:
+        return self.evidence.delivered.batch_bytes * BATCH_MARGIN
 
     # -- down --------------------------------------------------------------------------------------
 
     def _lower(self, *, bound: bool) -> Decision | None:
         """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
         window = self.window
-        if bound and not self.evidence.rate_known():
+        if bound and not (window.reads and self.evidence.rate_known()):
             return None
         if bound:
             best = max(self.memory.best_read_rate, self._sure_rate())
@@ -207,7 +223,7 @@ class _Call:
         """Smaller settings that may serve the consumer as well."""
         wanted = self._need()
         if wanted is None:
-            return {}
+            return self._fewer_decoders()
         changes = dict[str, int]()
         reads = self._above_floor(READS, wanted.reads_in_flight)
         if reads < 0.93 * self.knobs.reads_in_flight:
@@ -216,17 +232,29 @@ class _Call:
 
     def _leaner_when_bound(self) -> dict[str, int]:
         """Smaller settings that may get as much out of the storage."""
-        window, now = self.window, self.knobs.reads_in_flight
+        now = self.knobs.reads_in_flight
         floor = self.memory.floor(READS, self.now_s)
-        target = round(math.sqrt(floor * now)) if floor else int(0.4 * now)
+        if floor:
+            target = round(math.sqrt(floor * now))
+        elif READS in self.memory.floors:  # too little a while ago: only look whether it still is
+            target = min(now - 1, int(0.9 * now))
+        else:
+            target = int(0.4 * now)
         target = max(1, target)
-        if floor < target <= 0.93 * now:
-            return {READS: target}
-        held = batches_held(window, self.evidence.latency_us, window.rate)
-        return self._fewer_bytes(int(held * window.batch_bytes * BATCH_MARGIN))
+        if floor < target < now and (target <= 0.93 * now or not floor):
+            # Reads that wait for each other take the less time, the fewer there are.
+            room = self._room_when_bound(target, target / now)
+            return {READS: target, BYTES: min(room, self.knobs.buffer_bytes)}
+        return self._fewer_bytes(self._room_when_bound(now, 1.0))
+
+    def _room_when_bound(self, reads: int, share: float) -> int:
+        """Bytes for so many reads, when each takes `share` of the time that it takes now."""
+        window, delivered = self.window, self.evidence.delivered
+        held = batches_held(window, self.evidence.latency_us, window.rate * share)
+        return int(max(held, 1 + batches_read(delivered, reads)) * self._batch_bytes())
 
     def _fewer_bytes(self, wanted: int) -> dict[str, int]:
-        now, batch = self.knobs.buffer_bytes, self.window.batch_bytes * BATCH_MARGIN
+        now, batch = self.knobs.buffer_bytes, self._batch_bytes()
         if batch <= 0:
             return {}
         if wanted > now - 0.9 * batch:  # at the model's value, which is careful: try below
@@ -249,7 +277,7 @@ class _Call:
         floor = self.memory.floor(knob, self.now_s)
         if value > floor:
             return value
-        return floor + max(1, int(0.9 * self.window.batch_bytes) if knob == BYTES else floor // 15)
+        return floor + max(1, int(0.9 * self._batch_bytes()) if knob == BYTES else floor // 15)
 
     # -- the verdict on a change -------------------------------------------------------------------
 
@@ -268,7 +296,7 @@ class _Call:
         if not self.evidence.enough(batches=8):
             return None
         grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
-        gain_min = min(1.2, 1.0 + 0.3 * (grown - 1.0))
+        gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
         error = 2.0 * window.rate_error
         if gain < gain_min + error and gain > gain_min - error and window.seconds < PATIENCE_S:
             return None
@@ -300,7 +328,7 @@ class _Call:
         if SAME_RATE - error < share < SAME_RATE + error and window.seconds < PATIENCE_S:
             return None
         text = f"{share:.3f} of the best rate"
-        if share >= SAME_RATE:
+        if share >= SAME_RATE - min(0.01, error):
             return self._keep(text, replace(self.memory, trial=None))
         return self._took_too_much(trial)
 
@@ -311,7 +339,7 @@ class _Call:
 
     def _took_too_much(self, trial: Trial) -> Decision:
         """Give back what a lower setting lacks, or all of it."""
-        knob = self._short_of()[0]
+        knob = next(iter(self._short_of()), trial.knob)
         if getattr(trial.before, knob) == getattr(self.knobs, knob):
             knob = trial.knob
         now = getattr(self.knobs, knob)
@@ -335,7 +363,7 @@ class _Call:
                 lack = self.memory.best_read_rate / max(1.0, window.read_rate)
             target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
         elif knob == BYTES:
-            target = int(max(now + window.batch_bytes * BATCH_MARGIN, math.sqrt(now * before)))
+            target = int(max(now + self._batch_bytes(), math.sqrt(now * before)))
         else:
             target = now + 1
         return self.knobs.turned({knob: target}) if target < 0.96 * before else None

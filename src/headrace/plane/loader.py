@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.plane.stage import Stage
     from headrace.plane.tiers import CacheReport
 
-__all__ = ["Loader", "LoaderStats", "SampleSource"]
+__all__ = ["Loader", "LoaderStats", "SampleSource", "Tuning"]
 
 
 @dataclass(slots=True, weakref_slot=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.config import ReaderOptions
 
-__all__ = ["PrefetchStage"]
+__all__ = ["PrefetchStage", "TurnableReader"]
 
 _SAME_NAME = (
     "busy_s",

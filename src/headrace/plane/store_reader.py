@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "SampleSource", "StoreReader"]
 
 
+BATCHES_AHEAD_MAX = 4096
+"""However small they are: a submitted batch costs memory for its indices."""
+
+
 class SampleSource(Protocol):
     """What reading needs of a store."""
 
@@ -103,6 +107,7 @@ class StoreReader:
         self._tiers = tiers or TierOptions()
         self._chain: Chain | None = None
         self._turned: dict[str, int] = {}
+        self._batch_bytes = 0.0  # of a batch, lately
 
     @property
     def mapped_bytes(self) -> int:
@@ -182,13 +187,22 @@ class StoreReader:
             natives = read_batches(reader, order, epoch, ahead, self._batches_ahead)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
-                yield self._checked(native, epoch, position)
+                fetched = self._checked(native, epoch, position)
+                self._batch_bytes += 0.1 * (fetched.batch.nbytes - self._batch_bytes)
+                yield fetched
         finally:
             natives.close()
 
     def _batches_ahead(self) -> int:
-        """Batches to submit ahead: so many that what reads the source never runs dry."""
-        return self._chain.source.batches_ahead if self._chain is not None else 0
+        """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
+        if self._chain is None:
+            return 0
+        source = self._chain.source
+        if self._batch_bytes <= 0.0:  # before the first batch
+            return source.batches_ahead
+        buffer_bytes = self._turned.get("buffer_bytes", self.options.budget_bytes)
+        filling = 1 + int(buffer_bytes / self._batch_bytes)
+        return max(source.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""

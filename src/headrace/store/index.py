@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceError
+from headrace.io.objects.location import is_url, local_path
 from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_directory
 from headrace.store.journal import PackedSamples
-from headrace.store.manifest import Manifest, Segment, VolumeEntry, fingerprint_of
+from headrace.store.manifest import Manifest, Segment, fingerprint_of, volume_entries
+from headrace.store.opening import engine_for
 from headrace.store.pack import (
     WriteReport,
     disk_errors,
@@ -34,9 +36,10 @@ from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
 from headrace.store.sources.scan import Problem, Scan, because, no_samples, source_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.store.pack import Progress
+    from headrace.store.sources.scan import SourceOptions
 
 
 def index(
@@ -52,13 +55,15 @@ def index(
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
     """Makes a store whose volumes are the source's own files.
 
     Args:
         source: a folder, an uncompressed tar, TFRecord, npy, npz, HDF5, Parquet or Arrow file, MDS
-            shards, or a `datasets.Dataset`; several files of one kind as a list or a pattern.
-        target: the store's folder.
+            shards, or a `datasets.Dataset`; several files of one kind as a list or a pattern. URLs of
+            tar, TFRecord, MDS and Parquet objects too.
+        target: the store's folder, or the URL of one.
         checksum: read every sample once to record its checksum.
         workers: threads that read.
         overwrite: replace the store at `target`, atomically.
@@ -70,21 +75,51 @@ def index(
         label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
             empty string means none.
         progress: called with (samples done, samples, bytes done, bytes).
+        storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
         StoreExists: something stands at `target`.
         SourceError: the source cannot be indexed as it is.
         SourceChanged: it changed meanwhile.
+        VolumeError: an object cannot be read or written.
     """
-    started = time.monotonic()
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
-    place = Path(os.path.abspath(os.fspath(target)))
-    check_target(place, overwrite=overwrite)
     options = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
         column=column, label=label,
     )  # fmt: skip
-    scan = open_source(source, options)
+    where = local_path(target)
+    if not is_url(where):
+        return _index(
+            source, Path(where), options, storage_options, checksum=checksum, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    from headrace.store.remote_publish import publish_remotely
+
+    def build(folder: Path) -> WriteReport:
+        return _index(
+            source, folder, options, storage_options, checksum=checksum, overwrite=False,
+            progress=progress,
+        )  # fmt: skip
+
+    return publish_remotely(build, where, storage_options, overwrite=overwrite)
+
+
+def _index(
+    source: Any,
+    place: Path,
+    options: SourceOptions,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    checksum: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> WriteReport:
+    started = time.monotonic()
+    threads, on_error = options.workers, options.on_error
+    check_target(place, overwrite=overwrite)
+    engine = engine_for(storage_options) if storage_options is not None else None
+    scan = open_source(source, options, engine)
     if not isinstance(scan, Scan):
         raise SourceError(
             f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so its "
@@ -107,6 +142,8 @@ def index(
         finally:
             # Nothing of an index is worth keeping for a second try.
             partial.remove()
+            if scan.objects is not None:
+                scan.objects.close()
     return WriteReport(
         str(place), columns.samples, int(columns.length.sum()), 0, skipped,
         time.monotonic() - started,
@@ -121,7 +158,7 @@ def _write(columns: DirectoryColumns, scan: Scan, folder: Path) -> None:
         uuid=header.uuid.hex(),
         samples=header.samples,
         extents=header.extents,
-        volumes=tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns) for v in scan.volumes),
+        volumes=volume_entries(scan.volumes),
         source=scan.source,
     )
     Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,)).save(folder)

@@ -14,18 +14,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
+from headrace.io.objects.location import is_url
 from headrace.store.checksum import crc32c
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
 from headrace.store.publish import replace_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from headrace.store.sources.scan import SourceVolume
 
 FILE_NAME = "store.json"
 BYTES_MAX = 64 << 20
 SEGMENTS_MAX = 10_000
 
-_KINDS = ("packed", "file", "tree")
+_KINDS = ("packed", "file", "tree", "object")
+_ETAG_CHARACTERS_MAX = 1024
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
@@ -35,11 +40,12 @@ class VolumeEntry:
     """One volume of a segment.
 
     Attributes:
-        kind: `packed`, `file` or `tree`.
+        kind: `packed`, `file`, `tree` or `object` (somebody's object, named by its URL).
         path: absolute, or relative to the store's folder.
         bytes: exact size; None for a tree.
-        mtime_ns: modification time of a `file`; else None.
+        mtime_ns: modification time of a `file`, and of an `object` where known; else None.
         uuid: 32 hexadecimal digits of a `packed` volume; else None.
+        etag: version of an `object` as its store names it, where known; else None.
     """
 
     kind: str
@@ -47,10 +53,11 @@ class VolumeEntry:
     bytes: int | None = None
     mtime_ns: int | None = None
     uuid: str | None = None
+    etag: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`."""
-        keys = ("kind", "path", "bytes", "mtime_ns", "uuid")
+        keys = ("kind", "path", "bytes", "mtime_ns", "uuid", "etag")
         return {k: getattr(self, k) for k in keys if getattr(self, k) is not None}
 
 
@@ -122,6 +129,11 @@ class Manifest:
         return replace(self, segments=self.segments[:count], fingerprint=fingerprint)
 
 
+def volume_entries(volumes: Iterable[SourceVolume]) -> tuple[VolumeEntry, ...]:
+    """A source's volumes as a manifest records them."""
+    return tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns, etag=v.etag) for v in volumes)
+
+
 def fingerprint_of(header_pages: list[bytes]) -> str:
     """The fingerprint of segments with these header pages: 32 hexadecimal digits."""
     digest = hashlib.sha256()
@@ -138,7 +150,15 @@ def load_manifest(folder: str | Path) -> Manifest:
         CorruptStore: it is damaged or contradicts itself.
     """
     path = os.path.join(os.fspath(folder), FILE_NAME)
-    data = _read(path)
+    return parse_manifest(_read(path), path)
+
+
+def parse_manifest(data: bytes, path: str) -> Manifest:
+    """Checks the content of a `store.json`.
+
+    Raises:
+        CorruptStore: it is damaged or contradicts itself.
+    """
     try:
         document = json.loads(data)
         stated = document.pop("crc32c", None)
@@ -227,14 +247,18 @@ class _Checker:
             path = entry.get("path")
             good = isinstance(path, str) and path != "" and "\0" not in path
             self._expect(good, f"{where}.path", path, "a path")
+            self._expect(kind != "object" or is_url(path), f"{where}.path", path, "a URL")
         size = None if kind == "tree" else self._number(entry, "bytes", 1 << 62, where)
         mtime = None
-        if kind == "file":
+        if kind == "file" or (kind == "object" and "mtime_ns" in entry):
             mtime = entry.get("mtime_ns")
             good = isinstance(mtime, int) and not isinstance(mtime, bool) and abs(mtime) < 1 << 63
             self._expect(good, f"{where}.mtime_ns", mtime, "an integer")
         uuid = self._hex(entry, "uuid", where) if kind == "packed" else None
-        return VolumeEntry(str(kind), str(path), size, mtime, uuid)
+        etag = entry.get("etag") if kind == "object" else None
+        good = etag is None or (isinstance(etag, str) and len(etag) <= _ETAG_CHARACTERS_MAX)
+        self._expect(good and (etag or "").isprintable(), f"{where}.etag", etag, "an etag")
+        return VolumeEntry(str(kind), str(path), size, mtime, uuid, etag)
 
     def _file_name(self, entry: dict[str, Any], key: str, where: str) -> str:
         """A file in the store's own folder: a plain name that cannot lead out of it."""

@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceChanged, SourceError, StoreError, VolumeError
+from headrace.io.objects.location import is_url, local_path
 from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
 from headrace.store.names import duplicate_name, join_names, split_names
+from headrace.store.opening import engine_for
 from headrace.store.partial import Partial, open_partial, partial_path
 from headrace.store.publish import (
     check_free_space,
@@ -46,9 +48,11 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Segment
+    from headrace.store.sources.scan import SourceOptions
     from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
@@ -120,6 +124,7 @@ def pack(
     label: str | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
     """Packs a source into a new store at `target`.
 
@@ -127,7 +132,7 @@ def pack(
         source: a folder, a tar, TFRecord, npy, npz, HDF5, Parquet, Arrow or ArrayRecord file, MDS
             shards, a `datasets.Dataset`, or an iterable of samples; several files of one kind as a
             list or a pattern.
-        target: the store's folder, which appears when all is done.
+        target: the store's folder, or the URL of one, which appears when all is done.
         volume_bytes: size of the store's files.
         workers: threads that read the source.
         overwrite: replace the store at `target`, atomically.
@@ -141,6 +146,7 @@ def pack(
             empty string means none.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.
         options: everything else.
+        storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
         StoreExists: something stands at `target`.
@@ -149,14 +155,43 @@ def pack(
         VolumeError: the disk is full or fails; what is packed is kept for the next run.
     """
     options = _options(options, volume_bytes, workers)
-    started = time.monotonic()
-    place = Path(os.path.abspath(os.fspath(target)))
-    check_target(place, overwrite=overwrite)
     chosen = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
         column=column, label=label,
     )  # fmt: skip
-    found = open_source(source, chosen)
+    where = local_path(target)
+    engine = engine_for(storage_options) if storage_options is not None else None
+    if not is_url(where):
+        return _pack(
+            source, Path(where), chosen, options, engine, overwrite=overwrite, resume=resume,
+            progress=progress,
+        )  # fmt: skip
+    from headrace.store.remote_publish import publish_remotely
+
+    def build(folder: Path) -> WriteReport:
+        return _pack(
+            source, folder, chosen, options, engine, overwrite=False, resume=False,
+            progress=progress,
+        )  # fmt: skip
+
+    return publish_remotely(build, where, storage_options, overwrite=overwrite)
+
+
+def _pack(
+    source: Any,
+    place: Path,
+    chosen: SourceOptions,
+    options: PackOptions,
+    engine: ObjectEngine | None,
+    *,
+    overwrite: bool,
+    resume: bool,
+    progress: Progress | None,
+) -> WriteReport:
+    started = time.monotonic()
+    check_target(place, overwrite=overwrite)
+    found = open_source(source, chosen, engine)
+    on_error = chosen.on_error
     with open_partial(partial_path(place)) as partial:
         check_target(place, overwrite=overwrite)
         _begin(partial, found, options, 0, resume=resume)

@@ -103,14 +103,12 @@ class ReferenceReader:
     def _read_volume(
         self, segment: OpenSegment, extent: Extent, view: memoryview, start: int
     ) -> int:
-        fd, close = segment.volumes.borrow(extent.volume)
         try:
-            return read_fully(fd, view, extent.offset + start)
+            return segment.volumes.read_into(extent.volume, view, extent.offset + start)
         except OSError as e:
+            if isinstance(e, HeadraceError):
+                raise
             raise self._failure(segment, extent, "system", code=e.errno or 0) from e
-        finally:
-            if close:
-                os.close(fd)
 
     def _read_tree_file(
         self, segment: OpenSegment, extent: Extent, view: memoryview, start: int

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Segment
 
 
@@ -152,7 +153,14 @@ def directory_class(*, reference: bool = False) -> Any:
     return ReferenceDirectory if reference else _native.Directory
 
 
-def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = False) -> OpenSegment:
+def open_segment(
+    folder: str,
+    entry: Segment,
+    base: int,
+    *,
+    reference: bool = False,
+    engine: ObjectEngine | None = None,
+) -> OpenSegment:
     """Opens a segment's directory and checks it against the manifest.
 
     Raises:
@@ -172,6 +180,25 @@ def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = Fa
             path, "file size in bytes", found=f"{size:,}", expected=f"{entry.directory_bytes:,}"
         )
     directory = directory_class(reference=reference).open(os.fsencode(path))
+    check_directory(directory, entry, path)
+    return OpenSegment(entry, base, directory, open_volumes(folder, entry, engine))
+
+
+def open_volumes(folder: str, entry: Segment, engine: ObjectEngine | None) -> Volumes:
+    """The volumes of a segment whose manifest is local; `engine` reads those that are objects."""
+    if engine is None or not any(v.kind == "object" for v in entry.volumes):
+        return Volumes(folder, entry)
+    from headrace.store.remote_volumes import RemoteVolumes
+
+    return RemoteVolumes(folder, entry, engine, remote=False)
+
+
+def check_directory(directory: Directory, entry: Segment, path: str) -> None:
+    """Checks that a directory is the one that the manifest means.
+
+    Raises:
+        CorruptStore: it is another one.
+    """
     for what, found, expected in (
         ("uuid", directory.uuid.hex(), entry.uuid),
         ("number of samples", directory.samples, entry.samples),
@@ -179,4 +206,3 @@ def open_segment(folder: str, entry: Segment, base: int, *, reference: bool = Fa
     ):
         if found != expected:
             raise corrupt(path, what, found=found, expected=f"{expected} as the manifest says")
-    return OpenSegment(entry, base, directory, Volumes(folder, entry))

@@ -23,28 +23,30 @@ from headrace.errors import (
     SourceError,
     StoreNotFound,
 )
+from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, shown
 from headrace.store.directory_writer import create_memory_directory, write_all
 from headrace.store.failures import Failure
 from headrace.store.manifest import (
     FILE_NAME,
     Manifest,
     Segment,
-    VolumeEntry,
     fingerprint_of,
-    load_manifest,
+    volume_entries,
 )
 from headrace.store.names import printable
+from headrace.store.opening import engine_for, manifest_at, open_segment_at
 from headrace.store.reader_reference import ReferenceReader
-from headrace.store.segment import Extent, OpenSegment, directory_class, open_segment
+from headrace.store.segment import Extent, OpenSegment, directory_class, open_volumes
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions, because, source_options
-from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from numpy.typing import NDArray
+
+    from headrace.io.objects.engine import ObjectEngine
 
 CHECKED_RANGE_BYTES = 4 << 20
 """A range of a part up to this long is cut from the whole part, so that its checksum is checked."""
@@ -58,46 +60,77 @@ def open_store(
     reference: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """Opens a packed store, an index, or a source directly: whatever `index` can index.
 
     Args:
-        path: the store's folder, or the source. A source opened directly is listed anew each time
-            and has no checksums (TFRecord excepted).
+        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), or the source. A
+            source opened directly is listed anew each time and has no checksums (TFRecord excepted).
         reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
+        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md.
 
     Raises:
         StoreNotFound: there is nothing at `path`.
         CorruptStore: the store is damaged, or a volume is missing or not the right one.
         SourceChanged: an indexed file is not as it was.
         SourceError: `path` is neither a store nor a source that can be opened directly.
+        VolumeError: an object cannot be read.
     """
-    where = os.path.abspath(os.fsdecode(path))
+    chosen = source_options(column=column, label=label)
+    where = local_path(path)
+    if is_url(where):
+        return _open_url(where, chosen, engine_for(storage_options), reference=reference)
     if os.path.lexists(os.path.join(where, FILE_NAME)):
-        return _open_folder(where, None, reference=reference)
+        return _open_folder(where, None, reference=reference, storage_options=storage_options)
     if not os.path.lexists(where) and not _has_magic(where):
         raise StoreNotFound(
             f"{where}: there is no store and no data.",
             path=where,
             next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
         )
-    options = source_options(column=column, label=label)
-    return _open_source(where, options, reference=reference)
+    return _open_source(where, chosen, reference=reference)
 
 
 def _has_magic(path: str) -> bool:
     return any(c in path for c in "*?[")
 
 
-def _open_folder(where: str, segments: int | None, *, reference: bool) -> Store:
-    manifest = load_manifest(where)
+def _open_url(url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool) -> Store:
+    if not is_pattern(url):
+        try:
+            return _open_folder(url, None, reference=reference, engine=engine)
+        except StoreNotFound:
+            if not os.path.splitext(base_name(url))[1] or base_name(url).endswith(".hr"):
+                raise  # a store's name; it would be confusing to be told that it is no tar
+    return _open_source(url, options, reference=reference, engine=engine)
+
+
+def _open_folder(
+    where: str,
+    segments: int | None,
+    *,
+    reference: bool,
+    storage_options: Mapping[str, Any] | None = None,
+    engine: ObjectEngine | None = None,
+) -> Store:
+    """Opens a packed store or an index, in a folder or at a URL.
+
+    Args:
+        where: the folder or URL.
+        segments: open the first ones only.
+        reference: use the plain-Python directory and reader.
+        storage_options: for an index of objects.
+        engine: one that exists already.
+    """
+    manifest, engine = manifest_at(where, engine, storage_options)
     kept = manifest.segments[:segments]
     opened: list[OpenSegment] = []
     base = 0
     for entry in kept:
-        opened.append(open_segment(where, entry, base, reference=reference))
+        opened.append(open_segment_at(where, entry, base, engine, reference=reference))
         base += entry.samples
     fingerprint = fingerprint_of([s.directory.header() for s in opened])
     manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
@@ -105,16 +138,22 @@ def _open_folder(where: str, segments: int | None, *, reference: bool) -> Store:
         from headrace.store.format import corrupt
 
         raise corrupt(
-            os.path.join(where, FILE_NAME), "fingerprint", found=fingerprint,
+            join(where, FILE_NAME), "fingerprint", found=fingerprint,
             expected=manifest.fingerprint,
         )  # fmt: skip
     for segment in opened:
         segment.volumes.check_all()
-    return Store(where, manifest, opened, reference=reference)
+    return Store(where, manifest, opened, reference=reference, objects=engine)
 
 
-def _open_source(where: str, options: SourceOptions, *, reference: bool) -> Store:
-    scan = open_source(where, options)
+def _open_source(
+    where: str,
+    options: SourceOptions,
+    *,
+    reference: bool,
+    engine: ObjectEngine | None = None,
+) -> Store:
+    scan = open_source(where, options, engine)
     if not isinstance(scan, Scan):
         raise SourceError(
             f"{where} can only be read front to back{because(scan)}.",
@@ -146,11 +185,14 @@ def store_of_scan(
         os.close(fd)
     entry = Segment(
         "segment-0000.hrd", header.file_bytes, header.uuid.hex(), header.samples, header.extents,
-        tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns) for v in scan.volumes), scan.source,
+        volume_entries(scan.volumes), scan.source,
     )  # fmt: skip
     manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
-    segment = OpenSegment(entry, 0, directory, Volumes(where, entry))
-    return Store(where, manifest, [segment], reference=reference, direct=direct or content)
+    segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, scan.objects))
+    return Store(
+        where, manifest, [segment], reference=reference, direct=direct or content,
+        objects=scan.objects,
+    )  # fmt: skip
 
 
 class Store:
@@ -164,8 +206,10 @@ class Store:
         *,
         reference: bool = False,
         direct: SourceOptions | bytes | None = None,
+        objects: ObjectEngine | None = None,
     ) -> None:
         self.path = path
+        self.objects = objects
         self.manifest = manifest
         self.segments = segments
         self._reference = reference
@@ -186,7 +230,7 @@ class Store:
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        return f"Store({self.path!r}, {self._samples:,} samples{state})"
+        return f"Store({shown(self.path)!r}, {self._samples:,} samples{state})"
 
     def __enter__(self) -> Self:
         return self
@@ -202,8 +246,11 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._direct, bytes):
             entry = self.segments[0].entry
-            return _reopen_memory, (self.path, entry, self._direct, self._reference)
-        state = (self.path, len(self.segments), self.fingerprint, self._reference, self._direct)
+            return _reopen_memory, (self.path, entry, self._direct, self._reference, self.objects)
+        state = (
+            self.path, len(self.segments), self.fingerprint, self._reference, self._direct,
+            self.objects,
+        )  # fmt: skip
         return _reopen, state
 
     @property
@@ -347,6 +394,8 @@ class Store:
         self._kept = None
         for segment in self.segments:
             segment.volumes.close()
+        if self.objects is not None:
+            self.objects.close()
 
     def keep(self, memory: object) -> None:
         """Keeps what the volumes lie in alive as long as the store is open."""
@@ -401,6 +450,11 @@ class Store:
             found, expected = "no file or another size or modification time", "the indexed file"
         name = segment.directory.name(index - segment.base)
         path = str(failure["path"])
+        why = None if self.objects is None else self.objects.why(path, int(failure["offset"]))
+        if why is not None and kind not in ("checksum", "short"):
+            error = why.to_error(f"sample {index} ({os.fsdecode(name)!r}): ")
+            error.__dict__.update(index=index, name=os.fsdecode(name))
+            return error
         tree = any(v.kind == "tree" for v in segment.entry.volumes)
         if tree:
             path = os.path.join(path, os.fsdecode(name))
@@ -429,10 +483,11 @@ class Store:
         )
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
-        if self._reference:
+        segment = self.segment_of(extent.index)
+        if self._reference or self.objects is not None:
+            # One range of one object: there is nothing to plan, and its engine is Python's anyway.
             return memoryview(self._reader.read(extent, start, size)).toreadonly()
         catalog = self.catalog
-        segment = self.segment_of(extent.index)
         part = self._part_names.index(segment.directory.part_names[extent.part])
         batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)
         if batch.failed:
@@ -455,7 +510,9 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _reopen_memory(path: str, entry: Segment, content: bytes, reference: bool) -> Store:
+def _reopen_memory(
+    path: str, entry: Segment, content: bytes, reference: bool, objects: ObjectEngine | None
+) -> Store:
     """Opens a pickled store whose directory is in memory."""
     fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
     try:
@@ -463,20 +520,25 @@ def _reopen_memory(path: str, entry: Segment, content: bytes, reference: bool) -
         directory = directory_class(reference=reference).from_fd(fd, path)
     finally:
         os.close(fd)
-    segment = OpenSegment(entry, 0, directory, Volumes(path, entry))
+    segment = OpenSegment(entry, 0, directory, open_volumes(path, entry, objects))
     segment.volumes.check_all()
     manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
-    return Store(path, manifest, [segment], reference=reference, direct=content)
+    return Store(path, manifest, [segment], reference=reference, direct=content, objects=objects)
 
 
-def _reopen(
-    path: str, segments: int, fingerprint: str, reference: bool, direct: SourceOptions | None
+def _reopen(  # noqa: PLR0917 - pickle calls it
+    path: str,
+    segments: int,
+    fingerprint: str,
+    reference: bool,
+    direct: SourceOptions | None,
+    objects: ObjectEngine | None,
 ) -> Store:
     """Opens a pickled store again: the same samples, or an error."""
     if direct is not None:
-        store = _open_source(path, direct, reference=reference)
+        store = _open_source(path, direct, reference=reference, engine=objects)
     else:
-        store = _open_folder(path, segments, reference=reference)
+        store = _open_folder(path, segments, reference=reference, engine=objects)
     if store.fingerprint != fingerprint:
         raise SourceChanged(
             f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.io.objects.location import shown
 from headrace.store.residency import resident_bytes
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def summarise(store: Store) -> Summary:
         segment_bytes[store.segment_of(start).base] += int(sizes.sum())
     segments = tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments)
     return Summary(
-        path=store.path,
+        path=shown(store.path),
         fingerprint=store.fingerprint,
         samples=len(store),
         bytes=tally.bytes,

@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import CorruptStore, HeadraceError, StoreError
+from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.checksum import crc32c
-from headrace.store.manifest import FILE_NAME, fingerprint_of, load_manifest
+from headrace.store.manifest import FILE_NAME, fingerprint_of
+from headrace.store.opening import manifest_at, open_segment_at
 from headrace.store.reader_reference import ReferenceReader
-from headrace.store.segment import OpenSegment, open_segment
-from headrace.store.sources.extents import read_fully
 from headrace.store.volume_format import DATA_OFFSET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Manifest
+    from headrace.store.segment import OpenSegment
 
     Progress = Callable[[int, int | None, int, int | None], None]
     Extents = dict[str, NDArray[np.int64]]
@@ -120,23 +122,44 @@ def verify(
     *,
     workers: int | None = None,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Checks a store, completely.
 
     Args:
-        path: the store's folder.
+        path: the store's folder or URL.
         workers: threads that read.
         progress: called with (samples done, samples, bytes done, None).
+        storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
         StoreNotFound: there is no store.
         CorruptStore: `store.json` itself is damaged, so nothing else can be checked.
     """
     started = time.monotonic()
-    where = os.path.abspath(os.fsdecode(path))
-    manifest = load_manifest(where)
-    report = VerifyReport(where, manifest.samples)
-    segments = open_leniently(where, manifest, report)
+    where = local_path(path)
+    engine: ObjectEngine | None = None
+    if is_url(where) or storage_options is not None:
+        from headrace.io.objects.engine import ObjectEngine as Engine
+
+        engine = Engine(storage_options)
+    try:
+        return _verify(where, engine, started, workers, progress)
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _verify(
+    where: str,
+    engine: ObjectEngine | None,
+    started: float,
+    workers: int | None,
+    progress: Progress | None,
+) -> VerifyReport:
+    manifest, engine = manifest_at(where, engine)
+    report = VerifyReport(shown(where), manifest.samples)
+    segments = open_leniently(where, manifest, report, engine)
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
     with ThreadPoolExecutor(threads, "headrace-verify") as pool:
         for number, segment in segments:
@@ -155,21 +178,21 @@ def verify(
 
 
 def open_leniently(
-    where: str, manifest: Manifest, report: VerifyReport
+    where: str, manifest: Manifest, report: VerifyReport, engine: ObjectEngine | None = None
 ) -> list[tuple[int, OpenSegment]]:
     """Opens the segments that can be opened; what cannot goes to the report."""
     segments = []
     base = 0
     for number, entry in enumerate(manifest.segments):
         try:
-            segment = open_segment(where, entry, base)
+            segment = open_segment_at(where, entry, base, engine)
             blocks = segment.directory.verify()
         except StoreError as e:
             report.problems.append(str(e))
             report.unchecked_samples += entry.samples
         else:
             report.bad_blocks += [
-                (os.path.join(where, entry.directory), int(offset)) for offset in blocks
+                (shown(join(where, entry.directory)), int(offset)) for offset in blocks
             ]
             segments.append((number, segment))
         base += entry.samples
@@ -177,7 +200,7 @@ def open_leniently(
         found = fingerprint_of([s.directory.header() for _, s in segments])
         if found != manifest.fingerprint:
             report.problems.append(
-                f"{os.path.join(where, FILE_NAME)}: fingerprint is {found}, expected "
+                f"{shown(join(where, FILE_NAME))}: fingerprint is {found}, expected "
                 f"{manifest.fingerprint}."
             )
     return segments
@@ -204,11 +227,10 @@ def _tails(segment: OpenSegment) -> Iterator[tuple[int, str]]:
         if entry.kind != "packed":
             continue
         path = segment.volumes.paths[volume]
+        tail = memoryview(bytearray(min(1 << 16, max(0, (entry.bytes or 0) - ends[volume]))))
         try:
-            with open(path, "rb") as f:
-                f.seek(ends[volume])
-                tail = f.read(1 << 16)
-        except OSError:
+            segment.volumes.read_into(volume, tail, ends[volume])
+        except (OSError, HeadraceError):
             continue  # reported with the volume
         if any(tail):
             at = ends[volume] + next(i for i, byte in enumerate(tail) if byte)
@@ -337,7 +359,8 @@ class _Span:
 
     def __init__(self, segment: OpenSegment, extents: Extents, run: NDArray[Any]) -> None:
         self._extents = extents
-        self._path = segment.volumes.paths[int(extents["volume"][run[0]])]
+        self._volumes = segment.volumes
+        self._number = int(extents["volume"][run[0]])
         self._begin = int(extents["offset"][run[0]])
         end = int((extents["offset"][run] + extents["length"][run]).max())
         self.problem: str | None = None
@@ -362,19 +385,14 @@ class _Span:
 
     def _read(self, offset: int, size: int) -> memoryview:
         """What can be read of a range; `problem` says why it is not all of it."""
+        buffer = memoryview(bytearray(size))
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
+            return buffer[: self._volumes.read_unchecked(self._number, buffer, offset)]
+        except HeadraceError:
             self.problem = "missing"
-            return memoryview(b"")
-        try:
-            buffer = memoryview(bytearray(size))
-            return buffer[: read_fully(fd, buffer, offset)]
         except OSError:
             self.problem = "system"
-            return memoryview(b"")
-        finally:
-            os.close(fd)
+        return memoryview(b"")
 
 
 def _bad(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError
 from headrace.store.format import PAGE_BYTES, corrupt
+from headrace.store.sources.extents import read_fully
 from headrace.store.volume_format import VolumeHeader, check_volume_header
 
 if TYPE_CHECKING:
@@ -105,6 +106,28 @@ class Volumes:
         if kept is not fd:
             os.close(fd)
         return kept, False
+
+    def read_into(self, number: int, view: memoryview, offset: int) -> int:
+        """Fills `view` from `offset` of a file volume; fewer bytes come at its end only.
+
+        Raises:
+            HeadraceError: as for `check_all`.
+            OSError: the system refuses the read.
+        """
+        fd, close = self.borrow(number)
+        try:
+            return read_fully(fd, view, offset)
+        finally:
+            if close:
+                os.close(fd)
+
+    def read_unchecked(self, number: int, view: memoryview, offset: int) -> int:
+        """As `read_into`, from a file that may be the wrong one: for `verify`, which says so itself."""
+        fd = self._open(number)
+        try:
+            return read_fully(fd, view, offset)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Closes the descriptors."""

@@ -178,6 +178,7 @@ class _Open:
     """`open`, looking into the plans first. No function: stored in a class, it must not bind."""
 
     __slots__ = ()
+    __module__ = "io"  # it is pickled as `io.open`
     __name__ = "open"
     __doc__ = real_open.__doc__
 

@@ -38,6 +38,9 @@ class AheadOptions:
     knowledge_bytes: int = 256 << 20
     """Memory for what was learned."""
 
+    doze: bool = True
+    """Pause while all files come from the page cache anyway."""
+
     wait_s: float = 60.0
     """An open waits for a read that has begun, never longer than this; much less as a rule."""
 

@@ -58,15 +58,16 @@ class Plan:
         self.by_path: dict[str, Planned] = {}
         self._by_key: dict[int | str, deque[Occurrence]] = {}
         self._order: deque[Occurrence] = deque()
-        self._next_number = 0
+        self.next_number = 0
+        """The number of the next occurrence."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def add(self, key: int | str, paths: list[tuple[str, int]], job: OpenJob) -> None:
         """Append a sample with its (path, slot of the job) pairs."""
-        occurrence = Occurrence(key, self._next_number)
-        self._next_number += 1
+        occurrence = Occurrence(key, self.next_number)
+        self.next_number += 1
         for path, slot in paths:
             planned = Planned(path, occurrence, job, slot)
             occurrence.files.append(planned)
@@ -132,4 +133,4 @@ class Plan:
 
     def clear(self) -> list[Planned]:
         """Finish everything."""
-        return self.pass_before(self._next_number)
+        return self.pass_before(self.next_number)

@@ -22,18 +22,20 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace import _native
 from headrace.plane.ahead import learner, opened
-from headrace.plane.ahead.figures import Figures, Judge
+from headrace.plane.ahead.figures import Doze, Figures, Judge
 from headrace.plane.ahead.knowledge import Knowledge
 from headrace.plane.ahead.memory import fits_in_free_memory
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import StageStats, latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,8 +50,11 @@ _JOBS_MAX = 64
 _JOBS_IN_BUFFER = 8  # a job's memory is free again when the last of its files is
 _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 _GUESS_WATCHED = 64  # samples after which a guess that was right is not watched any more
+_GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
 _IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
 _SYNC_EVERY = 64
+_CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
+_STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
 _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
 
 _all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
@@ -90,6 +95,7 @@ class ReadAhead:
         self._watched = 0
         self._opened_any = False
         self._guess_wrong = 0
+        self._guess_incomplete = False
         self._unsent = 0
         self._closed = False
         self._start()
@@ -102,13 +108,15 @@ class ReadAhead:
         self._plan = Plan()
         self.planned = self._plan.by_path
         self._judge = Judge()
+        self._doze = Doze()
+        self._latencies: tuple[int, ...] = ()
         self._later: deque[int | str] = deque()
         self._jobs: set[OpenJob] = set()
         self._reader: _native.FileReader | None = None
         self._mean_bytes = float(_MEAN_BYTES_FIRST)
         self._cold: str | None = None if self.options.cold == "auto" else self.options.cold
         self._active = self._active_max = 0
-        self._passed = 0
+        self._strays = 0
 
     @classmethod
     def for_dataset(
@@ -178,7 +186,7 @@ class ReadAhead:
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
             key = self._later.popleft()
-            paths = self._paths(key)
+            paths = self._paths(key) if self._doze.admits() else ()
             if paths and self._judge.admits():
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
@@ -242,11 +250,26 @@ class ReadAhead:
         self.figures.bytes_served += size
         self._judge.note(good=1)
         self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
+        if self._doze.note_served():
+            self._judge_residency()
         if self._cold is None and self.figures.served >= 64:
             fits = fits_in_free_memory(self._samples * self._mean_bytes)
             self._cold = "fill" if fits else "direct"
             if self._reader is not None:
                 self._reader.turn(cold=self._cold)
+
+    def _judge_residency(self) -> None:
+        if self._reader is None or not self.options.doze:
+            return
+        native = self._reader.stats()
+        latencies = native["latency_us"]
+        lately = [a - b for a, b in zip(latencies, self._latencies or (0,) * len(latencies))]  # noqa: B905
+        self._latencies = latencies
+        self._doze.judge(
+            native["bytes"],
+            native["bytes_by_tier"]["page_cache"],
+            latency_percentile_s(lately, 0.5),
+        )
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -278,14 +301,21 @@ class ReadAhead:
         slack = 2 * (self._active_max - 1) if self._active_max else _JOB_FILES_MAX
         self._drop(self._plan.pass_before(number - slack))
 
+    @property
+    def dozing(self) -> bool:
+        """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
+        return self._doze.paused and not self._learning
+
     # -- samples -------------------------------------------------------------------------------
 
-    def sample(self, index: Any) -> _Sample:
+    def sample(self, index: Any) -> AbstractContextManager[Any]:
         """A context in which the calling thread makes sample `index`.
 
         What was planned for it and is not opened by its end is dropped, and so is what was planned
         for samples before it. While learning, the files that it opens are noted.
         """
+        if self.dozing and not self.planned:
+            return _NOTHING
         return _Sample(self, _key(index))
 
     def _begin(self, sample: _Sample) -> None:
@@ -297,7 +327,22 @@ class ReadAhead:
             self._active_max = max(self._active_max, self._active)
             sample.occurrence = self._plan.begin(sample.key)
             if sample.occurrence is not None:
+                self._strays = 0
                 self._pass(sample.occurrence.number)
+            elif self._plan:
+                self._catch_up(sample.key)
+
+    def _catch_up(self, key: int | str) -> None:
+        """The consumer is where nothing is planned: what it left behind must not hold the memory."""
+        self._strays += 1
+        near = enumerate(islice(self._later, _CATCH_UP_MAX))
+        position = next((i for i, coming in near if coming == key), None)
+        if position is not None:
+            for _ in range(position + 1):
+                self._later.popleft()
+        if position is not None or self._strays >= _STRAYS_MAX:
+            self._strays = 0
+            self._pass(self._plan.next_number)
 
     def _end(self, sample: _Sample, *, failed: bool) -> None:
         paths = sample.watch.end() if sample.watch is not None else None
@@ -315,13 +360,14 @@ class ReadAhead:
         if self._source is not None and not self._knowledge.knows(index):
             guess = self._paths(index)
         if self._source is not None and list(guess) == paths:
-            if self._watched >= _GUESS_WATCHED and not self._guess_wrong:
+            if self._watched >= _GUESS_WATCHED and not self._guess_incomplete:
                 self._learning = False
             return
         if self._source is not None:
-            self._guess_wrong += 1
             self.figures.unplanned += len(set(paths) - set(guess))
-            if 2 * self._guess_wrong > self._watched >= 16:
+            self._guess_incomplete = True
+            self._guess_wrong += not set(guess) <= set(paths)
+            if 2 * self._guess_wrong > self._watched >= _GUESS_TRIED:
                 self._source = None
         if self._knowledge.learn(index, paths):
             self._unsent += 1
@@ -397,8 +443,6 @@ class ReadAhead:
         if self._judge.reason is not None:
             return self._judge.reason
         if self._source is None and not self._learning and not self._opened_any:
-            if not self.options.learn and self._knowledge.known:
-                return None  # taught
             if not self.options.learn:
                 return "off: no attribute of the dataset names its files, and `learn` is off"
             return f"off: the first {self._watched} samples opened no files"
@@ -441,6 +485,9 @@ class ReadAhead:
         """In a forked child: threads, memory and plan are the parent's."""
         self._knowledge.forget_lock()
         self._start()
+
+
+_NOTHING = nullcontext()
 
 
 class _Sample:

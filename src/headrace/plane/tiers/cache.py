@@ -220,7 +220,7 @@ class Cache:
 
     def _look(self) -> tuple[int, ...]:
         try:
-            s = os.stat(self.folder / "store.json")
+            s = (self.folder / "store.json").stat()
         except OSError:
             return ()
         return (s.st_dev, s.st_ino, s.st_mtime_ns, s.st_size)
@@ -293,6 +293,8 @@ class Cache:
                     segment = tail.finish(self.source, keep)
                     tail.move_to(self.folder, segment)
                     self._save(replace(manifest, segments=(*kept, segment)))
+                    # The same samples packed anew make the same uuid: these are good.
+                    self._struck.discard(segment.uuid)
                     added = int(keep.sum())
             self.refresh()
         finally:

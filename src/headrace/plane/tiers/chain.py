@@ -7,7 +7,6 @@ Made when a process first reads. None of them changes what is delivered: only wh
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.plane.stage import Stage
     from headrace.plane.tiers.reads import Reads
 
-__all__ = ["Chain", "build_chain"]
+__all__ = ["Chain", "build_chain", "bytes_of"]
 
 _LOCAL_KINDS = ("packed", "file", "tree")
 
@@ -44,8 +43,8 @@ class Chain:
     """The stages of one process.
 
     Attributes:
+        source: the source's reader, whose knobs are reads in flight and bytes of buffers.
         top: what order and prefetch ask for batches.
-        source: what reads the source.
         stages: the tiers and limits, the lowest first; the source's reader is none of them.
         disk: the disk tier, if there is one.
     """
@@ -117,8 +116,12 @@ def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:
 
 
 def _budgeted(options: ReaderOptions, cache: Cache | None) -> ReaderOptions:
-    """Source and cache together keep to the budget; a whole cache needs nothing of the source's."""
-    if cache is None or (cache.cached == 0 and not cache.writable):
+    """How the source is read beside a cache, which has half of the budget until it is whole.
+
+    While little is cached, hardly anything is read there: the source has the whole budget. A whole
+    cache needs nothing of the source's.
+    """
+    if cache is None or 2 * cache.cached < len(cache.places):
         return options
     share = 1 << 20 if cache.complete else options.budget_bytes // 2
     return replace(options, budget_bytes=max(1 << 20, share))
@@ -135,16 +138,3 @@ def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:
     return ram_quota(
         tiers.ram_bytes, far=far, data_bytes=source.nbytes, available_bytes=available_memory()
     )
-
-
-def same_file_system(path: str, other: str) -> bool:
-    """Whether two paths, or the nearest folders above them that exist, share a file system."""
-    return _device(path) == _device(other)
-
-
-def _device(path: str) -> int:
-    while True:
-        try:
-            return os.stat(path).st_dev
-        except OSError:
-            path = os.path.dirname(path) or "/"

@@ -19,7 +19,6 @@ from headrace import _native
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.io import BatchReader
 from headrace.plane.stage import StageStats
-from headrace.plane.tiers.tee import Tee
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions
     from headrace.plane.tiers.cache import Cache
     from headrace.plane.tiers.reads import PendingReads, Reads
+    from headrace.plane.tiers.tee import Tee
     from headrace.store.store import Store
 
 __all__ = ["CacheReport", "DiskTier"]
@@ -81,7 +81,6 @@ class DiskTier:
         below: reads the source.
         cache: the data set's cache.
         options: how to read the cache.
-        part_names: the parts that are read.
         tee: writes what was read from the source.
     """
 

@@ -48,7 +48,7 @@ def publish_after_s(segments: int) -> float:
 
 def disk_reserve(disk_bytes: int) -> int:
     """Bytes of a file system that a cache without a quota leaves free."""
-    return min(disk_bytes // 20, 16 * _GIB)
+    return min(disk_bytes // 20, 2 * _GIB)
 
 
 def writer_duty(source_bytes_per_s: float, waiting: float) -> float:

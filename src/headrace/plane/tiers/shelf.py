@@ -30,7 +30,16 @@ from headrace.store.manifest import load_manifest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MARK", "CacheInfo", "Shelf", "hold", "take_lock"]
+__all__ = [
+    "MARK",
+    "CacheInfo",
+    "Shelf",
+    "hold",
+    "hold_folder",
+    "read_mark",
+    "take_lock",
+    "write_mark",
+]
 
 MARK = "cache.json"
 _FORMAT = "headrace-cache"
@@ -78,7 +87,7 @@ class Shelf:
     """
 
     def __init__(self, path: str | os.PathLike[str], quota_bytes: int | None = None) -> None:
-        self.path = Path(os.path.abspath(os.fsdecode(path)))
+        self.path = Path(os.fsdecode(path)).absolute()
         self.quota_bytes = quota_bytes
 
     def caches(self) -> list[CacheInfo]:
@@ -198,7 +207,7 @@ def hold_folder(folder: Path, *, exclusive: bool = False) -> int | None:
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         # Its remover may have held it when we opened it.
-        if os.path.samestat(os.fstat(fd), os.stat(folder)):
+        if os.path.samestat(os.fstat(fd), folder.stat()):
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -257,5 +266,5 @@ def _size(folder: Path) -> int:
     for where, _, files in os.walk(folder):
         for name in files:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
+                total += Path(where, name).lstat().st_size
     return total

@@ -19,13 +19,12 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from headrace.plane.tiers.cache import IN_TAIL
 from headrace.plane.tiers.policy import publish_after_s, segment_bytes, writer_duty
 from headrace.plane.tiers.tail import DIRECTORY_BYTES, Tail
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from headrace import _native
@@ -41,6 +40,9 @@ CLOSE_S = 10.0
 """How long closing waits for the queue to be written and published."""
 
 _NICENESS = 5
+
+_ROOM_MIN = 1 << 16
+"""What a segment needs beside samples and directory rows: pages of headers, its manifest entry."""
 
 _WAITING_WEIGHT = 0.2
 _RATE_WINDOW_S = 0.5
@@ -166,7 +168,7 @@ class Tee:
                     return
         except OSError as e:
             self._give_up(_reason(e, self.cache))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - a cache that fails must not end the training
             self._give_up(f"{type(e).__name__}: {e}")
             _log.exception("the cache %s is not written any more", self.cache.folder)
         finally:
@@ -225,16 +227,14 @@ class Tee:
     def _begin_tail(self, size: int) -> None:
         if not self._segment_bytes:
             self._segment_bytes = segment_bytes(self.cache.source.nbytes)
-        # Page of the header, and the directory, which is small beside the samples.
-        overhead = _ROOM_MIN
-        wanted = max(size, self._segment_bytes) + overhead
+        wanted = max(size, self._segment_bytes) + _ROOM_MIN
         shelf = self.cache.shelf
         with shelf.sharing_out():
             room = shelf.make_room(wanted)
-            if room < size + overhead:
+            if room < size + _ROOM_MIN:
                 self._give_up(_no_room(self.cache))
                 return
-            capacity = min(wanted, room) - overhead
+            capacity = min(wanted, room) - _ROOM_MIN
             self._tail = Tail(self.cache.folder, capacity, self.cache.part_names)
         self._tail_since = time.monotonic()
 
@@ -274,7 +274,7 @@ class Tee:
 
 def _no_room(cache: Cache) -> str:
     quota = cache.shelf.quota_bytes
-    limit = "the disk has no more room" if quota is None else f"the quota of {quota:,} bytes"
+    limit = "the disk's free space" if quota is None else f"the quota of {quota:,} bytes"
     return f"cache {cache.folder}: {limit} is used up; {cache.cached:,} samples are cached."
 
 

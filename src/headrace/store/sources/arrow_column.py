@@ -268,12 +268,12 @@ class LabelReader:
         self.name = columns.label
         self._path = path
         self._known = columns.class_names
-        self._words: dict[str, int] = {}
+        self._words: dict[bytes, int] = {}
 
     @property
     def class_names(self) -> tuple[bytes, ...] | None:
         """What the schema says, or the words of the dictionaries read so far, or None."""
-        return self._known or tuple(os.fsencode(word) for word in self._words) or None
+        return self._known or tuple(self._words) or None
 
     def read(self, array: Any) -> NDArray[np.int64]:
         """(n,) int64 labels, -1 for nulls.
@@ -284,7 +284,7 @@ class LabelReader:
         t, name = _types(), self.name or ""
         table = None
         if t.is_dictionary(array.type):
-            words = [str(word) for word in array.dictionary.to_pylist()]
+            words = _words(array.dictionary, self._path)
             # Batches may number the same words differently.
             table = np.array([self._words.setdefault(w, len(self._words)) for w in words], np.int64)
             array = array.indices
@@ -301,6 +301,14 @@ class LabelReader:
                 self._path, f"a number in {name!r}", int(values.max()), f"below {len(table)}"
             )
         return np.where(values < 0, -1, np.append(table, -1)[values])
+
+
+def _words(array: Any, path: str) -> list[bytes]:
+    """Strings as bytes: pyarrow itself would follow their offsets anywhere."""
+    values = _readable(array, path)
+    view = memoryview(values.buffer if values.buffer is not None else b"")
+    ends = (values.start + values.length).tolist()
+    return [bytes(view[a:b]) for a, b in zip(values.start.tolist(), ends, strict=True)]
 
 
 def stream_batch(

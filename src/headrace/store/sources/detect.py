@@ -6,7 +6,8 @@ import glob
 import os
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import SourceError
+from headrace.errors import SourceError, VolumeError
+from headrace.io.objects.location import base_name, is_url, shown
 from headrace.store.sources.array_record import RIEGELI_MAGIC, stream_array_record
 from headrace.store.sources.arrow import looks_like_arrow_stream, open_arrow
 from headrace.store.sources.folder import scan_folder
@@ -16,6 +17,8 @@ from headrace.store.sources.huggingface import is_dataset, open_dataset
 from headrace.store.sources.iterable import stream_iterable
 from headrace.store.sources.mds import is_mds_folder, list_mds_folder, scan_mds
 from headrace.store.sources.npy import scan_npy
+from headrace.store.sources.object_name import read_head, refuse_object
+from headrace.store.sources.objects import open_objects
 from headrace.store.sources.parquet import open_parquet
 from headrace.store.sources.tar import compression_of, open_tar
 from headrace.store.sources.tfrecord import looks_like_tfrecord, scan_tfrecord
@@ -23,6 +26,7 @@ from headrace.store.sources.tfrecord import looks_like_tfrecord, scan_tfrecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.sources.scan import Scan, SourceOptions, Stream
 
 _SUPPORTED = (
@@ -42,6 +46,9 @@ _OPENERS: dict[str, Callable[[list[str], SourceOptions], Scan | Stream]] = {
 }
 """Kinds of which several files make one source."""
 
+_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet"}
+"""Kinds that are read where they lie in an object store."""
+
 _TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
     ("mds", (), (".mds",)),
     ("hdf5", (HDF5_MAGIC,), (".h5", ".hdf5")),
@@ -54,17 +61,23 @@ _TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
 _WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds"}
 
 
-def open_source(source: Any, options: SourceOptions) -> Scan | Stream:
+def open_source(
+    source: Any, options: SourceOptions, objects: ObjectEngine | None = None
+) -> Scan | Stream:
     """Lists a source, whatever it is.
 
     Args:
         source: a path, a pattern with `*`, `?` or `[`, a list of files of one kind, a
             `datasets.Dataset`, or an iterable of samples.
         options: how to read it.
+        objects: reads URLs; one with default options is made if there are some.
 
     Raises:
         SourceError: it is nothing that headrace can read, or is damaged.
     """
+    urls = _urls_of(source)
+    if urls:
+        return open_objects(urls, options, objects, _open_files)
     if isinstance(source, (str, bytes, os.PathLike)):
         return _open_path(os.fsdecode(source), options)
     if isinstance(source, (list, tuple)) and _all_paths(source):
@@ -73,6 +86,19 @@ def open_source(source: Any, options: SourceOptions) -> Scan | Stream:
         return open_dataset(source, options)
     _refuse_columns("an iterable", options)
     return stream_iterable(source)
+
+
+def _urls_of(source: Any) -> list[str]:
+    """The URLs that a source names; empty where it names none."""
+    items = source if isinstance(source, (list, tuple)) else [source]
+    urls = [item for item in items if is_url(item)]
+    if urls and len(urls) < len(items):
+        raise SourceError(
+            f"{len(urls)} URLs and {len(items) - len(urls)} others were given, expected one kind.",
+            path=shown(urls[0]),
+            next_step="Name objects or local files.",
+        )
+    return urls
 
 
 def _refuse_columns(kind: str, options: SourceOptions) -> None:
@@ -121,6 +147,8 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
             next_step="Name files of one kind.",
         )
     kind = kinds[paths[0]]
+    if kind not in _IN_OBJECTS:
+        refuse_object(paths[0], f"files of the kind {kind}")
     if kind not in _WITH_COLUMNS:
         _refuse_columns(f"a file of the kind {kind}", options)
     if kind in _OPENERS:
@@ -141,13 +169,14 @@ def detect_file(path: str) -> str:
         SourceError: it is none of these, or cannot be read.
     """
     try:
-        with open(path, "rb") as f:
-            head = f.read(1024)
+        head = read_head(path, 1024)
     except OSError as e:
+        if isinstance(e, VolumeError):
+            raise
         raise SourceError(
             f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Check the path."
         ) from e
-    name = os.path.basename(path).lower()
+    name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
         return "npy"
     if name.endswith(".npz"):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.store.sources.object_extents import ObjectExtents
+
 BATCH_BYTES = 16 << 20
 """Bytes read by one task: long enough to hide its hand-over, short enough to keep few in memory."""
 
@@ -109,6 +111,7 @@ class ScanReader:
         kept: list[int] = []
         at = 0
         with _Files(self._scan) as files:
+            files.fetch_objects(first, last)
             view = memoryview(buffer)
             for k, sample in enumerate(range(plan.begin, plan.end)):
                 begin, end = int(self._firsts[sample]), int(self._firsts[sample + 1])
@@ -181,6 +184,14 @@ class _Files:
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
         self._open: dict[int, int] = {}
+        self._objects: ObjectExtents | None = None
+
+    def fetch_objects(self, first: int, last: int) -> None:
+        """Fetches extents that lie in objects, together: `read` then copies them."""
+        if self._scan.objects is not None and last > first:
+            from headrace.store.sources.object_extents import ObjectExtents
+
+            self._objects = ObjectExtents(self._scan, first, last)
 
     def __enter__(self) -> Self:
         return self
@@ -204,6 +215,9 @@ class _Files:
         if volume.kind == "tree":
             self._read_tree_file(extent, sample, view, start)
             return
+        if volume.kind == "object":
+            self._read_object(extent, view, start)
+            return
         with _translated(volume.path):
             fd = self._open.get(number)
             if fd is None:
@@ -212,6 +226,20 @@ class _Files:
             if read_fully(fd, view, offset) < len(view):
                 check_unchanged(volume.path, os.fstat(fd), volume.bytes or 0, volume.mtime_ns)
                 raise source_changed(volume.path, "file", "shorter", "as long as listed")
+
+    def _read_object(self, extent: int, view: memoryview, start: int) -> None:
+        if self._objects is not None:
+            self._objects.read(extent, view)
+            return
+        from headrace.io.objects.failure import Failure
+        from headrace.store.sources.object_extents import source_error
+
+        columns, engine = self._scan.columns, self._scan.objects
+        assert engine is not None
+        path = self._scan.volumes[int(columns.volume[extent])].path
+        outcome = engine.fetch_many([(path, int(columns.offset[extent]) + start, view)])[0]
+        if isinstance(outcome, Failure):
+            raise source_error(outcome)
 
     def path(self, extent: int, sample: int) -> str:
         """The file that holds an extent."""

@@ -2,7 +2,8 @@
 
 h5py says where a data set's bytes lie. Contiguous ones, and chunked ones whose rows each lie in one
 chunk, are indexed there. Compressed rows, rows cut over several chunks and rows of variable length
-(which HDF5 keeps in heaps) are read through h5py, and can only be packed.
+(which HDF5 keeps in heaps) are read through h5py, and can only be packed. There HDF5 itself reads what
+may be damaged: a broken heap can keep it busy for ever.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceError
+from headrace.store.sources.object_name import absolute_path
 from headrace.store.sources.rows import LABEL_NAMES, Rows, label_array, scan_rows
 from headrace.store.sources.shards import Window, damaged, map_files
 
@@ -126,7 +127,7 @@ def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
         _, described = _read_head(window)
     data, label = _choose(described, options, paths[0])
     files = map_files(paths, lambda path: _list_rows(path, data, label), options.workers)
-    absolute = [os.path.abspath(p) for p in paths]
+    absolute = [absolute_path(p) for p in paths]
     source: dict[str, Any] = {"kind": "mds", "paths": absolute, **options.to_json()}
     source["encodings"] = {c.name: c.encoding for c in described if c.name in data}
     return scan_rows(paths, files, source, options)

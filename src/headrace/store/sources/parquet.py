@@ -18,6 +18,7 @@ from headrace.store.sources.arrow_column import (
     choose_columns,
     stream_batch,
 )
+from headrace.store.sources.object_name import absolute_path, readable
 from headrace.store.sources.parquet_pages import ColumnChunk, list_values
 from headrace.store.sources.rows import (
     ROWS_MAX,
@@ -29,6 +30,7 @@ from headrace.store.sources.rows import (
 )
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
 from headrace.store.sources.shards import Window, damaged, map_files
+from headrace.store.sources.thrift import BadThrift, parse_struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +46,10 @@ _READ_BYTES = 16 << 20
 
 _LABELS_AT_ONCE = 1 << 16
 
+_CODECS = {"1": "SNAPPY", "2": "GZIP", "3": "LZO", "4": "BROTLI", "5": "LZ4", "6": "ZSTD",
+           "7": "LZ4_RAW"}  # fmt: skip
+_UNCOMPRESSED, _BYTE_ARRAY, _FIXED_LEN = 0, 6, 7
+
 
 def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     """Lists the rows of Parquet files; a stream where values lie in no one place.
@@ -54,7 +60,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    absolute = [os.path.abspath(p) for p in paths]
+    absolute = [absolute_path(p) for p in paths]
     source: dict[str, Any] = {"kind": "parquet", "paths": absolute, **options.to_json()}
     source["columns"] = list(columns.data)
     try:
@@ -84,7 +90,7 @@ class _File:
         self.pyarrow = import_extra("pyarrow", "arrow", path)
         parquet = import_extra("pyarrow.parquet", "arrow", path)
         try:
-            self._file = parquet.ParquetFile(path)
+            self._file = parquet.ParquetFile(readable(path))
             self.schema = self._file.schema_arrow
             _ = self.schema.names, str(self.schema.types)  # finds names that are no text
             self.metadata = self._file.metadata
@@ -114,40 +120,45 @@ class _File:
             NotInPlace: it is compressed or nested.
         """
         found = []
-        for number in range(self.metadata.num_row_groups):
-            try:
-                group = self.metadata.row_group(number)
-                at = self._leaf(group, name)
-                chunk, leaf = group.column(at), self._file.schema.column(at)
-            except (self.pyarrow.ArrowException, OSError, ValueError, IndexError) as e:
-                raise self.damaged(e) from e
-            if chunk.compression != "UNCOMPRESSED":
-                raise NotInPlace(
-                    f"{self.path}: column {name!r} is compressed ({chunk.compression})"
-                )
-            if leaf.max_repetition_level or leaf.physical_type not in (
-                "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY",
-            ):  # fmt: skip
+        for group in self._row_groups():
+            at, column = _leaf(group, name, self.path)
+            leaf = self._file.schema.column(at)
+            if column.get(4) != _UNCOMPRESSED:
+                codec = _CODECS.get(str(column.get(4)), str(column.get(4)))
+                raise NotInPlace(f"{self.path}: column {name!r} is compressed ({codec})")
+            if leaf.max_repetition_level or column.get(1) not in (_BYTE_ARRAY, _FIXED_LEN):
                 raise NotInPlace(f"{self.path}: column {name!r} is nested")
-            width = leaf.length if leaf.physical_type == "FIXED_LEN_BYTE_ARRAY" else None
-            if width is not None and width < 1:
-                raise damaged(self.path, f"width of column {name!r}", width, "1 or more", 0)
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                start = min(start, chunk.dictionary_page_offset)
-            found.append(
-                ColumnChunk(
-                    start, chunk.total_compressed_size, group.num_rows, width,
-                    leaf.max_definition_level > 0,
+            width = leaf.length if column[1] == _FIXED_LEN else None
+            numbers: list[Any] = [column.get(9), column.get(7), group.get(3)]
+            if not all(isinstance(x, int) for x in numbers) or (width is not None and width < 1):
+                raise damaged(
+                    self.path,
+                    f"place of {name!r}",
+                    (numbers, width),
+                    "three numbers, and a width",
+                    0,
                 )
-            )  # fmt: skip
+            start, size, rows = numbers
+            dictionary = column.get(11)
+            if isinstance(dictionary, int) and 0 < dictionary < start:
+                start = dictionary
+            found.append(ColumnChunk(start, size, rows, width, leaf.max_definition_level > 0))
         return found
 
-    def _leaf(self, group: Any, name: str) -> int:
-        for at in range(group.num_columns):
-            if group.column(at).path_in_schema in (name, f"{name}.bytes"):
-                return at
-        raise NotInPlace(f"{self.path}: column {name!r} is nested")
+    def _row_groups(self) -> list[dict[int, Any]]:
+        """The footer's row groups. Read here: pyarrow ends the process over an unknown codec."""
+        try:
+            with open(self.path, "rb") as f:
+                f.seek(-8, os.SEEK_END)
+                size = int.from_bytes(f.read(4), "little")
+                f.seek(-8 - size, os.SEEK_END)
+                footer, _ = parse_struct(f.read(size))
+        except (OSError, IndexError, BadThrift) as e:
+            raise self.damaged(e) from e
+        groups = footer.get(4)
+        if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
+            raise damaged(self.path, "list of row groups", type(groups).__name__, "a list", 0)
+        return groups
 
     def batches(self, names: list[str], rows: int) -> Iterator[Any]:
         """The columns, `rows` rows at a time."""
@@ -157,6 +168,19 @@ class _File:
             if isinstance(e, SourceError):
                 raise
             raise self.damaged(e) from e
+
+
+def _leaf(group: dict[int, Any], name: str, path: str) -> tuple[int, dict[int, Any]]:
+    """Number and metadata of the column that holds the bytes of `name`."""
+    wanted = ([name.encode()], [name.encode(), b"bytes"])
+    columns = group.get(1)
+    for at, column in enumerate(columns if isinstance(columns, list) else ()):
+        metadata = column.get(3) if isinstance(column, dict) else None
+        if isinstance(metadata, dict) and metadata.get(3) in wanted:
+            if column.get(1) is not None:
+                raise NotInPlace(f"{path}: column {name!r} lies in another file")
+            return at, metadata
+    raise NotInPlace(f"{path}: column {name!r} is nested")
 
 
 def _list_rows(path: str, columns: ArrowColumns) -> Rows:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.store.sources.rows import NotInPlace
 from headrace.store.sources.shards import Window, damaged
+from headrace.store.sources.thrift import BadThrift, parse_struct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,15 +24,10 @@ if TYPE_CHECKING:
 _HEADER_BYTES_MAX = 1 << 20
 """A page's header holds its smallest and largest value, which may be a sample."""
 
-_DEPTH_MAX = 8
 _DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
 _PLAIN = 0
 _PAGE_NAMES = {0: "PLAIN", 2: "dictionary", 5: "DELTA", 6: "DELTA_LENGTH", 7: "DELTA_BYTE_ARRAY",
                8: "dictionary", 9: "BYTE_STREAM_SPLIT"}  # fmt: skip
-
-
-class _Bad(ValueError):
-    """A header that is not in Thrift's compact protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,7 @@ def _first_value(
     return first
 
 
-# -- page headers, in Thrift's compact protocol ----------------------------------------------------
+# -- page headers -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,111 +195,30 @@ def read_page_header(window: Window, at: int, end: int) -> tuple[PageHeader, int
                     window.path, "header of a page", "cut off", "a whole header", at
                 ) from None
             size *= 16
-        except _Bad as e:
+        except BadThrift as e:
             raise damaged(window.path, "header of a page", e, "a page header", at) from None
 
 
 def _page_header(fields: dict[int, Any]) -> PageHeader:
     kind, plain, packed = fields.get(1), fields.get(2), fields.get(3)
     if not all(isinstance(x, int) for x in (kind, plain, packed)):
-        raise _Bad("without type and sizes")
+        raise BadThrift("without type and sizes")
     assert isinstance(packed, int)
     if kind not in (_DATA_PAGE, _DATA_PAGE_V2):
         return PageHeader(packed)
     inner = fields.get(5 if kind == _DATA_PAGE else 8)
     if not isinstance(inner, dict):
-        raise _Bad("without the header of its kind")
+        raise BadThrift("without the header of its kind")
     values = inner.get(1)
     if not isinstance(values, int) or values < 0:
-        raise _Bad(f"with {values} values")
+        raise BadThrift(f"with {values} values")
     if kind == _DATA_PAGE:
         return PageHeader(packed, values, inner.get(2), compressed=plain != packed)
     levels = 0
     for size in (inner.get(5), inner.get(6)):
         if not isinstance(size, int) or not 0 <= size <= packed:
-            raise _Bad(f"with levels of {size} bytes")
+            raise BadThrift(f"with levels of {size} bytes")
         levels += size
     return PageHeader(
         packed, values, inner.get(4), levels, inner.get(2) or 0, compressed=plain != packed
     )
-
-
-def parse_struct(data: bytes) -> tuple[dict[int, Any], int]:
-    """A Thrift compact struct as {field id: integer, boolean, struct or None}, and its length.
-
-    Strings and lists are skipped. Raises `IndexError` where it goes on behind `data`.
-    """
-    reader = _Reader(data)
-    return reader.struct(0), reader.at
-
-
-class _Reader:
-    """Thrift's compact protocol, forwards over bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.at = 0
-
-    def struct(self, depth: int) -> dict[int, Any]:
-        if depth > _DEPTH_MAX:
-            raise _Bad(f"nested more than {_DEPTH_MAX} deep")
-        fields: dict[int, Any] = {}
-        number = 0
-        while head := self._byte():
-            delta, kind = head >> 4, head & 15
-            number = number + delta if delta else self._zigzag()
-            fields[number] = self._value(kind, depth)
-        return fields
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # true, false
-            return kind == 1
-        if kind in (4, 5, 6):  # i16, i32, i64
-            return self._zigzag()
-        if kind == 12:
-            return self.struct(depth + 1)
-        if kind in (9, 10):  # list, set
-            return self._skip_list(depth)
-        sizes = {3: 1, 7: 8}  # byte, double
-        self._skip(self._varint() if kind == 8 else sizes.get(kind, -1))
-        return None
-
-    def _skip_list(self, depth: int) -> None:
-        if depth > _DEPTH_MAX:
-            raise _Bad(f"nested more than {_DEPTH_MAX} deep")
-        head = self._byte()
-        count, kind = head >> 4, head & 15
-        if count == 15:
-            count = self._varint()
-        for _ in range(count):  # each element takes a byte at least, so the data bounds this
-            if kind in (1, 2):
-                self._byte()
-            else:
-                self._value(kind, depth + 1)
-
-    def _byte(self) -> int:
-        value = self._data[self.at]
-        self.at += 1
-        return value
-
-    def _skip(self, size: int) -> None:
-        if size < 0:
-            raise _Bad("of an unknown type")
-        if size > _HEADER_BYTES_MAX:
-            raise _Bad(f"with a string of {size:,} bytes")
-        if self.at + size > len(self._data):
-            raise IndexError
-        self.at += size
-
-    def _varint(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self._byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise _Bad("with a number of more than 10 bytes")
-
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return value >> 1 ^ -(value & 1)

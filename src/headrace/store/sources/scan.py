@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.directory_writer import DirectoryColumns
 
 PROBLEMS_SHOWN = 10
@@ -108,12 +109,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SourceVolume:
-    """A foreign file, or a folder whose files are the samples (`tree`)."""
+    """A foreign file, an object, or a folder whose files are the samples (`tree`)."""
 
     kind: str
     path: str
     bytes: int | None = None
     mtime_ns: int | None = None
+    etag: str | None = None
 
 
 @dataclass(slots=True)
@@ -125,12 +127,14 @@ class Scan:
         volumes: what `columns.volume` counts.
         source: how to scan this again; goes into the manifest.
         skipped: what was left out (only with `on_error="skip"`).
+        objects: reads volumes that are objects.
     """
 
     columns: DirectoryColumns
     volumes: tuple[SourceVolume, ...]
     source: dict[str, Any]
     skipped: list[Problem] = field(default_factory=list)
+    objects: ObjectEngine | None = None
 
     def listing_hash(self) -> bytes:
         """Names, places, sizes, times and labels in 32 bytes: has the source changed?"""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from headrace.errors import SourceError
 from headrace.store.sources.extents import read_fully
+from headrace.store.sources.object_name import ObjectName, absolute_path
 from headrace.store.sources.scan import SourceVolume, check_unchanged
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ class Window:
     Args:
         path: the file; it is checked on closing that it did not change meanwhile.
     """
+
+    def __new__(cls, path: str) -> Self:
+        """An object's window for an object."""
+        if cls is Window and isinstance(path, ObjectName):
+            from headrace.store.sources.object_window import ObjectWindow
+
+            return super().__new__(ObjectWindow)  # type: ignore[return-value]  # a subclass
+        return super().__new__(cls)
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -78,7 +87,7 @@ class Window:
 
     def volume(self) -> SourceVolume:
         """The file as a volume."""
-        return SourceVolume("file", os.path.abspath(self.path), self.size, self.mtime_ns)
+        return SourceVolume("file", absolute_path(self.path), self.size, self.mtime_ns)
 
 
 @dataclass(slots=True)
@@ -117,8 +126,8 @@ def shard_labels(paths: list[str]) -> list[bytes]:
     """A short unique name for each file: its base name, or what differs of its path."""
     base = [os.path.basename(p) for p in paths]
     if len(set(base)) < len(base):
-        common = os.path.commonpath([os.path.abspath(p) for p in paths])
-        base = [os.path.relpath(os.path.abspath(p), common) for p in paths]
+        common = os.path.commonpath([absolute_path(p) for p in paths])
+        base = [os.path.relpath(absolute_path(p), common) for p in paths]
     return [os.fsencode(b) for b in base]
 
 

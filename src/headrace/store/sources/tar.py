@@ -11,7 +11,6 @@ members cannot be samples; folders and names that begin with a dot are left out.
 
 from __future__ import annotations
 
-import os
 import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import numpy as np
 from headrace.errors import SourceError
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.names import join_names, printable
+from headrace.store.sources.object_name import absolute_path, read_head
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -113,7 +113,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     if not shards:
         raise no_samples(paths[0])
     _check_keys(shards)
-    source = {"kind": "tar", "paths": [os.path.abspath(p) for p in paths], **options.to_json()}
+    source = {"kind": "tar", "paths": [absolute_path(p) for p in paths], **options.to_json()}
     return Scan(_join(shards), tuple(s.volume for s in shards), source, problems)
 
 
@@ -126,8 +126,7 @@ def split_key(name: bytes) -> tuple[bytes, bytes]:
 
 def _compression(path: str) -> str | None:
     try:
-        with open(path, "rb") as f:
-            return compression_of(f.read(8))
+        return compression_of(read_head(path, 8))
     except OSError as e:
         raise SourceError(
             f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Make it readable."
@@ -420,7 +419,7 @@ def _join(shards: list[ShardListing]) -> DirectoryColumns:
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = {
         "kind": "compressed tar",
-        "paths": [os.path.abspath(p) for p in paths],
+        "paths": [absolute_path(p) for p in paths],
         **options.to_json(),
     }
     prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)

@@ -7,7 +7,6 @@ the few bytes between the records are read, and each length is proved by its own
 
 from __future__ import annotations
 
-import os
 import struct
 
 import numpy as np
@@ -16,6 +15,7 @@ from headrace.errors import SourceError
 from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.names import join_names
+from headrace.store.sources.object_name import absolute_path
 from headrace.store.sources.scan import Scan, SourceOptions, no_samples
 from headrace.store.sources.shards import (
     ShardListing,
@@ -75,7 +75,7 @@ def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
         length=np.concatenate([np.array(s.length, np.uint64) for s in shards]),
         crc=np.concatenate([np.array(s.crc, np.uint32) for s in shards]),
     )
-    absolute = [os.path.abspath(p) for p in paths]
+    absolute = [absolute_path(p) for p in paths]
     source = {"kind": "tfrecord", "paths": absolute, **options.to_json()}
     return Scan(columns, tuple(s.volume for s in shards), source)
 

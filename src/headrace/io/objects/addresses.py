@@ -1,0 +1,149 @@
+"""HTTP addresses of objects: as they are, or signed by obstore for an hour.
+
+One signature serves all ranges of an object, so reading costs no signing. When a server says that the
+credentials have expired, `refresh` makes a new client, which asks the credential provider (or the
+environment, or the instance's metadata) again.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.io.objects.client import after_fork, first_line, make_client
+from headrace.io.objects.fault import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VALID_S = 3600
+_RENEW_S = 3000
+"""An address older than this is signed again; the rest is for the request itself."""
+
+_ELSEWHERE_S = 60
+
+
+class Addresses(Protocol):
+    """Where the objects of one bucket or host are reached."""
+
+    def known(self, key: str) -> str | None:
+        """The URL of an object where it can be said at once."""
+        ...
+
+    def __call__(self, key: str) -> str:
+        """The URL of an object; may block. Thread-safe."""
+        ...
+
+    def refresh(self) -> bool:
+        """Fetches credentials anew; False where there are none."""
+        ...
+
+
+class PlainAddresses:
+    """Objects of a web server: the URL is the address."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def known(self, key: str) -> str:
+        """The URL of an object."""
+        return f"{self._root}/{key}"
+
+    __call__ = known
+
+    def refresh(self) -> bool:
+        """There are no credentials."""
+        return False
+
+
+class SignedAddresses:
+    """Objects of a bucket: URLs that obstore signs, or unsigned ones with `skip_signature`."""
+
+    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+        self._root = root
+        self._options = dict(options)
+        self._anonymous = str(self._options.get("skip_signature", "")).lower() in ("true", "1")
+        if self._anonymous:
+            # Any key pair makes an address; the signature is then cut off.
+            del self._options["skip_signature"]
+            self._options |= {"access_key_id": "none", "secret_access_key": "none"}
+        self._client: Any = None
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, str]] = {}
+
+    def known(self, key: str) -> str | None:
+        """The URL of an object, if it was signed not long ago."""
+        signed = self._known.get(key)
+        fresh = signed is not None and time.monotonic() - signed[0] < _RENEW_S
+        return signed[1] if fresh and signed is not None else None
+
+    def __call__(self, key: str) -> str:
+        """The URL of an object."""
+        if (known := self.known(key)) is not None:
+            return known
+        now = time.monotonic()
+        url = self._sign(key)
+        if self._anonymous:
+            url = url.partition("?")[0]
+        self._known[key] = (now, url)
+        return url
+
+    def refresh(self) -> bool:
+        """Forgets the client with its credentials, and all addresses."""
+        with self._lock:
+            self._client = None
+            self._known.clear()
+        return not self._anonymous
+
+    def _sign(self, key: str) -> str:
+        if after_fork():
+            return _sign_elsewhere(self._root, self._options, key)
+        with self._lock:
+            if self._client is None:
+                self._client = make_client(self._root, self._options)
+            client = self._client
+        return sign(client, key)
+
+
+def sign(client: Any, key: str) -> str:
+    """A URL that anybody may read `key` with, for an hour.
+
+    Raises:
+        Fault: no credentials were found.
+    """
+    import obstore
+    from obstore.exceptions import BaseError
+
+    try:
+        return str(obstore.sign(client, "GET", key, timedelta(seconds=VALID_S)))
+    except BaseError as e:
+        raise Fault("refused", f"no usable credentials: {first_line(e)}") from e
+
+
+def _sign_elsewhere(root: str, options: Mapping[str, Any], key: str) -> str:
+    """Signs in a fresh interpreter. The options go through a pipe: no other user sees them."""
+    try:
+        request = pickle.dumps((root, dict(options), key))
+    except (pickle.PicklingError, TypeError, AttributeError) as e:
+        raise Fault(
+            "refused", f"a forked process cannot sign with options that cannot be pickled: {e}"
+        ) from e
+    command = [sys.executable, "-m", "headrace.io.objects.sign"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+            command, input=request, capture_output=True, timeout=_ELSEWHERE_S, check=False,
+            env=environment,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise Fault("transient", f"signing in a fresh interpreter failed: {e}") from e
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Fault("refused", f"no usable credentials: {said[-1] if said else 'no answer'}")
+    return done.stdout.decode("utf-8")

@@ -1,0 +1,277 @@
+"""ObjectEngine: reads ranges of objects for the native reader and for everybody else.
+
+Owns one thread with an event loop, made when first needed and per process: a forked child makes its
+own. It decides no depth: `turn` does. Registered objects are compared with what the store says at each
+read (size, etag or modification time), so an object that was replaced is never taken for the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.io.objects.failure import Failure
+from headrace.io.objects.options import split_options
+from headrace.io.objects.reading import Reading, RemoteObject, Wanted
+from headrace.io.objects.statistics import ObjectStats, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.io.objects.transport import Found
+
+_FAILURES_KEPT = 256
+_CLOSE_S = 5.0
+
+# Loops inherited over a fork: their threads do not exist in the child, and destroying them there could
+# touch what the parent still uses.
+_inherited: list[Any] = []
+
+
+class RemoteRequests(Protocol):
+    """A batch of reads as the native reader hands it over (`headrace._native.RemoteRequests`)."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """(count,) int64: first bytes."""
+        ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(count,) int64: bytes."""
+        ...
+
+    def path(self, i: int, /) -> bytes:
+        """The URL."""
+        ...
+
+    def dest(self, i: int, /) -> memoryview:
+        """Where the bytes go."""
+        ...
+
+    def finish(self, i: int, nbytes: int, errno: int, /) -> object:
+        """Reports one; from any thread."""
+        ...
+
+
+class ObjectEngine:
+    """Reads ranges of objects.
+
+    Args:
+        storage_options: see docs/howto/object-stores.md.
+
+    Attributes:
+        policy: our part of the options.
+        client_options: the client's part.
+        looked_at: URLs that somebody has looked at and found right, here or before pickling.
+    """
+
+    def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.policy, self.client_options = split_options(self.storage_options)
+        self._depth = self.policy.reads_in_flight
+        self._objects: dict[str, RemoteObject] = {}
+        self.looked_at: set[str] = set()
+        self._tally = Tally()
+        self._failures: deque[Failure] = deque(maxlen=_FAILURES_KEPT)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._loop: _Loop | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.storage_options, list(self._objects.values()), self.looked_at)
+
+    def register(self, objects: Iterable[RemoteObject]) -> None:
+        """States what objects are like: reads that find another one fail."""
+        for each in objects:
+            self._objects[each.url] = each
+
+    def forget(self, url: str) -> None:
+        """Takes a `register` back."""
+        self._objects.pop(url, None)
+
+    def known(self, url: str) -> RemoteObject | None:
+        """What was registered for a URL."""
+        return self._objects.get(url)
+
+    def read(self, requests: RemoteRequests) -> None:
+        """Begins a batch of reads for the native reader and returns."""
+        offsets = requests.offsets.tolist()
+        self._running().submit([_wanted(self, requests, i, at) for i, at in enumerate(offsets)])
+
+    def turn(self, reads_in_flight: int) -> None:
+        """Sets how many requests are in flight at once, from now on.
+
+        Raises:
+            ValueError: it is less than 1.
+        """
+        if reads_in_flight < 1:
+            raise ValueError(f"reads_in_flight is {reads_in_flight}, expected 1 or more")
+        self._depth = reads_in_flight
+        with self._lock:
+            loop = self._loop if self._pid == os.getpid() else None
+        if loop is not None:
+            loop.turn(reads_in_flight)
+
+    @property
+    def reads_in_flight(self) -> int:
+        """The depth that is set."""
+        return self._depth
+
+    def fetch(self, url: str, offset: int, dest: memoryview, *, exact: bool = True) -> Found:
+        """Reads one range and waits for it.
+
+        Args:
+            url: the object.
+            offset: first byte.
+            dest: writable; its length is the range's, and may not be 0.
+            exact: fewer bytes are an error; else they mark the object's end.
+
+        Raises:
+            SourceChanged: another object stands there.
+            VolumeError: it cannot be read.
+        """
+        outcome = self.fetch_many([(url, offset, dest)], exact=exact)[0]
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        return outcome
+
+    def fetch_many(
+        self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
+    ) -> list[Found | Failure]:
+        """Reads many ranges at once and waits for all of them; failures are returned."""
+        return [future.result() for future in self.start(ranges, exact=exact)]
+
+    def start(
+        self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
+    ) -> list[Future[Found | Failure]]:
+        """Begins to read many ranges; each ends by its deadline, once its turn has come."""
+        waiting: list[Future[Found | Failure]] = []
+        wanted = []
+        for url, offset, dest in ranges:
+            future: Future[Found | Failure] = Future()
+            waiting.append(future)
+            wanted.append(Wanted(url, offset, dest, self._noting(future.set_result), exact))
+        self._running().submit(wanted)
+        return waiting
+
+    def why(self, url: str, offset: int) -> Failure | None:
+        """The last failure of a read that covered this byte."""
+        for failure in reversed(self._failures):
+            if failure.url == url and failure.offset <= offset < failure.offset + failure.length:
+                return failure
+        return None
+
+    def stats(self) -> ObjectStats:
+        """What this engine did in this process."""
+        with self._lock:
+            reading = None if self._loop is None or self._pid != os.getpid() else self._loop.reading
+        if reading is None:
+            return self._tally.stats(in_flight=0, waiting=0)
+        return self._tally.stats(in_flight=reading.in_flight, waiting=reading.waiting)
+
+    def close(self) -> None:
+        """Ends the thread; reads that are not done fail. It starts again when it is needed again."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            if self._pid != os.getpid():
+                _inherited.append(loop)
+                loop = None
+        if loop is not None:
+            loop.close()
+
+    def __del__(self) -> None:
+        # A half-made engine has no lock, and one in a forked child no thread to end.
+        if getattr(self, "_loop", None) is not None:
+            self.close()
+
+    def _running(self) -> _Loop:
+        if self._pid != os.getpid():
+            _inherited.append((self._loop, self._lock))
+            self._lock, self._loop, self._pid = threading.Lock(), None, os.getpid()
+            self._tally = Tally()
+        with self._lock:
+            if self._loop is None:
+                self._loop = _Loop(
+                    Reading(self.policy, self.client_options, self._objects, self._tally)
+                )
+                self._loop.turn(self._depth)
+            return self._loop
+
+    def _noting(self, done: Callable[[Found | Failure], None]) -> Callable[[Found | Failure], None]:
+        def note(outcome: Found | Failure) -> None:
+            if isinstance(outcome, Failure):
+                self._failures.append(outcome)
+            done(outcome)
+
+        return note
+
+
+def _wanted(engine: ObjectEngine, requests: RemoteRequests, i: int, offset: int) -> Wanted:
+    def finish(outcome: Found | Failure) -> None:
+        if isinstance(outcome, Failure):
+            requests.finish(i, 0, outcome.errno)
+        else:
+            requests.finish(i, outcome.count, 0)
+
+    url = os.fsdecode(requests.path(i))
+    return Wanted(url, offset, requests.dest(i), engine._noting(finish))  # noqa: SLF001 - its own other half
+
+
+def _rebuild(
+    options: dict[str, Any], objects: list[RemoteObject], looked_at: set[str]
+) -> ObjectEngine:
+    engine = ObjectEngine(options)
+    engine.register(objects)
+    engine.looked_at |= looked_at
+    return engine
+
+
+class _Loop:
+    """The thread and its event loop."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="headrace-objects", daemon=True)
+        self._thread.start()
+
+    def submit(self, wanted: list[Wanted]) -> None:
+        self._loop.call_soon_threadsafe(self.reading.add, wanted)
+
+    def turn(self, depth: int) -> None:
+        def set_depth() -> None:
+            self.reading.depth = depth
+            self.reading.pump()
+
+        self._loop.call_soon_threadsafe(set_depth)
+
+    def close(self) -> None:
+        if self._thread is threading.current_thread():
+            self._loop.stop()  # the last reference went on our own thread
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self.reading.close(), self._loop).result(_CLOSE_S)
+        except TimeoutError:
+            _inherited.append(self)  # a blocked transport: left behind rather than waited for
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()

@@ -1,0 +1,286 @@
+"""Reading on the event loop: depth, attempts, pauses, fresh credentials, hedges, checks.
+
+`Reading` belongs to one event loop and all its methods but the constructor run there; `engine` owns
+the thread and is what everybody else talks to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.io.objects.failure import Failure
+from headrace.io.objects.fault import Fault
+from headrace.io.objects.location import root_of
+from headrace.io.objects.pool import Pool
+from headrace.io.objects.retry import Backoff
+from headrace.io.objects.roots import Roots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace.io.objects.options import ReadPolicy
+    from headrace.io.objects.statistics import Tally
+    from headrace.io.objects.transport import Found, Transport
+
+_CONNECTIONS_LEAST = 2
+
+_THREADS = 32
+"""For transports that block; a plain HTTP read needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteObject:
+    """An object as it was listed or opened; what is None is not compared.
+
+    Attributes:
+        url: where it is.
+        size: its bytes.
+        etag: its version as the store names it.
+        modified_ns: when it was written.
+    """
+
+    url: str
+    size: int
+    etag: str | None = None
+    modified_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One range to be read.
+
+    Attributes:
+        url: the object.
+        offset: first byte.
+        dest: where to; its length is the range's.
+        done: called once, on the loop, with what was found or what went wrong.
+        exact: fewer bytes are a fault; else they are the object's end.
+    """
+
+    url: str
+    offset: int
+    dest: memoryview
+    done: Callable[[Found | Failure], None]
+    exact: bool = True
+
+
+class Reading:
+    """All reads of one event loop.
+
+    Args:
+        policy: deadlines and the first depth.
+        options: the client's part of `storage_options`.
+        objects: what is known of objects, by URL; shared with the engine.
+        tally: counters.
+    """
+
+    def __init__(
+        self,
+        policy: ReadPolicy,
+        options: Mapping[str, Any],
+        objects: Mapping[str, RemoteObject],
+        tally: Tally,
+    ) -> None:
+        self.depth = policy.reads_in_flight
+        self.in_flight = 0
+        self._policy = policy
+        self._objects = objects
+        self._tally = tally
+        self._threads = ThreadPoolExecutor(_THREADS, "headrace-objects")
+        self._pool = Pool(policy.stall_s)
+        self._roots = Roots(options, self._pool, self._threads)
+        self._backoff = Backoff()
+        self._waiting: deque[Wanted] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._quiet_until: dict[str, float] = {}
+        self._refreshing: dict[int, asyncio.Task[bool]] = {}
+        self._most = _connections_most()
+        self._luck = random.Random()  # noqa: S311 - jitter, no secret
+
+    @property
+    def waiting(self) -> int:
+        """Reads that wait for their turn."""
+        return len(self._waiting)
+
+    def add(self, wanted: list[Wanted]) -> None:
+        """Queues reads."""
+        self._waiting.extend(wanted)
+        self.pump()
+
+    def pump(self) -> None:
+        """Starts what the depth allows."""
+        while self._waiting and self.in_flight < min(self.depth, self._most):
+            self.in_flight += 1
+            task = asyncio.create_task(self._run(self._waiting.popleft()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Ends everything; reads that are not done are failed."""
+        left, self._waiting = list(self._waiting), deque()
+        for wanted in left:
+            wanted.done(Failure(wanted.url, wanted.offset, len(wanted.dest), _CLOSED, 0, 0.0))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, wanted: Wanted) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        outcome: Found | Failure = Failure(
+            wanted.url, wanted.offset, len(wanted.dest), _CLOSED, 0, 0.0
+        )
+        try:
+            outcome = await self._read(wanted, started)
+        finally:
+            self.in_flight -= 1
+            failed = isinstance(outcome, Failure)
+            self._tally.read(loop.time() - started, 0 if failed else len(wanted.dest))
+            if failed:
+                self._tally.add("failures")
+            wanted.done(outcome)
+            self.pump()
+
+    async def _read(self, wanted: Wanted, started: float) -> Found | Failure:
+        """Attempts until one succeeds, none can, or the deadline comes."""
+        loop = asyncio.get_running_loop()
+        policy = self._policy
+        attempts = 0
+        refreshed = False
+        while True:
+            attempts += 1
+            try:
+                async with asyncio.timeout_at(started + policy.deadline_s):
+                    await self._keep_quiet(wanted.url)
+                    found = await self._attempt(wanted)
+                self._check(wanted, found)
+            except TimeoutError:
+                fault = Fault("transient", f"no answer within {policy.deadline_s:g} s")
+                self._tally.fault(fault.reason)
+                pause = None
+            except Fault as met:
+                fault = met
+                self._tally.fault(fault.reason)
+                elapsed = loop.time() - started
+                pause = None
+                if fault.again:
+                    pause = self._backoff.pause_s(
+                        attempts, elapsed, policy.deadline_s, self._luck.random(),
+                        fault.retry_after_s,
+                    )  # fmt: skip
+                elif fault.kind == "expired" and not refreshed:
+                    refreshed = True
+                    pause = 0.0 if await self._refresh(wanted.url) else None
+            else:
+                return found
+            if pause is None:
+                return Failure(
+                    wanted.url, wanted.offset, len(wanted.dest), fault, attempts,
+                    loop.time() - started,
+                )  # fmt: skip
+            self._tally.add("retries")
+            if fault.retry_after_s:
+                self._ask_quiet(wanted.url, fault.retry_after_s)
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, wanted: Wanted) -> Found:
+        transport, key = await self._roots.transport(wanted.url)
+        expected = self._objects.get(wanted.url)
+        etag = None if expected is None else expected.etag
+        hedge_s = self._policy.hedge_s
+        if hedge_s is None:
+            self._tally.add("requests")
+            return await transport.read(key, wanted.offset, wanted.dest, etag)
+        return await self._hedged(transport, key, wanted, etag, hedge_s)
+
+    async def _hedged(
+        self, transport: Transport, key: str, wanted: Wanted, etag: str | None, hedge_s: float
+    ) -> Found:
+        """Asks a second time when the first answer is slow; the first good answer counts."""
+        self._tally.add("requests")
+        first = asyncio.create_task(transport.read(key, wanted.offset, wanted.dest, etag))
+        tasks = [first]
+        try:
+            await asyncio.wait(tasks, timeout=hedge_s)
+            if first.done():
+                return first.result()
+            self._tally.add("requests")
+            self._tally.add("hedges")
+            # Its own memory: two answers must not be written into one place.
+            spare = memoryview(bytearray(len(wanted.dest)))
+            tasks.append(asyncio.create_task(transport.read(key, wanted.offset, spare, etag)))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if all(task.exception() is not None for task in done):
+                done, _ = await asyncio.wait(tasks)
+            winner = next((t for t in tasks if t in done and t.exception() is None), first)
+            found = winner.result()
+            if winner is not first:
+                first.cancel()
+                await asyncio.wait([first])  # nothing more is written to `dest`
+                wanted.dest[: found.count] = spare[: found.count]
+            return found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check(self, wanted: Wanted, found: Found) -> None:
+        """What was found is the object that was expected, and all of the range."""
+        expected = self._objects.get(wanted.url)
+        if expected is not None:
+            what, was, now = "size in bytes", expected.size, found.size
+            if was == now and None not in (expected.etag, found.etag):
+                what, was, now = "etag", expected.etag, found.etag  # type: ignore[assignment]
+            elif was == now and None not in (expected.modified_ns, found.modified_ns):
+                what = "modification time in ns"
+                was, now = expected.modified_ns, found.modified_ns  # type: ignore[assignment]
+            if was != now:
+                raise Fault("changed", f"changed: its {what} is {now}, expected {was}")
+        if wanted.exact and found.count != len(wanted.dest):
+            raise Fault("changed", f"changed: it ends at {found.size:,}")
+
+    async def _refresh(self, url: str) -> bool:
+        """Fetches credentials anew: once for all reads that met their end together."""
+        transport, _ = await self._roots.transport(url)
+        running = self._refreshing.get(id(transport))
+        if running is None:
+            self._tally.add("refreshes")
+            loop = asyncio.get_running_loop()
+
+            async def refresh() -> bool:
+                return await loop.run_in_executor(self._threads, transport.refresh)
+
+            running = self._refreshing[id(transport)] = asyncio.create_task(refresh())
+            running.add_done_callback(lambda _: self._refreshing.pop(id(transport), None))
+        return await asyncio.shield(running)
+
+    def _ask_quiet(self, url: str, seconds: float) -> None:
+        """A Retry-After counts for all requests to the bucket."""
+        root = root_of(url)
+        until = asyncio.get_running_loop().time() + seconds
+        self._quiet_until[root] = max(self._quiet_until.get(root, 0.0), until)
+
+    async def _keep_quiet(self, url: str) -> None:
+        quiet_s = self._quiet_until.get(root_of(url), 0.0) - asyncio.get_running_loop().time()
+        if quiet_s > 0:
+            await asyncio.sleep(quiet_s)
+
+
+def _connections_most() -> int:
+    """Half of the descriptors that are left: the rest is for the program."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 16
+    return max(_CONNECTIONS_LEAST, (soft - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
+
+
+_CLOSED = Fault("final", "the engine was closed")

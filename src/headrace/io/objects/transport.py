@@ -1,0 +1,252 @@
+"""Transports: one way each to read a range of an object into memory.
+
+`HttpTransport` for signed or public addresses, `ObstoreTransport` where obstore cannot sign (some
+credentials of Google and Azure) or must keep the connection to itself (a proxy, own certificates),
+`FsspecTransport` for any other URL. All raise `Fault` and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.io.objects.client import after_fork, first_line, make_client
+from headrace.io.objects.fault import Fault, status_fault
+from headrace.io.objects.retry import parse_retry_after
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import ThreadPoolExecutor
+
+    from headrace.io.objects.addresses import Addresses
+    from headrace.io.objects.pool import Pool
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")
+_STATUS_IN_TEXT = re.compile(r"status code: (\d{3})")
+_REDIRECTS = (301, 302, 303, 307, 308)
+_REDIRECTS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a read met.
+
+    Attributes:
+        count: bytes stored; fewer than asked for only at the object's end.
+        size: the object's size.
+        etag: the object's version as the store names it, or None.
+        modified_ns: when it was written, or None.
+    """
+
+    count: int
+    size: int
+    etag: str | None
+    modified_ns: int | None
+
+
+class Transport(Protocol):
+    """Reads ranges of the objects of one bucket or host, within one event loop."""
+
+    async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
+        """Fills `dest` from `offset` of the object; the caller checks what was found.
+
+        Raises:
+            Fault: it was not possible.
+        """
+        ...
+
+    def refresh(self) -> bool:
+        """Fetches credentials anew; False where there are none to fetch. May block."""
+        ...
+
+
+class HttpTransport:
+    """Ranged GETs over connections of our own."""
+
+    def __init__(self, addresses: Addresses, pool: Pool, threads: ThreadPoolExecutor) -> None:
+        self._addresses = addresses
+        self._pool = pool
+        self._threads = threads
+
+    async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
+        """As `Transport.read`."""
+        url = self._addresses.known(key)
+        if url is None:
+            loop = asyncio.get_running_loop()
+            url = await loop.run_in_executor(self._threads, self._addresses, key)
+        headers = {"Range": f"bytes={offset}-{offset + len(dest) - 1}"}
+        if etag is not None and not etag.startswith("W/"):
+            headers["If-Match"] = etag  # a weak tag never matches, says RFC 9110
+        response = await self._pool.get(url, headers, dest)
+        for _ in range(_REDIRECTS_MAX):
+            target = response.headers.get("location", "")
+            if response.status not in _REDIRECTS or not target.startswith(("https://", "http://")):
+                break
+            if url.startswith("https://") and not target.startswith("https://"):
+                raise Fault("final", "redirected from https to http")
+            url = target
+            response = await self._pool.get(url, headers, dest)
+        if response.status == 200:
+            return self._whole(response.received, response.headers, offset, len(dest))
+        if response.status != 206:
+            after = parse_retry_after(response.headers.get("retry-after"), time.time())
+            raise status_fault(response.status, response.text, after)
+        return _partial(response.received, response.headers, offset)
+
+    def refresh(self) -> bool:
+        """As `Transport.refresh`."""
+        return self._addresses.refresh()
+
+    @staticmethod
+    def _whole(received: int, headers: Mapping[str, str], offset: int, asked: int) -> Found:
+        """A server that answers with the whole object is right only where we asked for all of it."""
+        size = int(headers.get("content-length", "0") or 0)
+        if offset != 0 or size > asked:
+            raise Fault("final", "ranges ignored: the server sends whole objects only")
+        return Found(received, size, headers.get("etag"), _modified(headers))
+
+
+def _partial(received: int, headers: Mapping[str, str], offset: int) -> Found:
+    stated = headers.get("content-range", "")
+    found = _CONTENT_RANGE.match(stated)
+    if found is None or int(found[1]) != offset or int(found[2]) - offset + 1 != received:
+        raise Fault("transient", f"wrong range: {stated[:60] or 'none'} for {offset}+{received}")
+    size = offset + received if found[3] == "*" else int(found[3])
+    return Found(received, size, headers.get("etag"), _modified(headers))
+
+
+def _modified(headers: Mapping[str, str]) -> int | None:
+    try:
+        when = email.utils.parsedate_to_datetime(headers["last-modified"])
+        return int(when.timestamp()) * 1_000_000_000
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return None
+
+
+class ObstoreTransport:
+    """Reads by obstore, in threads. Copies each body once, and does not survive a fork."""
+
+    def __init__(self, root: str, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
+        self._root = root
+        self._options = dict(options)
+        self._options.setdefault("retry_config", {"max_retries": 0})  # the engine retries
+        self._threads = threads
+        self._client: Any = None
+
+    async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
+        """As `Transport.read`."""
+        loop = asyncio.get_running_loop()
+        body, found = await loop.run_in_executor(
+            self._threads, self._get, key, offset, len(dest), etag
+        )
+        # Stored here and not in the thread: a read that was given up must not be written to.
+        dest[: found.count] = body
+        return found
+
+    def refresh(self) -> bool:
+        """As `Transport.refresh`."""
+        self._client = None
+        return True
+
+    def _get(self, key: str, offset: int, size: int, etag: str | None) -> tuple[memoryview, Found]:
+        if after_fork():
+            raise Fault("final", "obstore cannot be used in a forked process: start it with spawn")
+        import obstore
+        from obstore import exceptions as kinds
+
+        if self._client is None:
+            self._client = make_client(self._root, self._options)
+        options: Any = {"range": (offset, offset + size)}
+        if etag is not None and not etag.startswith("W/"):
+            options["if_match"] = etag
+        try:
+            result = obstore.get(self._client, key, options=options)
+            body = memoryview(result.bytes())
+        except (FileNotFoundError, kinds.NotFoundError) as e:
+            raise Fault("missing", "status 404", status=404) from e
+        except kinds.PreconditionError as e:
+            raise Fault("changed", "status 412", status=412) from e
+        except (kinds.PermissionDeniedError, kinds.UnauthenticatedError) as e:
+            raise Fault("expired", f"status 403: {first_line(e)}", status=403) from e
+        except kinds.BaseError as e:
+            status = _STATUS_IN_TEXT.search(str(e))
+            if status is not None:
+                raise status_fault(int(status[1]), first_line(e)) from e
+            raise Fault("transient", f"obstore: {first_line(e)}") from e
+        meta = result.meta
+        modified = int(meta["last_modified"].timestamp()) * 1_000_000_000
+        if result.range[0] != offset or len(body) > size:
+            raise Fault("transient", f"wrong range: {result.range}")
+        return body, Found(len(body), meta["size"], meta["e_tag"], modified)
+
+
+class FsspecTransport:
+    """Reads by fsspec's file systems, in threads. Versions are compared when an object is opened."""
+
+    def __init__(self, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
+        self._options = dict(options)
+        self._threads = threads
+        self._info: dict[str, Found] = {}
+
+    async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
+        """As `Transport.read`; the key is the whole URL, and nobody can be asked for an `etag`."""
+        del etag
+        loop = asyncio.get_running_loop()
+        body, found = await loop.run_in_executor(self._threads, self._get, key, offset, len(dest))
+        dest[: found.count] = body
+        return found
+
+    def refresh(self) -> bool:
+        """There is nothing we could do for an unknown file system."""
+        return False
+
+    def _get(self, url: str, offset: int, size: int) -> tuple[bytes, Found]:
+        fs, path = file_system(url, self._options)
+        try:
+            known = self._info.get(url)
+            if known is None or offset == 0:
+                known = self._info[url] = _found_by_fsspec(fs.info(path))
+            body = fs.cat_file(path, start=offset, end=min(offset + size, known.size))
+        except FileNotFoundError as e:
+            raise Fault("missing", f"not found: {e}") from e
+        except PermissionError as e:
+            raise Fault("refused", f"refused: {e}") from e
+        except Exception as e:  # file systems raise what they like
+            raise Fault("transient", f"{type(e).__name__}: {e}") from e
+        if len(body) > size:
+            raise Fault("final", f"wrong range: {len(body):,} bytes for {size:,}")
+        return body, Found(len(body), known.size, known.etag, known.modified_ns)
+
+
+def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        Fault: fsspec is not installed or knows no such URL.
+    """
+    try:
+        import fsspec
+    except ImportError as e:
+        raise Fault(
+            "final", "reading this URL needs fsspec: pip install 'headrace[objects]'"
+        ) from e
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except (ValueError, ImportError, TypeError) as e:
+        raise Fault("final", f"fsspec: {e}") from e
+    return fs, str(path)
+
+
+def _found_by_fsspec(info: Mapping[str, Any]) -> Found:
+    etag = info.get("ETag") or info.get("etag")
+    modified = next(
+        (info[k] for k in ("mtime", "LastModified", "last_modified", "created") if info.get(k)),
+        None,
+    )
+    seconds: Any = modified.timestamp() if hasattr(modified, "timestamp") else modified  # type: ignore[union-attr]
+    ns = int(seconds * 1e9) if isinstance(seconds, (int, float)) else None
+    return Found(0, int(info["size"]), etag, ns)

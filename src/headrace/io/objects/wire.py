@@ -1,0 +1,234 @@
+"""One HTTP/1.1 connection that reads bodies straight into the caller's memory.
+
+Knows requests and responses; knows no retries, URLs or credentials. A `Connection` carries one request
+at a time and belongs to one event loop. What a server sends is not believed: lengths are checked against
+the room there is before a byte is stored, heads and error texts have caps.
+
+Python's own clients either copy bodies or hide what a retry needs to know (Retry-After, Content-Range).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from headrace.io.objects.fault import Fault
+
+_HEAD_BYTES_MAX = 32 << 10
+_TEXT_BYTES_MAX = 16 << 10
+_STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: [^\r\n]*)?\Z")
+_CHUNKED_END = b"0\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer's head; of a success the body is in the caller's memory, else in `text`."""
+
+    status: int
+    headers: dict[str, str]
+    received: int = 0
+    text: str = ""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection to one server. Made by an event loop's `create_connection`."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._scratch = bytearray(8 << 10)
+        self._head = bytearray()
+        self._dest = memoryview(b"")
+        self._sink: memoryview | None = None
+        self._text: bytearray | None = None
+        self._left: int | None = None
+        self._response: Response | None = None
+        self._done: asyncio.Future[Response] | None = None
+        self._seen_s = 0.0
+        self.requests = 0
+        self.reusable = True
+
+    async def get(self, head: bytes, dest: memoryview, stall_s: float) -> Response:
+        """Sends a request; a body of status 206, or of 200 if it fits, goes to `dest`.
+
+        Raises:
+            Fault: the connection broke, stalled or made no sense. It cannot be used again.
+        """
+        loop = asyncio.get_running_loop()
+        self._head.clear()
+        self._dest, self._sink, self._text, self._left = dest, None, None, None
+        self._response, self._done = None, loop.create_future()
+        self._seen_s = loop.time()
+        self.requests += 1
+        watch = loop.call_later(stall_s, self._watch, loop, stall_s)
+        self._watch_handle = watch
+        try:
+            self._write(head)
+            return await self._done
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._watch_handle.cancel()
+            self._dest = memoryview(b"")
+            self._sink = None
+
+    def _write(self, head: bytes) -> None:
+        if self._transport is None or not self.reusable:
+            raise Fault("transient", "connection lost before the request")
+        self._transport.write(head)
+
+    def abort(self) -> None:
+        """Closes at once; nothing more is stored."""
+        self.reusable = False
+        self._sink, self._dest = None, memoryview(b"")
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def answered(self) -> bool:
+        """Whether a byte of an answer to the last request came."""
+        return self._response is not None or bool(self._head)
+
+    # -- asyncio's side -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection stands."""
+        self._transport = transport  # type: ignore[assignment]  # a stream's transport
+
+    def get_buffer(self, _sizehint: int) -> memoryview | bytearray:
+        """Where the next bytes go: into the caller's memory once the head has come."""
+        if self._sink is not None and self._left:
+            return self._sink[len(self._sink) - self._left :]
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came."""
+        if self._done is None or self._done.done():
+            self.abort()  # nobody asked for them
+            return
+        self._seen_s = asyncio.get_running_loop().time()
+        if self._sink is not None and self._left:
+            self._count(nbytes)
+        else:
+            self._feed(memoryview(self._scratch)[:nbytes])
+
+    def eof_received(self) -> bool:
+        """The server ended its side."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self.reusable = False
+        if self._done is None or self._done.done():
+            return
+        if self._response is not None and self._text is not None and self._left is None:
+            self._finish()  # a text without a stated length ends with the connection
+        elif self._sink is not None:
+            got = len(self._sink) - (self._left or 0)
+            self._fail(f"truncated: {got:,} of {len(self._sink):,} bytes came")
+        else:
+            self._fail(f"connection lost: {exc or 'closed by the server'}")
+
+    # -- an answer, piece by piece --------------------------------------------------------------------
+
+    def _feed(self, data: memoryview) -> None:
+        if self._response is None:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._head) > _HEAD_BYTES_MAX:
+                    self._fail("nonsense: a head without an end")
+                return
+            rest = bytes(self._head[end + 4 :])
+            if not self._begin(bytes(self._head[:end])):
+                return
+            if self._response is None:  # 1xx: the real answer follows
+                self._head.clear()
+                if rest:
+                    self._feed(memoryview(rest))
+                return
+            data = memoryview(rest)
+        self._body(data)
+
+    def _begin(self, head: bytes) -> bool:
+        lines = head.split(b"\r\n")
+        found = _STATUS.match(lines[0])
+        if found is None:
+            self._fail(f"nonsense: {lines[0][:40]!r} is no HTTP status")
+            return False
+        status = int(found[2])
+        if status < 200:
+            return True
+        headers = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(b":")
+            headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
+        self._response = Response(status, headers)
+        if found[1] == b"0" or headers.get("connection", "").lower() == "close":
+            self.reusable = False
+        length = headers.get("content-length", "")
+        self._left = (
+            int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
+        )
+        wanted = status == 206 or (status == 200 and (self._left or 0) <= len(self._dest))
+        if wanted and self._left is None:
+            self._fail("nonsense: bytes without Content-Length")
+            return False
+        if wanted and self._left is not None and self._left > len(self._dest):
+            self._fail(f"wrong range: {self._left:,} bytes for {len(self._dest):,}")
+            return False
+        if wanted:
+            self._sink = self._dest[: self._left]
+        else:
+            self._text = bytearray()
+        return True
+
+    def _body(self, data: memoryview) -> None:
+        if self._sink is not None:
+            if len(data) > (self._left or 0):
+                self._fail("nonsense: more bytes than Content-Length")
+                return
+            at = len(self._sink) - (self._left or 0)
+            self._sink[at : at + len(data)] = data
+            self._count(len(data))
+            return
+        text = self._text
+        if text is None:
+            return
+        text += data
+        ended = self._left is not None and len(text) >= self._left
+        chunks_ended = self._left is None and text.endswith(_CHUNKED_END)
+        if ended or chunks_ended or len(text) > _TEXT_BYTES_MAX:
+            if not ended or len(text) != self._left:
+                self.reusable = False
+            self._finish()
+
+    def _count(self, nbytes: int) -> None:
+        self._left = (self._left or 0) - nbytes
+        if self._left == 0:
+            self._finish()
+
+    def _finish(self) -> None:
+        response, done = self._response, self._done
+        if response is None or done is None or done.done():
+            return
+        if self._sink is not None:
+            response.received = len(self._sink)
+        if self._text is not None:
+            response.text = bytes(self._text[:_TEXT_BYTES_MAX]).decode("utf-8", "replace")
+        self._sink = None
+        done.set_result(response)
+
+    def _fail(self, reason: str) -> None:
+        self.abort()
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(Fault("transient", reason))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stall_s: float) -> None:
+        """Fires when a request may have stalled; looks again later if bytes came meanwhile."""
+        quiet_s = loop.time() - self._seen_s
+        if quiet_s >= stall_s:
+            self._fail(f"stalled: no byte for {quiet_s:.1f} s")
+        else:
+            self._watch_handle = loop.call_later(stall_s - quiet_s, self._watch, loop, stall_s)

@@ -1,0 +1,55 @@
+"""`headrace cache`: what it lists, and that it removes no more than it may."""
+
+import pytest
+
+import headrace as hr
+from headrace.plane.tiers.shelf import Shelf, hold_folder
+
+
+@pytest.fixture
+def cached(packed_photos, tmp_path):
+    """A folder with one complete cache."""
+    loader = hr.loader(packed_photos, 8, cache_dir=tmp_path, cache_bytes=1 << 30)
+    for _ in loader:
+        pass
+    loader.close()
+    return tmp_path
+
+
+def test_caches_are_listed(run, cached, packed_photos):
+    ended = run("cache", "ls", cached)
+    assert ended.code == 0
+    assert "100%" in ended.out
+    assert str(packed_photos) in ended.out
+    (cache,) = run("cache", "ls", cached, "--json").document["caches"]
+    assert cache["samples"] == cache["of_samples"] == 36
+    assert cache["complete"]
+    assert not cache["in_use"]
+
+
+def test_a_cache_is_removed_by_how_its_fingerprint_begins(run, cached):
+    (info,) = Shelf(cached).caches()
+    refused = run("cache", "rm", cached, "zz")
+    assert refused.code == 2
+    ended = run("cache", "rm", cached, info.fingerprint[:6], "--json")
+    assert ended.document["bytes"] == info.bytes
+    assert Shelf(cached).caches() == []
+    assert run("cache", "ls", cached).out == ""
+
+
+def test_a_cache_in_use_stays(run, cached):
+    import os
+
+    (info,) = Shelf(cached).caches()
+    held = hold_folder(cached / info.fingerprint)
+    assert run("cache", "rm", cached, info.fingerprint).code == 3
+    assert run("cache", "rm", cached, "--all").code == 0
+    assert len(Shelf(cached).caches()) == 1
+    os.close(held)
+    assert run("cache", "rm", cached, "--all").code == 0
+    assert Shelf(cached).caches() == []
+
+
+def test_what_to_remove_must_be_said(run, cached):
+    assert run("cache", "rm", cached).code == 2
+    assert len(Shelf(cached).caches()) == 1

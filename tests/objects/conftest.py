@@ -1,0 +1,148 @@
+"""An S3 server on loopback (moto), the faulty proxy in front of it, and what the tests put there."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import headrace as hr
+from headrace.io.objects.engine import ObjectEngine
+from headrace.io.objects.listing import write
+from objects.faulty_proxy import FaultyProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=key/20200101/us-east-1/s3/aws4_request"
+DATA = bytes(range(256)) * 400
+
+
+@pytest.fixture(scope="session")
+def moto_port() -> Iterator[int]:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials, endpoints or proxies of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def proxy(moto_port: int) -> Iterator[FaultyProxy]:
+    with FaultyProxy(moto_port) as running:
+        yield running
+
+
+def client_options(endpoint: str, key: str = "key") -> dict[str, Any]:
+    return {
+        "endpoint": endpoint, "region": "us-east-1", "access_key_id": key,
+        "secret_access_key": "secret",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def options(proxy: FaultyProxy) -> dict[str, Any]:
+    """`storage_options` that go through the proxy."""
+    return client_options(proxy.url) | {"stall_s": 5.0, "deadline_s": 20.0}
+
+
+@pytest.fixture
+def direct(moto_port: int) -> dict[str, Any]:
+    """The client's options for the server itself, to put things there unharmed."""
+    return client_options(f"http://127.0.0.1:{moto_port}")
+
+
+@pytest.fixture
+def bucket(moto_port: int, request: pytest.FixtureRequest) -> str:
+    """A fresh bucket's URL."""
+    name = "b" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:20]
+    ask(moto_port, "PUT", f"/{name}")
+    return f"s3://{name}"
+
+
+def ask(port: int, method: str, target: str, body: bytes | None = None, **headers: str) -> bytes:
+    """A request to the server itself."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    try:
+        connection.request(method, target, body, {"Authorization": _AUTHORIZATION, **headers})
+        response = connection.getresponse()
+        assert response.status < 300, response.read()
+        return response.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def engine(options: dict[str, Any]) -> Iterator[ObjectEngine]:
+    made = ObjectEngine(options)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def blob(bucket: str, direct: dict[str, Any]) -> str:
+    """The URL of an object that holds `DATA`."""
+    write(DATA, f"{bucket}/blob.bin", direct, create=True)
+    return f"{bucket}/blob.bin"
+
+
+def samples_of(count: int, size: int = 500) -> dict[str, bytes]:
+    return {
+        f"{'abc'[i % 3]}/{i:04d}.bin": hashlib.shake_128(str(i).encode()).digest(size + i)
+        for i in range(count)
+    }
+
+
+@pytest.fixture
+def samples() -> dict[str, bytes]:
+    return samples_of(60)
+
+
+@pytest.fixture
+def folder(samples: dict[str, bytes], tmp_path: Path) -> Path:
+    for name, data in samples.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def packed(bucket: str, folder: Path, direct: dict[str, Any]) -> str:
+    """The URL of a packed store of several volumes, with a space and an umlaut in it."""
+    url = f"{bucket}/a folder/füße.hr"
+    hr.pack(folder, url, storage_options=direct, volume_bytes=12_000)
+    return url
+
+
+@pytest.fixture
+def opened(packed: str, options: dict[str, Any]) -> Iterator[hr.Store]:
+    with hr.open(packed, storage_options=options) as store:
+        yield store
+
+
+@pytest.fixture
+def fetch(engine: ObjectEngine) -> Callable[..., bytes]:
+    """Reads a range and returns its bytes."""
+
+    def fetch(url: str, offset: int = 100, size: int = 5000) -> bytes:
+        dest = bytearray(size)
+        engine.fetch(url, offset, memoryview(dest))
+        return bytes(dest)
+
+    return fetch

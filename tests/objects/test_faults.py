@@ -1,0 +1,282 @@
+"""Every fault once, always, and without an end; each test asserts that its fault happened."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.errors import SourceChanged, VolumeError, VolumeTimeout
+from headrace.io.objects.engine import ObjectEngine
+from headrace.io.objects.listing import remove, write
+from headrace.io.objects.reading import RemoteObject
+from objects.conftest import DATA
+from objects.faulty_proxy import EXPIRED, FaultyProxy
+
+Fetch = Callable[..., bytes]
+
+ONCE: list[tuple[str, dict[str, Any]]] = [
+    ("503", {"status": 503}),
+    ("500", {"status": 500}),
+    ("429", {"status": 429}),
+    ("408", {"status": 408}),
+    ("reset", {}),
+    ("truncate", {}),
+    ("slow", {}),
+    ("wrong_range", {}),
+    ("garbage", {}),
+    ("huge", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), ONCE, ids=[name for name, _ in ONCE])
+def test_a_fault_that_passes_costs_time_only(
+    name: str, fields: dict[str, Any], proxy: FaultyProxy, blob: str, fetch: Fetch
+) -> None:
+    proxy.inject("status" if name.isdigit() else name, times=2, **fields)
+    assert fetch(blob) == DATA[100:5100]
+    if name != "slow":
+        assert proxy.injected == {name: 2}
+    else:
+        assert proxy.injected["slow"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "said"),
+    [
+        ("status", {"status": 503}, "status 503"),
+        ("reset", {}, "connection lost"),
+        ("truncate", {}, "truncated"),
+        ("wrong_range", {}, "wrong range"),
+    ],
+)
+def test_a_fault_that_stays_is_an_error_that_says_all(
+    fault: str, fields: dict[str, Any], said: str, proxy: FaultyProxy, blob: str,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    proxy.inject(fault, times=None, **fields)
+    engine = ObjectEngine(options | {"deadline_s": 1.0})
+    try:
+        with pytest.raises(VolumeError) as caught:
+            engine.fetch(blob, 100, memoryview(bytearray(5000)))
+    finally:
+        engine.close()
+    assert sum(proxy.injected.values()) >= 2
+    message = str(caught.value)
+    for part in (blob, "bytes 100 to 5,100", said, "attempts in"):
+        assert part in message
+    assert caught.value.attempts == sum(proxy.injected.values())  # type: ignore[attr-defined]
+    assert engine.stats().failures == 1
+
+
+@pytest.mark.parametrize("fault", ["stall", "endless_head"])
+def test_an_answer_that_never_ends_is_a_timeout(
+    fault: str, proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    proxy.inject(fault, times=None)
+    engine = ObjectEngine(options | {"deadline_s": 1.0, "stall_s": 0.3})
+    try:
+        expected = VolumeTimeout if fault == "stall" else VolumeError
+        started = time.monotonic()
+        with pytest.raises(expected):
+            engine.fetch(blob, 0, memoryview(bytearray(10)))
+        assert time.monotonic() - started < 10
+    finally:
+        engine.close()
+    assert proxy.injected[fault] >= 1
+
+
+def test_a_stalled_request_is_sent_anew(
+    proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    proxy.inject("stall")
+    engine = ObjectEngine(options | {"stall_s": 0.2})
+    dest = bytearray(1000)
+    try:
+        engine.fetch(blob, 0, memoryview(dest))
+    finally:
+        engine.close()
+    assert bytes(dest) == DATA[:1000]
+    assert proxy.injected == {"stall": 1}
+    assert engine.stats().faults == {"stalled": 1}
+
+
+def test_slow_bytes_are_no_stall(proxy: FaultyProxy, blob: str, options: dict[str, Any]) -> None:
+    proxy.inject("slow", seconds=0.15)
+    engine = ObjectEngine(options | {"stall_s": 0.6})
+    dest = bytearray(8000)
+    try:
+        engine.fetch(blob, 0, memoryview(dest))
+        assert engine.stats().retries == 0
+    finally:
+        engine.close()
+    assert bytes(dest) == DATA[:8000]
+    assert proxy.injected == {"slow": 1}
+
+
+def test_retry_after_is_obeyed_by_every_read_of_the_bucket(
+    proxy: FaultyProxy, blob: str, engine: ObjectEngine
+) -> None:
+    proxy.inject("status", status=429, headers=("Retry-After: 1",))
+    started = time.monotonic()
+    dests = [memoryview(bytearray(10)) for _ in range(3)]
+    engine.fetch(blob, 0, dests[0])
+    assert time.monotonic() - started >= 1.0
+    assert proxy.injected == {"429": 1}
+    assert engine.stats().retries == 1
+
+
+def test_a_retry_after_beyond_the_deadline_fails_at_once(
+    proxy: FaultyProxy, blob: str, fetch: Fetch
+) -> None:
+    proxy.inject("status", status=503, headers=("Retry-After: 3000",))
+    started = time.monotonic()
+    with pytest.raises(VolumeError, match="status 503"):
+        fetch(blob)
+    assert time.monotonic() - started < 10
+    assert proxy.injected == {"503": 1}
+
+
+def test_expired_credentials_are_fetched_anew_once(
+    proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    asked: list[int] = []
+
+    def provider() -> dict[str, Any]:
+        asked.append(len(asked))
+        name = "old" if len(asked) == 1 else "new"
+        return {"access_key_id": name, "secret_access_key": "s", "expires_at": None}
+
+    proxy.inject("status", status=400, body=EXPIRED, head="Credential=old", times=None)
+    given = {k: v for k, v in options.items() if "access_key" not in k}
+    engine = ObjectEngine(given | {"credential_provider": provider})
+    try:
+        dests = [memoryview(bytearray(1000)) for _ in range(8)]
+        found = engine.fetch_many([(blob, i * 1000, d) for i, d in enumerate(dests)])
+        assert all(getattr(f, "count", 0) == 1000 for f in found)
+        assert b"".join(dests) == DATA[:8000]
+        assert engine.stats().refreshes == 1
+    finally:
+        engine.close()
+    assert proxy.injected["400"] >= 1
+    assert len(asked) == 2
+
+
+def test_credentials_that_stay_refused_are_an_error_after_one_more_try(
+    proxy: FaultyProxy, blob: str, fetch: Fetch
+) -> None:
+    proxy.inject("status", status=403, body=b"AccessDenied", times=None)
+    with pytest.raises(VolumeError, match="status 403: AccessDenied") as caught:
+        fetch(blob)
+    assert proxy.injected == {"403": 2}
+    assert caught.value.errno == errno.EACCES
+    assert "redentials" in str(caught.value.next_step)
+
+
+def test_an_object_that_was_replaced_is_detected(
+    proxy: FaultyProxy, blob: str, engine: ObjectEngine, direct: dict[str, Any]
+) -> None:
+    found = engine.fetch(blob, 0, memoryview(bytearray(10)))
+    engine.register([RemoteObject(blob, found.size, found.etag, found.modified_ns)])
+    write(bytes(len(DATA)), blob, direct, create=False)
+    with pytest.raises(SourceChanged, match="status 412"):
+        engine.fetch(blob, 0, memoryview(bytearray(10)))
+
+
+def test_a_server_that_ignores_if_match_is_seen_through(
+    proxy: FaultyProxy, blob: str, engine: ObjectEngine
+) -> None:
+    found = engine.fetch(blob, 0, memoryview(bytearray(10)))
+    engine.register([RemoteObject(blob, found.size, found.etag, None)])
+    proxy.inject("wrong_etag")
+    with pytest.raises(SourceChanged, match='etag is "another"'):
+        engine.fetch(blob, 0, memoryview(bytearray(10)))
+    assert proxy.injected == {"wrong_etag": 1}
+
+
+def test_an_object_that_was_deleted_is_an_error(
+    blob: str, fetch: Fetch, direct: dict[str, Any]
+) -> None:
+    fetch(blob)
+    remove([blob], direct)
+    with pytest.raises(VolumeError, match="status 404") as caught:
+        fetch(blob)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_a_shorter_object_is_an_error_and_not_fewer_bytes(blob: str, fetch: Fetch) -> None:
+    with pytest.raises(SourceChanged, match="it ends at 102,400"):
+        fetch(blob, len(DATA) - 10, 20)
+
+
+def test_a_server_without_ranges_is_refused(proxy: FaultyProxy, blob: str, fetch: Fetch) -> None:
+    proxy.inject("no_range")
+    with pytest.raises(VolumeError, match="ranges ignored"):
+        fetch(blob)
+    assert proxy.injected == {"no_range": 1}
+
+
+_FEW = """
+import os, resource, sys
+from headrace.io.objects.engine import ObjectEngine
+url, endpoint = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+engine = ObjectEngine({"endpoint": endpoint, "region": "us-east-1", "access_key_id": "key",
+                       "secret_access_key": "secret", "reads_in_flight": 200})
+dests = [memoryview(bytearray(200)) for _ in range(300)]
+found = engine.fetch_many([(url, i * 200, d) for i, d in enumerate(dests)])
+assert len(os.listdir("/proc/self/fd")) <= 64
+assert all(getattr(f, "count", 0) == 200 for f in found), found
+assert b"".join(dests) == (bytes(range(256)) * 400)[: 300 * 200]
+engine.close()
+"""
+
+
+def test_sixty_four_descriptors_are_enough_for_any_depth(proxy: FaultyProxy, blob: str) -> None:
+    proxy.inject("slow", times=20, seconds=0.01)
+    done = subprocess.run(
+        [sys.executable, "-c", _FEW, blob, proxy.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 1 < proxy.open_most < 64
+
+
+def test_a_slow_request_is_hedged_and_the_faster_answer_counts(
+    proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    proxy.inject("stall")
+    engine = ObjectEngine(options | {"hedge_s": 0.1})
+    dest = bytearray(1000)
+    try:
+        engine.fetch(blob, 50, memoryview(dest))
+        stats = engine.stats()
+    finally:
+        engine.close()
+    assert bytes(dest) == DATA[50:1050]
+    assert proxy.injected == {"stall": 1}
+    assert (stats.hedges, stats.requests, stats.retries) == (1, 2, 0)
+
+
+def test_closing_ends_reads_that_wait(
+    proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    proxy.inject("stall", times=None)
+    engine = ObjectEngine(options | {"reads_in_flight": 1})
+    futures = engine.start([(blob, 0, memoryview(bytearray(10))) for _ in range(3)])
+    deadline = time.monotonic() + 5
+    while not proxy.injected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.close()
+    assert [type(f.result(5)).__name__ for f in futures] == ["Failure"] * 3
+    assert proxy.injected["stall"] == 1
+    assert not any(t.name == "headrace-objects" for t in threading.enumerate())

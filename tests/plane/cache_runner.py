@@ -1,0 +1,50 @@
+"""A training run that may be killed: run as a script, it reads epochs with a cache and says what it saw.
+
+    python cache_runner.py SOURCE CACHE EPOCHS [STATE [PAUSE_S]]
+
+Prints a line per batch, `position hash`, so that whoever reads along can kill it at any point. Saves
+its state to STATE after each batch and goes on from there. Segments are published all the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import headrace as hr
+from headrace.plane.tiers import tee
+
+BATCH = 20
+
+
+def digest(batch):
+    """A batch in one line."""
+    found = hashlib.sha256(batch.indices.tobytes() + batch.labels.tobytes())
+    for sample in batch:
+        found.update(sample)
+    return found.hexdigest()[:16]
+
+
+def main(source, cache, epochs, state=None, pause_s=0.0):
+    """Read `epochs` epochs."""
+    tee.publish_after_s = lambda _: 0.0  # every batch a segment: a kill can hit any step
+    with hr.open(source) as store:
+        loader = hr.loader(store, BATCH, seed=5, cache_dir=cache)
+        if state is not None and Path(state).exists():
+            loader.load_state_dict(json.loads(Path(state).read_text()))
+        while loader.epoch < int(epochs):
+            epoch = loader.epoch
+            for batch in loader:
+                time.sleep(pause_s)
+                print(f"{epoch}:{loader.position} {digest(batch)}", flush=True)
+                if state is not None:
+                    Path(f"{state}.new").write_text(json.dumps(loader.state_dict()))
+                    Path(f"{state}.new").replace(state)
+        loader.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5], *map(float, sys.argv[5:]))
