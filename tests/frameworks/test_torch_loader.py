@@ -351,7 +351,14 @@ def test_wrong_arguments_are_refused_with_the_value(path):
 def test_the_door_offers_exactly_these_names():
     import headrace.torch
 
-    assert sorted(headrace.torch.__all__) == ["DataLoader", "Dataset", "Sample", "TensorBatch"]
+    assert sorted(headrace.torch.__all__) == [
+        "DataLoader",
+        "Dataset",
+        "Sample",
+        "StoreLoader",
+        "TensorBatch",
+        "adopt",
+    ]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
