@@ -46,7 +46,9 @@ def _label(simulate: Any) -> str:
     if simulate is None:
         return ""
     model = getattr(simulate, "model", None)
-    return str(model.label) if hasattr(model, "label") else f"simulated {simulation_of(simulate).name}"
+    return (
+        str(model.label) if hasattr(model, "label") else f"simulated {simulation_of(simulate).name}"
+    )
 
 
 class PrefetchStage:
