@@ -34,11 +34,11 @@ constexpr size_t kBufferBytesMax = size_t{1} << 30;
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
 char g_mappings;
-void unmapped() { __tsan_release(&g_mappings); }
-void will_map() { __tsan_acquire(&g_mappings); }
+void will_unmap() { __tsan_release(&g_mappings); }
+void mapped() { __tsan_acquire(&g_mappings); }
 #else
-void unmapped() {}
-void will_map() {}
+void will_unmap() {}
+void mapped() {}
 #endif
 
 long read_sysctl(const char* path) {
@@ -97,13 +97,13 @@ std::unique_ptr<Ring> Ring::open(const Options& options, std::string* reason) {
 
 // 0 or an errno value. EINVAL means a flag that this kernel lacks: try with fewer.
 int Ring::set_up(const Options& options) {
-  will_map();
   const unsigned shared[] = {kSubmitAll | kCoopTaskrun, kSubmitAll, 0};
   const unsigned single[] = {kSubmitAll | kSingleIssuer | kDeferTaskrun | kNoSqarray,
                              kSubmitAll | kSingleIssuer | kDeferTaskrun,
                              kSubmitAll | kSingleIssuer | kCoopTaskrun};
   const auto attempt = [&](unsigned flags) {
     const int result = io_uring_queue_init(options.entries, &ring_, flags);
+    mapped();
     is_set_up_ = result == 0;
     return -result;
   };
@@ -153,8 +153,9 @@ int Ring::prove() {
 }
 
 Ring::~Ring() {
-  if (is_set_up_) io_uring_queue_exit(&ring_);
-  unmapped();
+  if (!is_set_up_) return;
+  will_unmap();
+  io_uring_queue_exit(&ring_);
 }
 
 bool Ring::is_single_issuer() const { return (ring_.flags & kSingleIssuer) != 0; }
