@@ -45,7 +45,7 @@ def _label(simulate: Any) -> str:
     """What figures of a simulated storage must be labelled with; '' for a real one."""
     if simulate is None:
         return ""
-    model = getattr(simulate, "model", None)
+    model: Any = getattr(simulate, "model", None)
     return str(model.label) if hasattr(model, "label") else f"simulated {simulation_of(simulate).name}"
 
 
