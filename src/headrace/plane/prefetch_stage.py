@@ -45,8 +45,8 @@ def _label(simulate: Any) -> str:
     """What figures of a simulated storage must be labelled with; '' for a real one."""
     if simulate is None:
         return ""
-    model: Any = getattr(simulate, "model", None)
-    return str(model.label) if hasattr(model, "label") else f"simulated {simulation_of(simulate).name}"
+    label = getattr(getattr(simulate, "model", None), "label", None)  # of a SlowVolume
+    return str(label) if label is not None else f"simulated {simulation_of(simulate).name}"
 
 
 class PrefetchStage:

@@ -44,11 +44,11 @@ class _SlowRaw(io.FileIO):
         self._pay(count or 0)
         return count
 
-    def read(self, size: int | None = -1, /) -> bytes | None:
+    def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
             return self.readall()
-        data = super().read(min(size, REQUEST_BYTES))
-        self._pay(len(data or b""))
+        data = super().read(min(size, REQUEST_BYTES)) or b""
+        self._pay(len(data))
         return data
 
     def readall(self) -> bytes:
