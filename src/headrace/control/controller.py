@@ -34,6 +34,9 @@ PERIOD_S: Final = 0.1
 LIMITS_EVERY_S: Final = 1.0
 """Memory pressure builds up over seconds; reading the limits costs half a millisecond."""
 
+CALM_TICKS: Final = 3
+"""A plane at which nothing has had to be done for a while is looked at every third time."""
+
 CLOSED_KEPT: Final = 8
 """Planes that are gone and still can be explained."""
 
@@ -105,7 +108,7 @@ class _Controller:
             return list(self._planes), list(self._closed)
 
     def _run(self) -> None:
-        limits_at = 0.0
+        limits_at, ticks = 0.0, 0
         while not self._ending.wait(PERIOD_S):
             with self._lock:
                 for plane in [each for each in self._planes if each.gone]:
@@ -118,7 +121,10 @@ class _Controller:
             look_at_limits = now - limits_at >= LIMITS_EVERY_S
             if look_at_limits:
                 limits_at = now
+            ticks += 1
             for plane in planes:
+                if plane.calm and ticks % CALM_TICKS:
+                    continue
                 self._look(plane, len(planes), look_at_limits=look_at_limits)
 
     def _look(self, plane: Plane, count: int, *, look_at_limits: bool) -> None:

@@ -81,7 +81,7 @@ class Evidence:
     @cached_property
     def delivered(self) -> Window:
         """The last deliveries, however long ago: they say what batches are like."""
-        return Window.over(last(self.history.intervals, batches=12))
+        return Window.over(last(self.history.intervals, batches=12), histogram=False)
 
     def enough(self, batches: int) -> bool:
         """Whether the window is long enough to be looked at."""
@@ -126,8 +126,11 @@ class Evidence:
 
     def latency_news(self) -> str:
         """What has changed about the storage's latency, in words; or ''."""
-        memory, recent = self.memory, self.recent
-        if not memory.latency_s or recent.reads < 40:
+        memory = self.memory
+        if not memory.latency_s:
+            return ""
+        recent = self.recent
+        if recent.reads < 40:
             return ""
         # Reads that wait for each other take longer when more are in flight: that is no news.
         more = max(1.0, recent.in_flight) / memory.latency_reads
@@ -139,10 +142,12 @@ class Evidence:
 
     def _demand_news(self) -> str:
         demand = self.memory.demand
+        if not demand:
+            return ""
         newest = last(self.intervals, batches=12)
         half = len(newest) // 2
-        halves = [Window.over(newest[:half]), Window.over(newest[half:])]
-        if not demand or min(each.batches for each in halves) < 3:
+        halves = [Window.over(part, histogram=False) for part in (newest[:half], newest[half:])]
+        if min(each.batches for each in halves) < 3:
             return ""
         ratios = [(each.demand or demand) / demand for each in halves]
         if max(ratios) > 1.0 / DEMAND_STEP and min(ratios) < DEMAND_STEP:

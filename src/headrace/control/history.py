@@ -113,14 +113,12 @@ class Window:
     """Standard error of `read_rate`, as a share of it; 1.0: unknown."""
 
     @classmethod
-    def over(cls, intervals: Sequence[Interval]) -> Window:
-        """Add intervals up."""
+    def over(cls, intervals: Sequence[Interval], *, histogram: bool = True) -> Window:
+        """Add intervals up. Without the histogram, which costs most, it is empty."""
         count = max(1, len(intervals))
         held = [each.in_flight for each in intervals] or [0.0]
-        counts = [0] * LATENCY_BUCKETS
-        for each in intervals:
-            if each.reads:
-                counts = [a + b for a, b in zip(counts, each.latency_us, strict=True)]
+        histograms = [each.latency_us for each in intervals if each.reads] if histogram else []
+        counts = tuple(map(sum, zip(*histograms, strict=True))) or (0,) * LATENCY_BUCKETS
         return cls(
             seconds=sum(each.seconds for each in intervals),
             waited_s=sum(each.waited_s for each in intervals),
@@ -133,7 +131,7 @@ class Window:
             in_flight_min=min(held),
             ready_bytes=sum(each.ready_bytes for each in intervals) / count,
             ready_growth=intervals[-1].ready_bytes - intervals[0].ready_bytes if intervals else 0,
-            latency_us=tuple(counts),
+            latency_us=counts,
             decode_busy_s=sum(each.decode_busy_s for each in intervals),
             decode_wait_s=sum(each.decode_wait_s for each in intervals),
             stall_error=_error([each.waited_s / each.seconds for each in intervals]),

@@ -32,6 +32,8 @@ LOG = logging.getLogger("headrace.control")
 
 CHANGES_KEPT = 200
 
+CALM_AFTER = 50
+
 INTERVAL_MIN_S = 0.02
 INTERVAL_MAX_S = 5.0
 """After a longer silence (a suspended process, an epoch's end) a reading is a new beginning."""
@@ -93,6 +95,7 @@ class Plane:
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
         self.history = History()
         self.action = self.reason = ""
+        self._held = 0  # decisions in a row that changed nothing
         self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
         self._find_consumer = _weakly(consumer)
         self._find_limits = limits
@@ -105,6 +108,11 @@ class Plane:
     def gone(self) -> bool:
         """Whether a stage or the consumer exists no more."""
         return self._find_consumer() is None or self._stages_now() is None
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has had to be done for some seconds."""
+        return self._held >= CALM_AFTER
 
     @property
     def knobs(self) -> Knobs:
@@ -147,6 +155,7 @@ class Plane:
         decision = propose(self.history, self._knobs, self.limits)
         self.history = self.history.remembering(decision.memory)
         self.action, self.reason = decision.action, decision.reason
+        self._held = self._held + 1 if decision.reason == "steady" else 0
         if decision.action != "hold":
             self._record(decision)
         if decision.knobs != self._knobs:
