@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from benchmarks.targets import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the benchmark is run."""
+
+    dir: Path
+    """Work folder for data sets."""
+
+    quick: bool = False
+    """Small and short: does everything work?"""
+
+    jobs: int = 2
+    """Measurements at the same time, for parts that mostly sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +36,7 @@ class Section:
 
     targets: Sequence[Target]
     """Each target of the part, met or not."""
+
+    notes: Sequence[str] = ()
+    raw: Any = field(default=None, repr=False)
+    """Everything that was measured, for the JSON file."""

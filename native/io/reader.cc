@@ -97,7 +97,10 @@ bool Reader::close(double seconds) {
 unsigned Reader::workers_wanted_locked() const {
   const unsigned limit = in_flight_->limit();
   if (limit == 0 || requests_per_batch_ < 0.5) return options_.workers;
-  const double batches = std::ceil(limit / std::max(1.0, requests_per_batch_)) + 1;
+  // A batch is under way until its slowest read is back, which takes several times as long as a
+  // read does: of its reads a few are in flight on the average. Places and memory set the bounds;
+  // a worker that waits for them costs nothing.
+  const double batches = 4 * std::ceil(limit / std::max(1.0, requests_per_batch_)) + 1;
   const unsigned most = std::max(options_.workers, kWorkersMax);
   return static_cast<unsigned>(std::clamp<double>(batches, options_.workers, most));
 }

@@ -73,7 +73,8 @@ def test_known_storages_reach_the_best_fixed_setting_with_few_resources(name, ra
     best, reads, batches = smallest(storage, consumer, GRID)
     _, run = tuned(Plant(storage, consumer, START, seed=4), 30)
     reached = run.reaches(0.95 * best, 0.0, 10.0)
-    assert reached is not None and reached <= 5.0
+    assert reached is not None
+    assert reached <= 5.0
     assert run.rate(5, 30) >= 0.93 * best
     batch_bytes = consumer.batch * consumer.sample_bytes
     # The least of a coarse grid is up to 1.4 x above the least of all.
@@ -86,7 +87,7 @@ def test_a_step_of_latency_and_its_end_are_answered_within_five_seconds(name, ra
     consumer = Consumer(samples_per_s=rate)
     slow = replace(PRESETS[name], latency_s=10 * PRESETS[name].latency_s)
     best, _, _ = smallest(PRESETS[name], consumer, [256, 512])
-    worse, reads, _ = smallest(slow, consumer, GRID)
+    worse, _, _ = smallest(slow, consumer, GRID)
     plant = Plant(PRESETS[name], consumer, START, seed=3)
     history, run = tuned(plant, 12)
     before = plant.knobs
@@ -94,11 +95,13 @@ def test_a_step_of_latency_and_its_end_are_answered_within_five_seconds(name, ra
     history, run = tuned(plant, 12, history=history, run=run)
     assert plant.knobs.reads_in_flight > 2 * before.reads_in_flight
     reached = run.reaches(0.95 * worse, 12.0, 24.0)
-    assert reached is not None and reached <= 5.0
+    assert reached is not None
+    assert reached <= 5.0
     plant.latency_factor = 1.0
     history, run = tuned(plant, 12, history=history, run=run)
     reached = run.reaches(0.95 * best, 24.0, 36.0)
-    assert reached is not None and reached <= 5.0
+    assert reached is not None
+    assert reached <= 5.0
     assert run.mean("reads_in_flight", 32, 36) <= 1.6 * before.reads_in_flight
 
 
@@ -169,7 +172,13 @@ def test_every_change_says_why_and_a_vain_one_is_taken_back():
 
 
 def busy(seconds=0.1, **changes):
-    given = {"waited_s": 0.0, "worked_s": seconds, "batches": 5, "samples": 160, "bytes": 16_000_000}
+    given = {
+        "waited_s": 0.0,
+        "worked_s": seconds,
+        "batches": 5,
+        "samples": 160,
+        "bytes": 16_000_000,
+    }
     return Interval(seconds=seconds, **(given | changes))
 
 
@@ -183,7 +192,9 @@ def test_decoding_that_holds_the_consumer_up_gets_threads_and_returns_them():
         history, knobs = history.remembering(decision.memory), decision.knobs
     assert knobs.decode_threads > 2
     for _ in range(60):
-        served = busy(decode_busy_s=0.08, decode_wait_s=0.1 * knobs.decode_threads - 0.08, reads=160)
+        served = busy(
+            decode_busy_s=0.08, decode_wait_s=0.1 * knobs.decode_threads - 0.08, reads=160
+        )
         history = history.after(replace(served, knobs=knobs))
         decision = propose(history, knobs, limits)
         history, knobs = history.remembering(decision.memory), decision.knobs

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from control.plant import Consumer, Plant, Storage, steady_rate
 from headrace.control.history import History, Interval, Knobs
 from headrace.control.limits import Bounds, Limits
 from headrace.control.tuner import Decision, propose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PERIOD_S = 0.1
 
@@ -44,7 +48,7 @@ class Run:
     def turns(self, start_s: float, stop_s: float) -> int:
         """How often knobs were turned."""
         part = self.intervals[round(start_s / PERIOD_S) : round(stop_s / PERIOD_S)]
-        return sum(a.knobs != b.knobs for a, b in zip(part, part[1:], strict=False))
+        return sum(a.knobs != b.knobs for a, b in pairwise(part))
 
 
 def tuned(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.simulate import SimulateOption
 from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
@@ -49,10 +50,7 @@ def read(
     step_ms: Annotated[
         float, typer.Option(min=0.0, help="Time that the training step would take.")
     ] = 0.0,
-    simulate: Annotated[
-        str | None,
-        typer.Option(help="Read as from slow storage: `lustre`, `nfs`, `s3` or `hdd`."),
-    ] = None,
+    simulate: SimulateOption = None,
     tune: Annotated[bool, typer.Option(help="Let headrace turn the knobs.")] = True,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -108,9 +108,8 @@ class _Controller:
         limits_at = 0.0
         while not self._ending.wait(PERIOD_S):
             with self._lock:
-                for plane in self._planes:
-                    if plane.gone:
-                        self._drop(plane)
+                for plane in [each for each in self._planes if each.gone]:
+                    self._drop(plane)
                 if not self._planes:
                     self._thread = None
                     return

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "SAME_RATE", "STALL_BAD", "STALL_OK", "Evidence", "last"]
 
-STALL_OK = 0.015
+STALL_OK = 0.01
 """Share of time that a consumer may wait without anything being done about it."""
 
-STALL_BAD = 0.025
+STALL_BAD = 0.02
 """Above this it waits. Between the two nothing is changed, so that noise turns no knobs."""
 
 SAME_RATE = 0.975

@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 
     from headrace.control.history import Knobs, Window
 
-__all__ = ["BATCH_MARGIN", "Need", "batches_held", "batches_read", "need", "read_latency_s", "reads_per_sample"]
+__all__ = [
+    "BATCH_MARGIN",
+    "Need",
+    "batches_held",
+    "batches_read",
+    "need",
+    "read_latency_s",
+    "reads_per_sample",
+]
 
-HEADROOM = 1.15
+HEADROOM = 1.2
 """Reads in flight above Little's bare number: what is lost in the tails of batches."""
 
 BATCH_MARGIN = 1.04
 """Batches differ in size, and direct reads in what they add for alignment."""
 
-TAIL_STALL = 0.006
+TAIL_STALL = 0.004
 """Share of time that reads slower than what the buffer covers may hold up the consumer."""
 
 
@@ -110,9 +118,7 @@ def need(
         return None
     per_sample = reads_per_sample(delivered)
     reads = max(1, math.ceil(demand * per_sample * latency_s * HEADROOM))
-    held = max(
-        batches_held(delivered, latency_us, demand), batches_read(delivered, reads)
-    )
+    held = max(batches_held(delivered, latency_us, demand), batches_read(delivered, reads))
     return Need(reads, int(held * delivered.batch_bytes * BATCH_MARGIN))
 
 

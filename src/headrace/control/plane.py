@@ -10,6 +10,7 @@ import logging
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import ismethod
 from typing import TYPE_CHECKING, Any
@@ -131,8 +132,9 @@ class Plane:
 
     def end(self) -> None:
         """Remember the last figures."""
-        self._look()
         self.ended = True
+        with suppress(Exception):  # a stage that fails is perhaps why it ends
+            self._look()
 
     def step(self) -> None:
         """Look once, and turn the knobs if the tuner says so."""

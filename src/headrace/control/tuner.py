@@ -298,10 +298,10 @@ class _Call:
         grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
         gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
         error = 2.0 * window.rate_error
-        if gain < gain_min + error and gain > gain_min - error and window.seconds < PATIENCE_S:
+        if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
             return None
         knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
-        if trial.pinned and 1.04 < gain and knee < 0.85 * self.knobs.reads_in_flight:
+        if trial.pinned and gain > 1.04 and knee < 0.85 * self.knobs.reads_in_flight:
             # Before, each read in flight counted; here most of the new ones wait for the others.
             memory = memory.with_ceiling(READS, knee, self.now_s)
             best = max(memory.best_read_rate, self._sure_rate())
@@ -325,7 +325,7 @@ class _Call:
             return None
         share = window.read_rate / max(1e-9, self.memory.best_read_rate)
         error = 2.0 * window.rate_error
-        if SAME_RATE - error < share < SAME_RATE + error and window.seconds < PATIENCE_S:
+        if abs(share - SAME_RATE) < error and window.seconds < PATIENCE_S:
             return None
         text = f"{share:.3f} of the best rate"
         if share >= SAME_RATE - min(0.01, error):

@@ -19,7 +19,7 @@ from torch.utils import data as torch_data
 
 from headrace.demo.model import IMAGE_PIXELS, decode, make_model, normalized
 from headrace.demo.training import usable_cores
-from headrace.torch import DataLoader
+from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -100,7 +100,7 @@ def compare(
     decoded, raw = (_Files(paths, labels, decoded=d) for d in (True, False))
 
     def headrace(function: Any) -> Iterable[Any]:
-        return DataLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
+        return StoreLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
 
     ways: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
         ("training", "headrace, threads", lambda: headrace(decode)),

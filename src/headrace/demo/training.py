@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from headrace.demo.model import decode_indexed, make_model, normalized
-from headrace.torch import DataLoader
+from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ class Training:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.loader = DataLoader(
+        self.loader = StoreLoader(
             job.train, job.batch_size, seed=job.seed, decode=decode_indexed, on_error="skip"
         )
         self.model = make_model(job.classes, job.seed)
@@ -176,7 +176,7 @@ class Training:
 
     def _held_out_images(self) -> tuple[Tensor, Tensor]:
         if self._held_out is None:
-            loader = DataLoader(
+            loader = StoreLoader(
                 self.job.held_out, 256, order="sequential", decode=decode_indexed, on_error="skip"
             )
             batches = [(images, labels) for (images, _), labels in loader]

@@ -45,6 +45,7 @@ class LoaderStats:
     buffered_reads: int = 0
     opened_files: int = 0
     _stages: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
+    _handed_s: float = field(default=0.0, repr=False, compare=False)
     _asked_at: float | None = field(default=None, repr=False, compare=False)
     _delivered_at: float | None = field(default=None, repr=False, compare=False)
 
@@ -57,8 +58,8 @@ class LoaderStats:
         """What the consumer did, a wait or work that is under way included. Thread-safe."""
         now, asked_at, delivered_at = time.perf_counter(), self._asked_at, self._delivered_at
         return ConsumerStats(
-            waited_s=self.stall_s + (now - asked_at if asked_at is not None else 0.0),
-            worked_s=self.worked_s + (now - delivered_at if delivered_at is not None else 0.0),
+            waited_s=self.stall_s - self._handed_s + (now - asked_at if asked_at else 0.0),
+            worked_s=self.worked_s + self._handed_s + (now - delivered_at if delivered_at else 0.0),
             batches=self.batches,
             samples=self.samples,
             bytes=self.bytes,
@@ -76,7 +77,13 @@ class LoaderStats:
         self._asked_at = self._delivered_at = None
 
     def count(
-        self, samples: int, nbytes: int, reads: Mapping[str, int], waited_s: float = 0.0
+        self,
+        samples: int,
+        nbytes: int,
+        reads: Mapping[str, int],
+        waited_s: float = 0.0,
+        *,
+        ready: bool = False,
     ) -> None:
         """Add one delivered batch.
 
@@ -85,6 +92,7 @@ class LoaderStats:
             nbytes: their bytes in the store.
             reads: how they were read, by name.
             waited_s: how long the consumer waited.
+            ready: the batch was there; the time was spent on handing it over.
         """
         now, delivered_at = time.perf_counter(), self._delivered_at
         self._asked_at, self._delivered_at = None, now
@@ -94,6 +102,8 @@ class LoaderStats:
         self.samples += samples
         self.bytes += nbytes
         self.stall_s += waited_s
+        if ready:
+            self._handed_s += waited_s
         for name, value in reads.items():
             if name in _ROUTES:
                 setattr(self, name, getattr(self, name) + value)
@@ -258,7 +268,8 @@ class Loader:
                 asked_at = time.perf_counter()
                 batch, asked, reads = next(fetched)
                 waited_s = time.perf_counter() - asked_at
-                self.stats.count(len(batch), batch.nbytes, reads, waited_s)
+                ready = self._reader.was_ready
+                self.stats.count(len(batch), batch.nbytes, reads, waited_s, ready=ready)
                 this.delivered(step, asked)
                 yield batch
         finally:

@@ -36,6 +36,8 @@ def read_batches(
     epoch: int,
     spans: Iterable[Span],
     batches_ahead: Callable[[], int],
+    *,
+    told: Callable[[bool], None] = lambda _: None,
 ) -> Generator[_native.Batch, None, None]:
     """Yield the batch of each span, in order.
 
@@ -46,13 +48,16 @@ def read_batches(
         spans: global positions (start, stop) of each batch.
         batches_ahead: how many batches to submit ahead, now; more than the reader's budget of bytes
             holds only queue up.
+        told: called before each batch is taken, with whether it was ready.
     """
     pending: deque[PendingReads] = deque()
     for span in spans:
         pending.append(reader.submit(order.wrapped(epoch, *span)))
         while len(pending) > max(1, batches_ahead()):
+            told(pending[0].done)
             yield pending.popleft().take()
     while pending:
+        told(pending[0].done)
         yield pending.popleft().take()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.io import simulation_of
 from headrace.plane.stage import StageStats
 
 if TYPE_CHECKING:
@@ -40,22 +41,27 @@ class TurnableReader(Protocol):
         """Set its knobs."""
 
 
+def _label(simulate: Any) -> str:
+    """What figures of a simulated storage must be labelled with; '' for a real one."""
+    if simulate is None:
+        return ""
+    label = getattr(getattr(simulate, "model", None), "label", None)  # of a SlowVolume
+    return str(label) if label is not None else f"simulated {simulation_of(simulate).name}"
+
+
 class PrefetchStage:
     """Reads batches ahead of their consumer.
 
     Args:
         reader: what does it.
         options: where the knobs stand at first.
-        simulation: what the storage is, if it is not real: `simulated lustre`.
     """
 
     name = "prefetch"
 
-    def __init__(
-        self, reader: TurnableReader, options: ReaderOptions, *, simulation: str = ""
-    ) -> None:
+    def __init__(self, reader: TurnableReader, options: ReaderOptions) -> None:
         self._reader = reader
-        self._simulation = simulation
+        self._simulation = _label(options.simulate)
         given = options.reads_in_flight or options.queue_depth * options.workers
         self._knobs = {"reads_in_flight": given, "buffer_bytes": options.budget_bytes}
 

@@ -85,6 +85,7 @@ class StoreReader:
     Attributes:
         part_names: the parts that are read.
         skipped: samples that were left out so far.
+        was_ready: the batch that was taken last did not have to be waited for.
 
     Raises:
         ValueError: the store has no part of this name.
@@ -107,6 +108,7 @@ class StoreReader:
         self._tiers = tiers or TierOptions()
         self._chain: Chain | None = None
         self._turned: dict[str, int] = {}
+        self.was_ready = False
         self._batch_bytes = 0.0  # of a batch, lately
 
     @property
@@ -184,7 +186,9 @@ class StoreReader:
         if isinstance(order, Blocked):
             natives = read_windows(reader, order, epoch, ahead)
         else:
-            natives = read_batches(reader, order, epoch, ahead, self._batches_ahead)
+            natives = read_batches(
+                reader, order, epoch, ahead, self._batches_ahead, told=self._tell
+            )
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
@@ -192,6 +196,9 @@ class StoreReader:
                 yield fetched
         finally:
             natives.close()
+
+    def _tell(self, ready: bool) -> None:
+        self.was_ready = ready
 
     def _batches_ahead(self) -> int:
         """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""

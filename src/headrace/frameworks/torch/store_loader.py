@@ -1,4 +1,4 @@
-"""DataLoader: headrace's order and exact resume, as a PyTorch user expects a loader to look.
+"""StoreLoader: headrace's order and exact resume, as a PyTorch user expects a loader to look.
 
 Which way a batch takes is chosen once: whole, decoded in threads, or decoded in worker processes.
 None of them changes which sample comes when, and all of them are counted here, when a batch is
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.plane.skipped import OnError, Skipped
     from headrace.store import Store
 
-__all__ = ["DataLoader"]
+__all__ = ["StoreLoader"]
 
 BATCHES_AHEAD = 4
 """Decoded batches that are made or wait: enough to hide a slow one, few enough to stay small."""
@@ -45,7 +45,7 @@ THREADS_MAX = 8
 """Threads unless told otherwise: past 8, Python's own share of the work is the limit."""
 
 
-class DataLoader:
+class StoreLoader:
     """Batches of a store in exact headrace order, for PyTorch.
 
     Each `for` goes through the rest of the current epoch, and epochs advance by themselves. Without

@@ -1,0 +1,344 @@
+"""DataLoader: torch's, by changing one import; and the door to the store's loader.
+
+Over a torch data set it is `torch.utils.data.DataLoader`, by inheritance: the same arguments, batches,
+order, random numbers, workers and errors. headrace reads the files of coming samples ahead, hands
+batches over in shared memory that is recycled, and knows where the epoch stands. Over a headrace
+store it is a `StoreLoader`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.utils import data as torch_data
+
+from headrace.config import reader_options
+from headrace.errors import StateMismatch
+from headrace.frameworks.torch.dataset import Dataset
+from headrace.frameworks.torch.dropin.context import WorkerContext
+from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
+from headrace.frameworks.torch.dropin.messages import Reading
+from headrace.frameworks.torch.dropin.progress import (
+    FORMAT,
+    Beginning,
+    Progress,
+    Track,
+    resumption_of,
+)
+from headrace.frameworks.torch.dropin.randomness import Snapshot, kept_randomness
+from headrace.frameworks.torch.dropin.watching import Watcher, nothing_to_read
+from headrace.frameworks.torch.store_loader import StoreLoader
+from headrace.plane.ahead import AheadOptions, SharedLog
+from headrace.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace.frameworks.torch.dropin.progress import Resumption
+
+__all__ = ["DataLoader"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+ARENA_BYTES = 256 << 20
+"""Memory for batches between workers and consumer unless told otherwise, over all workers. Only what
+is in flight is ever touched; with two workers and torch's prefetch_factor it holds batches of 32 MB."""
+
+# A store's loader has an order of its own: whoever names one of these over a `headrace.torch.Dataset`
+# means torch's way through it.
+_TORCH_ONLY = frozenset(
+    (
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+        "drop_last",
+        "generator",
+        "prefetch_factor",
+        "pin_memory_device",
+        "in_order",
+    )
+)
+_POSITIONAL_FOR_BOTH = 2  # dataset and batch_size
+
+log = logging.getLogger("headrace.torch")
+
+
+class DataLoader(torch_data.DataLoader[T_co]):
+    """`torch.utils.data.DataLoader` with headrace's data plane, or a store's loader.
+
+    Over a torch data set, map-style or iterable, it takes torch's arguments (see there) and delivers
+    the same batches in the same order. Where nothing can be sped up it does what torch does, and says
+    so once to the logger `headrace.torch`; `explain()` says it at any time.
+
+    Over a headrace `Store`, the path of one (or of a folder, a tar, ...) or a `headrace.torch.Dataset`
+    without arguments that only torch's loader has, `DataLoader(...)` returns a `StoreLoader`: it is
+    called with all arguments, and its class is what you get. Subclasses of this class never turn into
+    something else; they refuse stores and paths.
+
+    Args:
+        budget_bytes: memory for batches that workers hand over and for files that were read ahead,
+            half for each, over all workers. None: `HEADRACE_BUDGET_BYTES`, else 256 MiB for the former
+            and the read-ahead's own default for the latter. What does not fit travels torch's way.
+        newer: arguments that a newer torch has.
+
+    Raises:
+        ValueError, TypeError: as torch raises them.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a `StoreLoader` where a store is to be loaded, else a new loader of this class."""
+        dataset = args[0] if args else kwargs.get("dataset")
+        if isinstance(dataset, (Store, str, os.PathLike)):
+            if cls is not DataLoader:
+                raise TypeError(
+                    f"{cls.__name__} is given a {type(dataset).__name__}, expected a torch data set: "
+                    "derive from headrace.torch.StoreLoader to load stores",
+                )
+            return StoreLoader(*args, **kwargs)
+        if cls is DataLoader and isinstance(dataset, Dataset) and not _means_torch(args, kwargs):
+            return StoreLoader(*args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(  # noqa: PLR0917 - torch's signature
+        self,
+        dataset: torch_data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        budget_bytes: int | None = None,
+        **newer: Any,
+    ) -> None:
+        if _TORCH_HAS_IN_ORDER:
+            newer["in_order"] = in_order
+        elif not in_order:
+            raise ValueError("in_order is False, which this version of torch does not know")
+        options, origins = reader_options({"budget_bytes": budget_bytes})
+        given = origins["budget_bytes"] != "default"
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **newer,
+        )
+        self.budget_bytes = budget_bytes
+        self._arena_bytes = options.budget_bytes // 2 if given else ARENA_BYTES
+        self._ahead_bytes = options.budget_bytes // 2 if given else None
+        self._progress: Progress | None = None
+        self._resumption: Resumption | None = None
+        self._starting: Resumption | None = None
+        self._reading: Reading | None = None
+        self._watcher: Watcher | None = None
+        self._context: WorkerContext | None = None
+        self._told = False
+
+    # -- iterating ---------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        if self._is_pipe:
+            return super().__iter__()
+        resumption, self._resumption = self._resumption, None
+        if resumption is None:
+            return self._begin_epoch()
+        self._iterator = None  # workers of before know nothing of the state
+        self._starting = resumption
+        try:
+            if self.num_workers == 0:
+                return self._begin_in_process(resumption)
+            with kept_randomness():
+                resumption.beginning.restore(self, everything=True)
+                return self._begin_epoch()
+        finally:
+            self._starting = None
+
+    def _begin_in_process(self, resumption: Resumption) -> Any:
+        """Begin where the data set draws from this process's generators: they go on, too."""
+        resumption.beginning.restore(self, everything=resumption.under_way)
+        iterator = self._begin_epoch() if resumption.under_way else None
+        if resumption.in_process is not None:
+            resumption.in_process.restore()
+        return self._begin_epoch() if iterator is None else iterator
+
+    def _begin_epoch(self) -> Any:
+        iterator: Any = self._iterator
+        if self.num_workers and self.persistent_workers and iterator is not None:
+            iterator.begin_epoch(self, Beginning.take(self))
+            self._progress = iterator.progress
+            return iterator
+        iterator = self._get_iterator()
+        if self.num_workers and self.persistent_workers:
+            self._iterator = iterator
+        return iterator
+
+    def _get_iterator(self) -> Any:
+        if self._is_pipe:
+            return super()._get_iterator()
+        beginning = Beginning.take(self)
+        if self._starting is not None and self._starting.under_way:
+            beginning = self._starting.beginning
+        reading = self._get_reading()
+        iterator: InProcess | InWorkers
+        if self.num_workers == 0:
+            if reading is not None and self._watcher is None:
+                self._watcher = Watcher(self.dataset, reading)
+            iterator = InProcess(self, beginning, self._starting, self._watcher)
+        else:
+            self.check_worker_number_rationality()
+            self._context = WorkerContext(
+                self.multiprocessing_context, self._arena_bytes // self.num_workers, reading
+            )
+            iterator = InWorkers(self, beginning, self._starting, self._context)
+        self._progress = iterator.progress
+        return iterator
+
+    @property
+    def _is_pipe(self) -> bool:
+        """Data pipes are an older way of torch's, with seeds of their own: left alone."""
+        pipes = (torch_data.IterDataPipe, torch_data.MapDataPipe)
+        return isinstance(self.dataset, pipes)
+
+    def _get_reading(self) -> Reading | None:
+        reason = nothing_to_read(self.dataset, map_style=self._map_style)
+        if reason is not None:
+            if not self._told:
+                self._told = True
+                log.info(
+                    "%s: nothing is read ahead, because %s", type(self.dataset).__name__, reason
+                )
+            return None
+        if self._reading is None:
+            shares = max(1, self.num_workers)
+            options = (
+                AheadOptions()
+                if self._ahead_bytes is None
+                else AheadOptions(buffer_bytes=max(64 << 10, self._ahead_bytes // shares))
+            )
+            learned = None
+            if self.num_workers:
+                with contextlib.suppress(OSError):  # no descriptor left: each worker learns alone
+                    learned = SharedLog()
+            self._reading = Reading(options, learned)
+        return self._reading
+
+    @property
+    def _map_style(self) -> bool:
+        return self._dataset_kind == 0
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the epoch stands, counted in batches that were delivered.
+
+        Plain values (numbers, text, lists, dicts), 10 to 50 kB: the states of the random number
+        generators are most of it. May be called at any time, also before the first batch. What is
+        exact is said in the how-to page "Train with PyTorch".
+        """
+        if self._resumption is not None:
+            return self._saved(self._resumption.progress, under_way=self._resumption.under_way)
+        progress = self._progress
+        if progress is None or progress.finished:
+            return self._saved(progress, under_way=False)
+        return self._saved(progress, under_way=True)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was saved, with the next `for`.
+
+        Args:
+            state_dict: what `state_dict()` returned, here or in another process.
+
+        Raises:
+            StateMismatch: the state is damaged, or belongs to another kind of data set or, for an
+                iterable one, to another number of workers.
+        """
+        resumption = resumption_of(state_dict)
+        saved = resumption.progress
+        if saved.map_style != self._map_style:
+            kinds = {True: "map-style", False: "iterable"}
+            raise StateMismatch(
+                f"the state is of {kinds[saved.map_style]} data, "
+                f"the loader's is {kinds[self._map_style]}.",
+                next_step="Load the state into the loader of the data set that it was saved from.",
+            )
+        if not saved.map_style and len(saved.tracks) != self.num_workers and resumption.under_way:
+            raise StateMismatch(
+                f"the state was saved with num_workers={len(saved.tracks)}, here it is "
+                f"{self.num_workers}; an iterable data set divides itself among its workers.",
+                next_step="Go on with the same num_workers, or begin the epoch anew.",
+            )
+        if not resumption.under_way:
+            resumption.beginning.restore(self, everything=False)
+        self._resumption = resumption
+        self._progress = None
+
+    def _saved(self, progress: Progress | None, *, under_way: bool) -> dict[str, Any]:
+        if progress is None:
+            tracks = [Track() for _ in range(self.num_workers)]
+            progress = Progress(Beginning.take(self), self._map_style, tracks)
+        elif not under_way:
+            kept, seed = [], None
+            if self.persistent_workers:
+                seed = progress.base_seed
+                kept = [one.between_epochs(map_style=self._map_style) for one in progress.tracks]
+            progress = Progress(Beginning.take(self), self._map_style, kept, seed)
+        state = {**progress.plain(), "under_way": under_way}
+        assert state["format"] == FORMAT
+        if self.num_workers == 0:
+            resumed = self._resumption
+            taken = Snapshot.take() if resumed is None else resumed.in_process
+            state["in_process"] = None if taken is None else taken.plain()
+            if not self._map_style and under_way and hasattr(self.dataset, "state_dict"):
+                state["dataset"] = self.dataset.state_dict() if resumed is None else resumed.dataset
+        return state
+
+    # -- what it does ------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Say in a few lines what is sped up and how, and what is not and why."""
+        lines = []
+        reason = nothing_to_read(self.dataset, map_style=self._map_style)
+        if reason is not None:
+            lines.append(f"reading ahead: off, because {reason}")
+        elif self._watcher is not None:
+            lines.append(f"reading ahead: {self._watcher.explain()}")
+        elif self._context is not None:
+            lines += [f"reading ahead: worker {w}: {said}" for w, said in self._context.said()]
+        if self._context is not None:
+            lines.append(f"batches: {self._context.explain()}")
+        return "\n".join(lines) or "nothing was loaded yet"
+
+
+_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch_data.DataLoader.__init__).parameters
+
+
+def _means_torch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return len(args) > _POSITIONAL_FOR_BOTH or not _TORCH_ONLY.isdisjoint(kwargs)

@@ -1,0 +1,348 @@
+"""The two iterators: torch's own, with what headrace adds.
+
+`InProcess` fetches in the consumer's process; `InWorkers` in torch's workers. Both count what they
+deliver (`Progress`), go on from a loaded state, and tell the read-ahead what comes. Which batch comes
+when, and what is in it, is torch's doing alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from headrace.frameworks.torch.dropin.messages import Coming
+from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
+from headrace.frameworks.torch.dropin.samplers import batches_drawable
+
+if TYPE_CHECKING:
+    from headrace.frameworks.torch.dropin.context import WorkerContext
+    from headrace.frameworks.torch.dropin.progress import Resumption
+    from headrace.frameworks.torch.dropin.watching import Watcher
+
+__all__ = ["InProcess", "InWorkers"]
+
+SAMPLES_FORETOLD = 256
+"""Samples that each process knows of ahead: enough reads for any storage, whatever the batch size."""
+
+BATCHES_FORETOLD_MAX = 64
+"""Batches drawn ahead at most."""
+
+FORETOLD_TOGETHER = 8
+"""Batches that one message foretells: a message costs 20 microseconds."""
+
+
+class _Draws:
+    """What both iterators do: skip what a state says is done, draw ahead, see the end."""
+
+    progress: Progress
+    _sampler_iter: Any
+    _IterableDataset_len_called: Any
+    _num_yielded: int
+    _skip: int
+    _literal: deque[Any]
+    _ahead: deque[Any]
+    _drawable: int
+
+    def _begin_draws(self, loader: Any, resumption: Resumption | None) -> None:
+        self._drawable = batches_drawable(loader._index_sampler)  # noqa: SLF001
+        self._ahead = deque()
+        self._skip = 0
+        self._literal = deque()
+        if resumption is not None and resumption.under_way and resumption.progress.map_style:
+            progress = resumption.progress
+            self._skip = progress.delivered + len(progress.pending)
+            self._literal = deque(progress.pending.values())
+        self._drawn_in_all = 0
+
+    def _skip_drawn(self) -> None:
+        """Draw again, and drop, what was drawn before the state was taken."""
+        while self._skip:
+            self._skip -= 1
+            self._drawn_in_all += 1
+            next(self._sampler_iter)
+
+    def _draw(self) -> Any:
+        """The next batch's indices, in their time."""
+        self._skip_drawn()
+        if self._literal:
+            return self._literal.popleft()
+        if self._ahead:
+            return self._ahead.popleft()
+        self._drawn_in_all += 1
+        return next(self._sampler_iter)
+
+    def _draw_ahead(self, batches: int) -> list[Any]:
+        """Draw up to so many batches before their time; the list is empty where that would show."""
+        drawn: list[Any] = []
+        while len(drawn) < batches and self._drawn_in_all < self._drawable and not self._literal:
+            self._drawn_in_all += 1
+            try:
+                drawn.append(next(self._sampler_iter))
+            except StopIteration:
+                self._drawable = 0
+        self._ahead.extend(drawn)
+        return drawn
+
+    def __next__(self) -> Any:
+        try:
+            if _profiler_enabled() or self._IterableDataset_len_called is not None:
+                return super().__next__()  # type: ignore[misc]
+            # As torch does it, without a record for a profiler that does not run.
+            data = self._next_data()
+        except StopIteration:
+            self.progress.finished = True
+            raise
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        return super()._next_data()  # type: ignore[misc]
+
+
+class InProcess(_Draws, _SingleProcessDataLoaderIter):
+    """Fetches in the consumer's process.
+
+    Args:
+        loader: the user's.
+        beginning: where the epoch begins.
+        resumption: where to go on instead, if a state was loaded.
+        watcher: feeds the read-ahead, if there is one.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        beginning: Beginning,
+        resumption: Resumption | None,
+        watcher: Watcher | None,
+    ) -> None:
+        self._watcher = watcher
+        self._begin_draws(loader, resumption)
+        map_style = loader._dataset_kind == 0  # noqa: SLF001
+        if resumption is not None and resumption.dataset is not None:
+            loader.dataset.load_state_dict(resumption.dataset)
+        super().__init__(loader)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self.progress = Progress(beginning, map_style, [])
+        if resumption is not None and resumption.under_way:
+            self.progress = resumption.progress
+            self.progress.tracks = []
+            self._do_again(resumption)
+        if watcher is not None:
+            watcher.epoch()
+        elif not self._literal:
+            self._next_index = self._sampler_iter.__next__  # type: ignore[method-assign]
+
+    def _do_again(self, resumption: Resumption) -> None:
+        if self.progress.map_style:
+            with contextlib.suppress(StopIteration):  # it will be raised again in its time
+                self._skip_drawn()
+        elif resumption.dataset is None:
+            for _ in range(self.progress.delivered):
+                self._dataset_fetcher.fetch(next(self._sampler_iter))
+
+    def _next_index(self) -> Any:
+        index = self._draw()
+        if self._watcher is None:
+            return index
+        self._watcher.arrived(index)
+        if self._drawable and isinstance(index, list):
+            self._foretell(len(index))
+        return self._watcher.watched(index)
+
+    def _foretell(self, batch_size: int) -> None:
+        assert self._watcher is not None
+        if not self._watcher.wants_more:
+            return
+        wanted = _batches_wanted(batch_size)
+        if len(self._ahead) <= wanted // 2:
+            self._watcher.foretold(self._draw_ahead(wanted - len(self._ahead)))
+
+    def _next_data(self) -> Any:
+        try:
+            data = super()._next_data()
+        except StopIteration:
+            raise
+        except Exception:
+            self._count()  # lost: torch goes on with the next one
+            raise
+        self._count()
+        return data
+
+    def _count(self) -> None:
+        progress = self.progress
+        progress.delivered += 1
+        if progress.pending and len(self._literal) < len(progress.pending):
+            del progress.pending[min(progress.pending)]
+
+
+class _View:
+    """The loader, as torch's iterator is to see it."""
+
+    def __init__(self, loader: Any, **instead: Any) -> None:
+        self._loader = loader
+        self.__dict__.update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
+    """Fetches in worker processes.
+
+    Args:
+        loader: the user's.
+        beginning: where the epoch begins.
+        resumption: where to go on instead, if a state was loaded.
+        context: starts the workers.
+    """
+
+    _shutdown = True  # until torch has begun: nothing is there to be shut down
+    _context: WorkerContext | None = None
+
+    def __init__(
+        self,
+        loader: Any,
+        beginning: Beginning,
+        resumption: Resumption | None,
+        context: WorkerContext,
+    ) -> None:
+        self._context = context
+        self._map_style = loader._dataset_kind == 0  # noqa: SLF001
+        self._seed_given: int | None = None
+        self._begin_draws(loader, resumption)
+        tracks = [Track() for _ in range(loader.num_workers)]
+        self.progress = Progress(beginning, self._map_style, tracks)
+        self._last_received = 0
+        self._batch_length = 1
+        if resumption is not None:
+            self._go_on(loader, resumption, context)
+        instead: dict[str, Any] = {"multiprocessing_context": context}
+        if self._seed_given is not None and not self.progress.fresh_workers:
+            # The workers' seed was drawn in an earlier epoch: none is drawn from the user's now.
+            instead["generator"] = torch.Generator()
+        super().__init__(_View(loader, **instead))
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        context.started()
+        self.progress.base_seed = self._base_seed
+
+    def _go_on(self, loader: Any, resumption: Resumption, context: WorkerContext) -> None:
+        saved = resumption.progress
+        same_workers = len(saved.tracks) == loader.num_workers
+        if same_workers and (resumption.under_way or loader.persistent_workers):
+            self._seed_given = saved.base_seed
+            context.beginnings = [track.beginning() for track in saved.tracks]
+        if resumption.under_way:
+            tracks = saved.tracks if same_workers else self.progress.tracks
+            self.progress = saved
+            self.progress.tracks = tracks
+            self.progress.pending = {}
+            if not same_workers:
+                self.progress.turn = 0
+        elif same_workers and loader.persistent_workers:
+            self.progress.tracks = saved.tracks
+            self.progress.fresh_workers = saved.base_seed is None
+
+    # -- what torch sets, and what it finds there ------------------------------------------------
+
+    @property
+    def _base_seed(self) -> int:
+        return self._drawn_seed if self._seed_given is None else self._seed_given
+
+    @_base_seed.setter
+    def _base_seed(self, seed: int) -> None:
+        self._drawn_seed = seed
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Any:
+        return self._cycle
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, cycle: Any) -> None:
+        self._first_turn = self.progress.turn
+        for _ in range(self._first_turn):
+            next(cycle)
+        self._cycle = cycle
+
+    # -- an epoch ----------------------------------------------------------------------------------
+
+    def begin_epoch(self, loader: Any, beginning: Beginning) -> None:
+        """Begin the next epoch with the workers that are there."""
+        tracks = self.progress.tracks
+        seed = self.progress.base_seed
+        self.progress = Progress(beginning, self._map_style, tracks, seed, fresh_workers=False)
+        for track in tracks:
+            track.begin(track.latest)
+        self._begin_draws(loader, None)
+        self._reset(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        assert self._context is not None
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            for worker, mark in self._context.resumed():
+                self.progress.tracks[worker].begin(mark.snapshot)
+
+    def _next_index(self) -> Any:
+        index = self._draw()
+        self._batch_length = len(index) if isinstance(index, list) else 1
+        self.progress.draw(self._send_idx, index)
+        return index
+
+    def _try_put_index(self) -> None:
+        super()._try_put_index()
+        if self._drawable:
+            self._foretell()
+
+    def _foretell(self) -> None:
+        """Tell workers whose read-ahead wants it which batches they will get."""
+        assert self._context is not None
+        if not self._in_order or self._literal or not self._context.wants_more:
+            return
+        known = len(self._ahead)
+        wanted = _batches_wanted(self._batch_length)
+        wanted = (wanted - self._prefetch_factor) * self._num_workers
+        if wanted < 1 or known > wanted - FORETOLD_TOGETHER * self._num_workers:
+            return
+        coming: dict[int, list[Any]] = {}
+        first = self._send_idx + self._first_turn + known
+        for i, batch in enumerate(self._draw_ahead(wanted - known)):
+            coming.setdefault((first + i) % self._num_workers, []).append(batch)
+        for worker, batches in coming.items():
+            self._index_queues[worker].put(Coming(batches))
+
+    def _get_data(self) -> Any:
+        assert self._context is not None
+        idx, data = received = super()._get_data()  # type: ignore[no-untyped-call]
+        self._last_received = idx
+        if isinstance(data, torch_worker._IterableDatasetStopIteration):  # noqa: SLF001
+            self.progress.tracks[data.worker_id].end(self._context.mark_of(idx))
+        return received
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:
+        assert self._context is not None
+        idx = self._rcvd_idx - 1 if self._in_order else self._last_received
+        self.progress.deliver(idx, worker_idx, self._context.mark_of(idx))
+        return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if self._context is not None:
+            self._context.retire()
+
+
+def _profiler_enabled() -> bool:
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _batches_wanted(batch_size: int) -> int:
+    return min(BATCHES_FORETOLD_MAX, math.ceil(SAMPLES_FORETOLD / max(1, batch_size)))

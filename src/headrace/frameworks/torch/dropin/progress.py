@@ -1,0 +1,272 @@
+"""Progress: where an epoch stands, counted when batches are delivered, and as a plain value.
+
+What was drawn from the sampler but not delivered is kept as it is, so that the rest of the epoch
+does not depend on how far ahead anything had read. For each worker there is a mark (the states of
+its generators after some batch) and the batches that were delivered since: a resumed worker goes
+on from the mark and does those again, unseen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import StateMismatch
+from headrace.frameworks.torch.dropin.messages import Mark
+from headrace.frameworks.torch.dropin.randomness import (
+    Snapshot,
+    generators_of,
+    load_generators,
+    save_generators,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FORMAT", "Beginning", "Progress", "Resumption", "Track", "resumption_of"]
+
+FORMAT = "headrace.torch.DataLoader/1"
+
+_EPOCH_NAMES = ("epoch", "_epoch")
+
+
+@dataclass(slots=True)
+class Beginning:
+    """What an epoch's order was drawn from: the main process before its iterator was made."""
+
+    randomness: Snapshot
+    generators: list[dict[str, Any]]
+    epochs: list[dict[str, int]]
+
+    @classmethod
+    def take(cls, loader: Any) -> Beginning:
+        """Return it, at the beginning of an epoch or between two."""
+        return cls(
+            Snapshot.take(),
+            save_generators(_generators(loader)),
+            [
+                {name: vars(one)[name] for name in _EPOCH_NAMES if _counts(one, name)}
+                for one in _samplers(loader)
+            ],
+        )
+
+    def restore(self, loader: Any, *, everything: bool) -> None:
+        """Bring samplers and their generators back; with `everything`, the global ones too."""
+        if everything:
+            self.randomness.restore()
+        try:
+            load_generators(_generators(loader), self.generators)
+        except (KeyError, TypeError, ValueError) as e:
+            raise StateMismatch(
+                f"the state's random generators do not fit this loader: {e}.",
+                next_step="Give the loader the same sampler and generator as in the run that saved it.",
+            ) from e
+        for one, counts in zip(_samplers(loader), self.epochs, strict=False):
+            vars(one).update({n: v for n, v in counts.items() if _counts(one, n)})
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "randomness": self.randomness.plain(),
+            "generators": self.generators,
+            "epochs": self.epochs,
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Beginning:
+        """Return what `plain` was made of."""
+        return cls(
+            Snapshot.of(plain["randomness"]), list(plain["generators"]), list(plain["epochs"])
+        )
+
+
+@dataclass(slots=True)
+class Track:
+    """Where one worker stands."""
+
+    delivered: int = 0
+    """Batches of this epoch."""
+
+    snapshot: Snapshot | None = None
+    """Its generators at the mark; None: as torch seeds them."""
+
+    latest: Snapshot | None = None
+    """Its generators at the latest mark of any kind: what a mark without them means."""
+
+    dataset: Any = None
+    """The iterable data set's own state at the mark."""
+
+    replay: list[Any] = field(default_factory=list)
+    """Tasks whose batches were delivered since the mark."""
+
+    def advance(self, index: Any, mark: Mark | None, *, map_style: bool) -> None:
+        """Count a batch that was delivered."""
+        self.delivered += 1
+        if mark is not None and mark.snapshot is not None:
+            self.latest = mark.snapshot
+        if mark is not None and (map_style or mark.dataset is not None):
+            self.snapshot, self.dataset = self.latest, mark.dataset
+            self.replay = []
+        else:
+            self.replay.append(index)
+
+    def end(self, mark: Mark | None) -> None:
+        """The worker's iterable ended: its generators stay as they are until the next epoch."""
+        if mark is not None and mark.snapshot is not None:
+            self.latest = mark.snapshot
+
+    def between_epochs(self, *, map_style: bool) -> Track:
+        """Return where the worker begins the next epoch."""
+        if map_style:
+            return Track(0, self.snapshot, self.latest, None, self.replay)
+        return Track(0, self.latest, self.latest)
+
+    def begin(self, snapshot: Snapshot | None) -> None:
+        """Begin an epoch where the last one left the worker."""
+        self.delivered, self.dataset, self.replay = 0, None, []
+        self.snapshot = self.latest = snapshot
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "delivered": self.delivered,
+            "randomness": None if self.snapshot is None else self.snapshot.plain(),
+            "dataset": self.dataset,
+            "replay": list(self.replay),
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Track:
+        """Return what `plain` was made of."""
+        snapshot = None if plain["randomness"] is None else Snapshot.of(plain["randomness"])
+        return cls(plain["delivered"], snapshot, snapshot, plain["dataset"], list(plain["replay"]))
+
+    def beginning(self) -> tuple[Mark | None, list[Any]]:
+        """Return what a worker needs to go on from here."""
+        if self.snapshot is None and self.dataset is None:
+            return None, list(self.replay)
+        return Mark(self.snapshot, self.dataset), list(self.replay)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where an epoch stands."""
+
+    beginning: Beginning
+    map_style: bool
+    tracks: list[Track]
+    base_seed: int | None = None
+    fresh_workers: bool = True
+    """Whether the workers were started for this epoch, which drew their seed."""
+
+    delivered: int = 0
+    turn: int = 0
+    """The worker whose batch comes next."""
+
+    pending: dict[int, Any] = field(default_factory=dict)
+    """Tasks drawn and not delivered, by torch's number."""
+
+    finished: bool = False
+
+    def draw(self, idx: int, index: Any) -> None:
+        """Count a task."""
+        self.pending[idx] = index
+
+    def deliver(self, idx: int, worker: int, mark: Mark | None) -> None:
+        """Count a batch that is handed to the user."""
+        index = self.pending.pop(idx, None)
+        self.delivered += 1
+        if self.tracks:
+            self.turn = (worker + 1) % len(self.tracks)
+            self.tracks[worker].advance(index, mark, map_style=self.map_style)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "format": FORMAT,
+            "under_way": True,
+            "map_style": self.map_style,
+            "num_workers": len(self.tracks),
+            "beginning": self.beginning.plain(),
+            "base_seed": self.base_seed,
+            "fresh_workers": self.fresh_workers,
+            "delivered": self.delivered,
+            "turn": self.turn,
+            "pending": [self.pending[idx] for idx in sorted(self.pending)]
+            if self.map_style
+            else [],
+            "workers": [track.plain() for track in self.tracks],
+        }
+
+
+@dataclass(slots=True)
+class Resumption:
+    """A state that was loaded and waits for the next epoch's iterator."""
+
+    under_way: bool
+    beginning: Beginning
+    progress: Progress
+    in_process: Snapshot | None
+    """The generators of a loader without workers, at the moment of the state."""
+
+    dataset: Any
+    """The state of an iterable data set of a loader without workers."""
+
+
+def resumption_of(state: Mapping[str, Any]) -> Resumption:
+    """Return what a state says.
+
+    Raises:
+        StateMismatch: it is no state of this loader.
+    """
+    if state.get("format") != FORMAT:
+        raise StateMismatch(
+            f"the state's format is {state.get('format')!r}, expected {FORMAT!r}.",
+            next_step="Load a state that headrace.torch.DataLoader.state_dict() returned.",
+        )
+    try:
+        beginning = Beginning.of(state["beginning"])
+        progress = Progress(
+            beginning,
+            bool(state["map_style"]),
+            [Track.of(one) for one in state["workers"]],
+            state["base_seed"],
+            bool(state["fresh_workers"]),
+            int(state["delivered"]),
+            int(state["turn"]),
+            dict(enumerate(state["pending"])),
+        )
+        in_process = state.get("in_process")
+        return Resumption(
+            bool(state["under_way"]),
+            beginning,
+            progress,
+            None if in_process is None else Snapshot.of(in_process),
+            state.get("dataset"),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as e:
+        raise StateMismatch(
+            f"the state is damaged: {type(e).__name__}: {e}.",
+            next_step="Load the checkpoint again, or begin the epoch anew without the state.",
+        ) from e
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """The samplers of a loader, outermost first, each once."""
+    found: list[Any] = []
+    waiting = [loader.batch_sampler, loader.sampler]
+    while waiting and len(found) < 8:
+        one = waiting.pop(0)
+        if one is None or any(one is other for other in found) or not hasattr(one, "__dict__"):
+            continue
+        found.append(one)
+        waiting += [vars(one).get("batch_sampler"), vars(one).get("sampler")]
+    return found
+
+
+def _counts(sampler: Any, name: str) -> bool:
+    return type(vars(sampler).get(name)) is int
+
+
+def _generators(loader: Any) -> list[Any]:
+    return generators_of(loader.generator, *_samplers(loader))

@@ -1,0 +1,44 @@
+"""Histories of real runs, replayed: the tuner still concludes what it should from them.
+
+`logs/NAME.json`: the intervals of one plane as they were recorded (`Interval.to_dict`), over simulated
+storage whose latency grew tenfold at `step_s`. Knobs are those that were in force then.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.control.history import History, Interval
+from headrace.control.limits import Limits
+from headrace.control.tuner import propose
+
+LOGS = sorted((Path(__file__).parent / "logs").glob("*.json"))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_recorded_run_is_understood(log):
+    recorded = json.loads(log.read_text())
+    history, limits = History(), Limits()
+    lowered_at, raised_at = [], []
+    for found in recorded["intervals"]:
+        interval = Interval.from_dict(found)
+        history = history.after(interval)
+        decision = propose(history, interval.knobs, limits)
+        history = history.remembering(decision.memory)
+        assert limits.clamped(decision.knobs) == decision.knobs
+        reads = decision.knobs.reads_in_flight
+        if reads < interval.knobs.reads_in_flight:
+            lowered_at.append(history.now_s)
+        elif reads > interval.knobs.reads_in_flight:
+            raised_at.append(history.now_s)
+    # More than was needed at first; more is needed as soon as the latency has grown.
+    assert lowered_at
+    assert lowered_at[0] < 3.0
+    after = [at - recorded["step_s"] for at in raised_at if at > recorded["step_s"]]
+    assert after
+    assert after[0] < 2.0
+
+
+def test_there_are_logs():
+    assert LOGS

@@ -1,0 +1,87 @@
+"""Data sets and samplers that fail; spawned workers import this."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import torch
+from torch.utils import data as torch_data
+
+
+class Numbers:
+    def __init__(self, length=20):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return torch.full((3000,), i)
+
+
+class Raising(Numbers):
+    """Raises in the middle."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __getitem__(self, i):
+        if i == 9:
+            raise self.error
+        return super().__getitem__(i)
+
+
+class RaisingInit(torch_data.IterableDataset):
+    def __iter__(self):
+        raise LookupError("no iterator")
+
+
+class Dying(Numbers):
+    """Kills its worker."""
+
+    def __getitem__(self, i):
+        if i == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+class Slow(Numbers):
+    def __getitem__(self, i):
+        time.sleep(30)
+        return i
+
+
+class Unpicklable(Numbers):
+    def __init__(self):
+        super().__init__()
+        self.hidden = lambda: None
+
+
+class Megabytes(Numbers):
+    """A sample is a megabyte."""
+
+    def __getitem__(self, i):
+        return torch.full((1 << 20,), i % 256, dtype=torch.uint8)
+
+
+class BadBatch:
+    """A batch that cannot be pickled."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __reduce__(self):
+        raise TypeError("a batch that stays where it is")
+
+
+class RaisingSampler:
+    def __iter__(self):
+        yield from range(5)
+        raise ValueError("the sampler is broken")
+
+
+def keep(samples):
+    return samples

@@ -1,0 +1,292 @@
+"""What goes wrong goes wrong as in torch: promptly, with its words, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+from headrace.torch import DataLoader
+
+from .dropin_faults import (
+    BadBatch,
+    Megabytes,
+    Numbers,
+    Raising,
+    RaisingInit,
+    RaisingSampler,
+    Slow,
+    Unpicklable,
+    keep,
+)
+
+
+def firsts(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def until_it_fails(loader_class, dataset, **options):
+    """The batches before the error, the error, and the batches after it."""
+    batches = iter(loader_class(dataset, **options))
+    before = []
+    with pytest.raises(Exception) as caught:
+        while True:
+            before.append(next(batches)[:, 0].tolist())
+    after = firsts(batches)
+    return before, caught.value, after
+
+
+ERRORS = [
+    ValueError("nine"),
+    KeyError("nine"),
+    OSError(5, "nine"),
+    UnicodeDecodeError("a", b"", 0, 1, "nine"),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_raises_does_so_in_its_turn_as_in_torch(workers):
+    for error in ERRORS[: 4 if workers == 0 else 2]:
+        found = []
+        for loader_class in (torch_data.DataLoader, DataLoader):
+            before, raised, after = until_it_fails(
+                loader_class, Raising(error), batch_size=2, num_workers=workers
+            )
+            # The traceback inside torch's message names torch's own lines only, like here.
+            found.append((before, type(raised), str(raised), after))
+        assert found[0] == found[1]
+        assert len(found[0][0]) == 4
+        assert len(found[0][3]) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_raises_does_so_as_in_torch(workers):
+    found = [
+        until_it_fails(
+            loader_class, Numbers(), batch_size=1, sampler=RaisingSampler(), num_workers=workers
+        )[:2]
+        for loader_class in (torch_data.DataLoader, DataLoader)
+    ]
+    assert found[0][0] == found[1][0]
+    assert repr(found[0][1]) == repr(found[1][1]) == "ValueError('the sampler is broken')"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samplers_that_skip_repeat_and_stop_early_are_followed(workers):
+    for sampler in ([3, 3, 3, 19, 3], [0], [], [5, 4]):
+        loader = DataLoader(Numbers(), 2, sampler=sampler, num_workers=workers)
+        assert [i for batch in firsts(loader) for i in batch] == sampler
+
+
+def test_an_index_that_is_not_there_is_the_datasets_error():
+    for workers in (0, 1):
+        tensors = torch_data.TensorDataset(torch.arange(4))
+        with pytest.raises(IndexError):
+            list(DataLoader(tensors, 2, sampler=[0, 9], num_workers=workers))
+
+
+def test_an_iterable_without_an_iterator_is_its_own_error():
+    for workers in (0, 1):
+        with pytest.raises(LookupError, match="no iterator"):
+            next(iter(DataLoader(RaisingInit(), num_workers=workers)))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")
+def test_a_dataset_that_cannot_be_pickled_is_torchs_error():
+    found = []
+    for loader_class in (torch_data.DataLoader, DataLoader):
+        loader = loader_class(Unpicklable(), num_workers=1, multiprocessing_context="spawn")
+        with pytest.raises((AttributeError, TypeError)) as caught:
+            iter(loader)
+        found.append((caught.type, str(caught.value)))
+        del loader, caught
+        gc.collect()
+    assert found[0] == found[1]
+    assert memfds() == 0
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_where_torch_would_hang():
+    loader = DataLoader(Numbers(), 2, num_workers=1, collate_fn=BadBatch, timeout=60)
+    with pytest.raises(TypeError, match="stays where it is"):
+        next(iter(loader))
+
+
+def test_a_worker_that_takes_too_long_is_torchs_timeout():
+    batches = iter(DataLoader(Slow(), 1, num_workers=1, timeout=0.3))
+    begun = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds"):
+        next(batches)
+    assert time.monotonic() - begun < 20
+
+
+KILLED = """
+import gc, os, sys, threading, time
+from headrace.torch import DataLoader
+from frameworks.dropin_faults import Dying
+begun = time.monotonic()
+loader = DataLoader(Dying(), 2, num_workers=2, persistent_workers=True)
+try:
+    for _ in loader:
+        pass
+except RuntimeError as e:
+    print("raised", e, flush=True)
+print("prompt", time.monotonic() - begun < 30, flush=True)
+del loader, _
+gc.collect()
+time.sleep(0.5)
+links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+         if os.path.islink(f"/proc/self/fd/{fd}")]
+print("left", sum("memfd" in link for link in links), threading.active_count(), flush=True)
+"""
+
+
+def test_a_worker_that_is_killed_is_torchs_error_and_leaves_nothing():
+    """In a process of its own: torch raises from a signal handler, again whenever a child ends."""
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
+    )  # fmt: skip
+    assert re.search(
+        r"raised DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)",
+        ended.stdout,
+    ), ended.stderr
+    assert "prompt True" in ended.stdout
+    assert "left 0 1" in ended.stdout
+
+
+def memfds():
+    """Anonymous shared memory that this process holds, as descriptors or as mappings."""
+    links = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(fd.readlink()))
+        except OSError:
+            continue
+    mapped = Path("/proc/self/maps").read_text()
+    return sum("headrace" in link for link in links) + mapped.count("memfd:headrace")
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_that_is_dropped_leaves_nothing_behind(persistent):
+    list(DataLoader(Numbers(), 2, num_workers=1))  # what the first one ever leaves in the process
+    gc.collect()
+    before = descriptors(), threading.active_count()
+    loader = DataLoader(Megabytes(), 2, num_workers=2, persistent_workers=persistent)
+    batches = iter(loader)
+    kept = next(batches)
+    assert memfds() > 0
+    assert len(multiprocessing.active_children()) == 2
+    del batches, loader
+    gc.collect()
+    assert multiprocessing.active_children() == []
+    assert kept[1, -1] == 1, "a batch that is kept outlives its loader"
+    del kept
+    gc.collect()
+    assert memfds() == 0
+    assert (descriptors(), threading.active_count()) == before
+
+
+def test_leaving_every_epoch_early_leaves_nothing_behind():
+    loader = DataLoader(Megabytes(), 2, num_workers=2, shuffle=True, persistent_workers=True)
+    for _ in range(5):
+        for batch in loader:
+            assert batch.shape == (2, 1 << 20)
+            break
+        expected = descriptors()
+    for _ in range(3):
+        next(iter(loader))
+    assert descriptors() == expected
+    assert sorted(i for batch in firsts(loader) for i in batch) == list(range(20))
+
+
+FEW_DESCRIPTORS = """
+import resource
+import headrace.torch
+from frameworks.dropin_faults import Megabytes, Numbers, keep
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for options in ({}, {"collate_fn": keep}):
+    loader = headrace.torch.DataLoader(Megabytes(60), 10, num_workers=3, **options)
+    kept = [batch for batch in loader for _ in range(1)][:2]
+    assert sum(len(batch) for batch in loader) == 60
+print(loader.explain())
+"""
+
+
+def test_sixty_four_descriptors_are_enough():
+    """Torch needs one for each tensor of a list; the arena none."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FEW_DESCRIPTORS], capture_output=True, text=True,
+        timeout=100, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
+    )  # fmt: skip
+    assert "6 came through headrace's shared memory" in ended.stdout, ended.stderr
+
+
+def test_the_memory_budget_is_kept():
+    """Eight megabytes a batch, four for all workers: torch's own way is taken, batch by batch."""
+    loader = DataLoader(Megabytes(16), 8, num_workers=1, budget_bytes=8 << 20)
+    assert sum(len(batch) for batch in loader) == 16
+    assert "2 torch's own way" in loader.explain()
+    loader = DataLoader(Megabytes(40), 4, num_workers=2, budget_bytes=64 << 20)
+    for batch in loader:
+        assert batch.shape == (4, 1 << 20)
+        assert shared_bytes() <= 32 << 20
+    assert "torch's own way" not in loader.explain()
+
+
+def shared_bytes():
+    """Memory of arenas that was ever touched, in bytes."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            counts = "memfd:headrace-batches" in line
+        elif counts and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def test_memory_stays_flat_over_fifty_epochs():
+    loader = DataLoader(
+        Megabytes(16), 4, num_workers=2, shuffle=True, persistent_workers=True, collate_fn=keep
+    )
+    process, sizes = psutil.Process(), []
+    for epoch in range(50):
+        assert sum(len(batch) for batch in loader) == 16
+        if epoch in (9, 49):
+            everyone = [process, *process.children()]
+            sizes.append(sum(one.memory_full_info().pss for one in everyone))
+    assert sizes[1] < sizes[0] + (8 << 20), sizes
+    assert "torch's own way" not in loader.explain()
+
+
+@pytest.mark.parametrize("kept", ["tensor", "array"])
+def test_a_fork_of_the_consumer_does_not_give_its_batches_away(kept):
+    loader = DataLoader(Megabytes(8), 2, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    batch = next(batches)
+    if kept == "array":
+        batch = batch.numpy()
+    child = os.fork()
+    if child == 0:
+        right = int(batch[1, 5]) == 1
+        del batch
+        gc.collect()
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    rest = [int(one[1, 5]) for one in batches]
+    assert rest == [3, 5, 7]
+    assert int(batch[1, 5]) == 1

@@ -1,0 +1,136 @@
+"""Libraries around torch's loader take ours: Accelerate, torchdata, Lightning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+from headrace.torch import DataLoader, StoreLoader, adopt
+
+from .dropin_corpus import Nested, Stream
+from .dropin_faults import Numbers
+
+
+def firsts(batches):
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def test_a_loader_of_torchs_is_adopted_with_all_its_parts():
+    for options in (
+        {"batch_size": 3, "shuffle": True},
+        {"batch_sampler": [[1, 2], [0]]},
+        {"batch_size": None, "num_workers": 1, "persistent_workers": True, "prefetch_factor": 4},
+        {"batch_size": 4, "drop_last": True, "sampler": [5, 4, 3, 2, 1]},
+    ):
+        theirs = torch_data.DataLoader(Numbers(), **options)
+        ours = adopt(theirs)
+        assert type(ours) is DataLoader
+        torch.manual_seed(1)
+        found = [batch.tolist() for batch in ours]
+        torch.manual_seed(1)
+        assert found == [batch.tolist() for batch in theirs]
+        assert ours.prefetch_factor == theirs.prefetch_factor
+    assert len(list(adopt(torch_data.DataLoader(Stream(), 4)))) == 8
+    assert adopt(ours) is ours
+    with pytest.raises(TypeError, match="StoreLoader, expected a torch DataLoader"):
+        adopt(StoreLoader.__new__(StoreLoader))
+
+
+def test_accelerate_prepares_skips_and_resumes():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(3)
+    plain = accelerator.prepare(torch_data.DataLoader(Numbers(), 2, shuffle=True))
+    expected = firsts(plain)
+    torch.manual_seed(3)
+    loader = adopt(accelerator.prepare(DataLoader(Numbers(), 2, shuffle=True, num_workers=1)))
+    assert type(loader.base_dataloader) is DataLoader
+    assert firsts(loader) == expected
+
+    sequential = accelerator.prepare(DataLoader(Numbers(), 2))
+    skipped = adopt(accelerate.skip_first_batches(sequential, 7))
+    assert type(skipped.base_dataloader) is DataLoader
+    assert firsts(skipped) == [[14, 15], [16, 17], [18, 19]]
+
+    adopted = adopt(accelerator.prepare(DataLoader(Numbers(), 2, num_workers=1)))
+    batches = iter(adopted)
+    assert firsts([next(batches), next(batches)]) == [[0, 1], [2, 3]]
+    state = adopted.state_dict()
+    resumed = adopt(accelerator.prepare(DataLoader(Numbers(), 2, num_workers=1)))
+    resumed.load_state_dict(state)
+    assert firsts(resumed) == firsts(batches)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's
+def test_it_does_what_torchdatas_stateful_loader_promises():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    for workers in (0, 2):
+        for loader_class in (stateful.StatefulDataLoader, DataLoader):
+            torch.manual_seed(5)
+            loader = loader_class(Nested(), 4, shuffle=True, num_workers=workers)
+            loader.state_dict()  # before anything was delivered
+            batches = iter(loader)
+            for _ in range(2):
+                next(batches)
+            state = loader.state_dict()
+            rest = [batch["label"].tolist() for batch in batches]
+            resumed = loader_class(Nested(), 4, shuffle=True, num_workers=workers)
+            resumed.load_state_dict(state)  # before iter
+            assert [batch["label"].tolist() for batch in resumed] == rest
+            assert len(list(resumed)) == 6, "and then whole epochs again"
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, on many things
+def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(tmp_path):
+    try:
+        import lightning.pytorch as lightning
+    except Exception as e:  # noqa: BLE001 - its metrics import torchvision, even another torch's
+        pytest.skip(f"Lightning cannot be imported: {e}")
+    from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen = []
+
+        def training_step(self, batch, _):
+            self.seen.append(batch[:, 0].tolist())
+            return self.layer(batch[:, :1].float()).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def trainer(**options):
+        return lightning.Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=tmp_path, **options,
+        )  # fmt: skip
+
+    def loader():
+        return DataLoader(
+            Numbers(), 2, shuffle=True, num_workers=1, generator=torch.Generator().manual_seed(4)
+        )
+
+    whole = Model()
+    trainer(max_epochs=1, enable_checkpointing=False).fit(whole, loader())
+    first = Model()
+
+    class Saving(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+
+    trainer(max_epochs=1, enable_checkpointing=False, callbacks=[Saving()]).fit(first, loader())
+    second = Model()
+    trainer(max_epochs=1, enable_checkpointing=False).fit(
+        second, loader(), ckpt_path=tmp_path / "stopped.ckpt", weights_only=False
+    )
+    assert first.seen == whole.seen
+    assert second.seen == whole.seen[4:]
+
+    sampler = torch_data.distributed.DistributedSampler(Numbers(), num_replicas=2, rank=1)
+    args, kwargs = _get_dataloader_init_args_and_kwargs(loader(), sampler)
+    again = DataLoader(*args, **kwargs)
+    assert (again.sampler, again.num_workers, len(again)) == (sampler, 1, 5)
