@@ -109,8 +109,8 @@ class FaultyProxy:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # aborted transports close their sockets in later rounds
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -8,6 +8,7 @@ read (size, etag or modification time), so an object that was replaced is never 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -91,6 +92,7 @@ class ObjectEngine:
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=_FAILURES_KEPT)
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._closed = False
         self._loop: _Loop | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,6 +113,10 @@ class ObjectEngine:
 
     def read(self, requests: RemoteRequests) -> None:
         """Begins a batch of reads for the native reader and returns."""
+        if self._closed:
+            for i in range(requests.count):  # a reader that outlives its store
+                requests.finish(i, 0, errno.ECANCELED)
+            return
         offsets = requests.offsets.tolist()
         wanted = [_wanted(self, requests, i, at) for i, at in enumerate(offsets)]
         self._running().submit([w for w in wanted if not self._failed_just_now(w)])
@@ -203,7 +209,8 @@ class ObjectEngine:
         return self._tally.stats(in_flight=reading.in_flight, waiting=reading.waiting)
 
     def close(self) -> None:
-        """Ends the thread; reads that are not done fail. It starts again when it is needed again."""
+        """Ends the thread; reads that are not done fail, and so do the native reader's later ones."""
+        self._closed = True
         with self._lock:
             loop, self._loop = self._loop, None
             if self._pid != os.getpid():

@@ -71,6 +71,11 @@ def readable(path: str) -> Any:
     )
 
 
+def open_binary(path: str) -> Any:
+    """A file or object, open for reading."""
+    return readable(path) if isinstance(path, ObjectName) else open(path, "rb")
+
+
 def refuse_object(path: str, what: str) -> None:
     """Says that this kind of source must be a local file.
 

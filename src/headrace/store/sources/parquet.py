@@ -18,7 +18,7 @@ from headrace.store.sources.arrow_column import (
     choose_columns,
     stream_batch,
 )
-from headrace.store.sources.object_name import absolute_path, readable
+from headrace.store.sources.object_name import absolute_path, open_binary, readable
 from headrace.store.sources.parquet_pages import ColumnChunk, list_values
 from headrace.store.sources.rows import (
     ROWS_MAX,
@@ -148,7 +148,7 @@ class _File:
     def _row_groups(self) -> list[dict[int, Any]]:
         """The footer's row groups. Read here: pyarrow ends the process over an unknown codec."""
         try:
-            with open(self.path, "rb") as f:
+            with open_binary(self.path) as f:
                 f.seek(-8, os.SEEK_END)
                 size = int.from_bytes(f.read(4), "little")
                 f.seek(-8 - size, os.SEEK_END)
