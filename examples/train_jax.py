@@ -25,7 +25,7 @@ import headrace as hr
 from headrace.grain import dataset
 
 SIDE = 32
-RATE = 0.01
+RATE = 0.02
 
 
 def decode(data: memoryview) -> np.ndarray:

@@ -31,7 +31,8 @@ SCALE = 0.16
 
 ROUNDS = 3
 BOUND = 0.9
-SLOW_BYTES_PER_S = 200e6
+SLOW = {"bytes_per_s": 200e6}
+FILLING_EPOCHS_MAX = 5
 
 
 def run(options: Any) -> Section:
@@ -55,7 +56,7 @@ def run(options: Any) -> Section:
 def _sources() -> dict[str, Mapping[str, Any]]:
     sources: dict[str, Mapping[str, Any]] = {
         "folder of files": {},
-        "folder limited to 200 MB/s": {"bytes_per_s": SLOW_BYTES_PER_S},
+        "folder limited to 200 MB/s": SLOW,
     }
     if any(field.name == "simulate" for field in dataclasses.fields(ReaderOptions)):
         sources |= {f"simulated {name}": {"simulate": name} for name in ("lustre", "nfs")}
@@ -88,11 +89,11 @@ def _measure(
         rate, share = _epoch(files, files, cache_dir=cache, **given)
         teed.append(rate)
         cached.append(share)
-        # A source faster than the writer is cached over several epochs: go on until it is whole.
-        for _ in range(20):
+        # A source faster than the writer is cached over several epochs, a slow one at once.
+        for _ in range(FILLING_EPOCHS_MAX):
             if share >= 1.0:
                 break
-            share = _epoch(files, files, cache_dir=cache, **given)[1]
+            share = _epoch(files, files, cache_dir=cache, **{**given, **SLOW})[1]
         second.append(_epoch(files, cache, cache_dir=cache, **given)[0])
         best.append(_epoch(packed, packed)[0])
     shutil.rmtree(cache, ignore_errors=True)

@@ -123,10 +123,12 @@ void register_remote(nb::module_& m) {
   nb::class_<RemoteRequests>(m, "RemoteRequests",
                              "Ranges of remote volumes to be read. Each must be finished once.")
       .def_prop_ro("count", [](const RemoteRequests& r) { return r.requests().size(); })
-      .def_prop_ro("volumes", &column<&RemoteRequest::volume>,
+      .def_prop_ro("volumes", &column<&RemoteRequest::volume>, nb::rv_policy::automatic,
                    "int64, each request's volume: its number within the catalog.")
-      .def_prop_ro("offsets", &column<&RemoteRequest::offset>, "int64, in the volume.")
-      .def_prop_ro("lengths", &column<&RemoteRequest::length>, "int64, bytes.")
+      .def_prop_ro("offsets", &column<&RemoteRequest::offset>, nb::rv_policy::automatic,
+                   "int64, in the volume.")
+      .def_prop_ro("lengths", &column<&RemoteRequest::length>, nb::rv_policy::automatic,
+                   "int64, bytes.")
       .def(
           "path",
           [](const RemoteRequests& r, size_t i) {

@@ -265,16 +265,14 @@ std::shared_ptr<FileJob> FileReader::submit(std::vector<std::string> paths) {
   return job;
 }
 
-unsigned FileReader::threads_max_locked() const { return open_files_max(reads_in_flight_); }
-
 void FileReader::grow_locked(size_t tasks) {
   if (closing_) return;
   account_locked();
-  const unsigned threads_max = threads_max_locked();
-  const auto wanted = static_cast<unsigned>(std::min<size_t>(tasks, threads_max));
+  threads_max_ = open_files_max(reads_in_flight_);
+  const auto wanted = static_cast<unsigned>(std::min<size_t>(tasks, threads_max_));
   const SignalsBlocked blocked;
   try {
-    for (unsigned spare = idle_; alive_ < threads_max && spare < wanted; ++spare) {
+    for (unsigned spare = idle_; alive_ < threads_max_ && spare < wanted; ++spare) {
       std::thread([self = shared_from_this()] { self->run(); }).detach();
       ++alive_;
     }
@@ -327,7 +325,7 @@ void FileReader::run() {
       finished.clear();
       lock.lock();
     }
-    if (closing_ || alive_ > threads_max_locked()) break;
+    if (closing_ || alive_ > threads_max_) break;
     Task task;
     account_locked();
     if (!claim_locked(task)) {

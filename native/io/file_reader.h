@@ -148,7 +148,6 @@ class FileReader : public std::enable_shared_from_this<FileReader> {
   void refuse_foreign() const;
   void run();
   void grow_locked(size_t tasks);
-  unsigned threads_max_locked() const;
   bool claim_locked(Task& task);
   bool claim_of_locked(const std::shared_ptr<FileWork>& work, Task& task);
   bool lay_out_locked(FileWork& work);
@@ -175,6 +174,7 @@ class FileReader : public std::enable_shared_from_this<FileReader> {
   ColdReads cold_;
   uint64_t outstanding_bytes_ = 0;
   unsigned alive_ = 0;
+  unsigned threads_max_ = 1;
   unsigned idle_ = 0;
   bool closing_ = false;
   double latency_s_ = 0;  // a moving mean

@@ -28,6 +28,19 @@ constexpr unsigned kNoSqarray = 0;
 // The kernel pins at most 1 GiB in one registered buffer.
 constexpr size_t kBufferBytesMax = size_t{1} << 30;
 
+// A ring is often mapped where another thread's was unmapped. The kernel puts these in order, and
+// liburing's own system calls hide that from ThreadSanitizer.
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+char g_mappings;
+void unmapped() { __tsan_release(&g_mappings); }
+void will_map() { __tsan_acquire(&g_mappings); }
+#else
+void unmapped() {}
+void will_map() {}
+#endif
+
 long read_sysctl(const char* path) {
   long value = -1;
   if (FILE* file = std::fopen(path, "re")) {
@@ -84,6 +97,7 @@ std::unique_ptr<Ring> Ring::open(const Options& options, std::string* reason) {
 
 // 0 or an errno value. EINVAL means a flag that this kernel lacks: try with fewer.
 int Ring::set_up(const Options& options) {
+  will_map();
   const unsigned shared[] = {kSubmitAll | kCoopTaskrun, kSubmitAll, 0};
   const unsigned single[] = {kSubmitAll | kSingleIssuer | kDeferTaskrun | kNoSqarray,
                              kSubmitAll | kSingleIssuer | kDeferTaskrun,
@@ -140,6 +154,7 @@ int Ring::prove() {
 
 Ring::~Ring() {
   if (is_set_up_) io_uring_queue_exit(&ring_);
+  unmapped();
 }
 
 bool Ring::is_single_issuer() const { return (ring_.flags & kSingleIssuer) != 0; }

@@ -9,9 +9,10 @@
 namespace headrace::io {
 namespace {
 
-// Two huge pages: small enough that a quota is met closely, large enough that samples of 100 kB
-// waste little at the end.
+// A 64th of the quota within these bounds: small enough that a quota is met closely, large enough
+// that huge pages fill it and samples of 100 kB waste little at the end.
 constexpr uint64_t kSlabBytes = uint64_t{4} << 20;
+constexpr uint64_t kSlabBytesMax = uint64_t{64} << 20;
 constexpr uint64_t kSlabBytesMin = uint64_t{64} << 10;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kDeliveredRetained = uint64_t{64} << 20;
@@ -42,8 +43,9 @@ std::byte* SampleCache::reserve(uint64_t bytes, Entry* entry) {
   if (slabs_.empty() || slabs_.back()->capacity - used_ < bytes) {
     const uint64_t left = quota_bytes_ > slab_bytes_ ? quota_bytes_ - slab_bytes_ : 0;
     if (left < bytes || left < kSlabBytesMin) return nullptr;
+    const uint64_t slab_bytes = std::clamp(quota_bytes_ / 64, kSlabBytes, kSlabBytesMax);
     // The arena rounds up by as much as an eighth; what would pass the quota goes straight back.
-    BufferPtr slab = memory_->acquire(std::max(bytes, std::min(kSlabBytes, left / 9 * 8)));
+    BufferPtr slab = memory_->acquire(std::max(bytes, std::min(slab_bytes, left / 9 * 8)));
     if (slab->capacity > left) return nullptr;
     slab_bytes_ += slab->capacity;
     slabs_.push_back(std::move(slab));

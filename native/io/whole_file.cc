@@ -77,8 +77,7 @@ bool resident(int fd, uint64_t size) {
 }
 
 bool set_direct(int fd, bool on) {
-  const int flags = fcntl(fd, F_GETFL);
-  return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+  return fcntl(fd, F_SETFL, on ? O_NONBLOCK | O_DIRECT : O_NONBLOCK) == 0;  // as it was opened
 }
 
 void pause_before_retry(unsigned retries) {

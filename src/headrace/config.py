@@ -67,6 +67,10 @@ class ReaderOptions:
     deadline_s: float = 300.0
     """A batch that takes longer raises VolumeTimeout, which names what it waits for."""
 
+    simulate: Any = None
+    """Slow storage to simulate: a preset's name (`lustre`, `nfs`, `s3`, `hdd`), a `Simulation` or a
+    `SlowVolume`. Figures that are measured with it are labelled."""
+
     def __post_init__(self) -> None:
         bounds = {
             "reads_in_flight": (1, 65536),

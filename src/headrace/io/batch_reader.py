@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.errors import VolumeTimeout
+from headrace.io.simulation import simulation_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +93,8 @@ class BatchReader:
             reads_in_flight=options.reads_in_flight or 0,
             budget_bytes=options.budget_bytes,
             verify=options.verify,
+            deadline_s=options.deadline_s,
+            simulate=_model_of(options.simulate),
         )
 
     @property
@@ -170,3 +173,11 @@ class BatchReader:
     def __del__(self) -> None:
         if not self.usable:
             _inherited.append(self._reader)
+
+
+def _model_of(given: Any) -> _native.SlowModel | None:
+    """The storage that is simulated: a new one, or that of a SlowVolume, which others use too."""
+    if given is None:
+        return None
+    model = getattr(given, "model", None)
+    return model if isinstance(model, _native.SlowModel) else simulation_of(given).model()

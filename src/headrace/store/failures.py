@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import CorruptSample, HeadraceError, SourceChanged, VolumeError
+from headrace.errors import CorruptSample, HeadraceError, SourceChanged, VolumeError, VolumeTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Failure:
             "path": self.path, "offset_bytes": self.offset, "index": self.index, "name": name,
         }  # fmt: skip
         if self.kind == "system":
-            return VolumeError(
+            kind = VolumeTimeout if self.errno == errno.ETIMEDOUT else VolumeError
+            return kind(
                 f"{where}: reading failed: {os.strerror(self.errno)} (offset {self.offset:,}).",
                 errno=self.errno,
                 next_step=_ADVICE.get(self.errno, "Check the disk and the file's permissions."),
@@ -75,5 +76,7 @@ class Failure:
 _ADVICE = {
     errno.EMFILE: "Raise the limit of open files (ulimit -n).",
     errno.EACCES: "Make the file readable for this user.",
+    errno.ETIMEDOUT: "Look at the storage, or give a larger deadline_s.",
+    errno.ECONNRESET: "Check the network and the storage's server.",
     errno.EIO: "The disk reports an error: check it, then verify the store.",
 }

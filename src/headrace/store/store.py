@@ -433,7 +433,8 @@ class Store:
         if self._catalog is None or self._catalog_pid != os.getpid():
             # A forked child makes its own: it must not share locks with its parent.
             self._catalog = _native.Catalog(
-                [(cast("Any", s.directory), s.volumes.native()) for s in self.segments]
+                [(cast("Any", s.directory), s.volumes.native()) for s in self.segments],
+                self.objects,
             )
             self._catalog_pid = os.getpid()
         return self._catalog

@@ -51,8 +51,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
         self, column: str | Sequence[str] | None = None, label: str | None = None, **options: Any
     ) -> None:
         super().__init__(column=column, label=label, **options)
-        if getattr(self, "_opened", None) is None:  # fsspec calls this again on a cached instance
-            self._opened: dict[str, _OpenStore] = {}
+        self._opened: dict[str, _OpenStore] = {}
         self._column, self._label = column, label
 
     @classmethod
@@ -290,8 +289,11 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
                     opened = open_store(where, column=self._column, label=self._label)
                 except StoreNotFound as e:
                     raise _missing(path) from e
-                # Of two threads that open the same store, one keeps it.
-                store = self._opened.setdefault(where, _OpenStore(where, opened))
+                # Of two threads that open the same store, one keeps its own.
+                mine = _OpenStore(where, opened)
+                store = self._opened.setdefault(where, mine)
+                if store is not mine:
+                    opened.close()
             if store is not None:
                 return store, stripped[len(where) + 1 :]
         raise FileNotFoundError(

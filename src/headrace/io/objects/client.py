@@ -59,7 +59,7 @@ def make_client(root: str, options: Mapping[str, Any]) -> Any:
     client: Any = dict(given.pop("client_options", None) or {})
     if "allow_http" in given:
         client["allow_http"] = given.pop("allow_http")
-    elif str(given.get("endpoint") or given.get("endpoint_url") or "").startswith("http://"):
+    elif _endpoint(given).startswith("http://"):
         client.setdefault("allow_http", True)
     retry: Any = given.pop("retry_config", None) or {"retry_timeout": timedelta(seconds=_TIMEOUT_S)}
     try:
@@ -71,6 +71,13 @@ def make_client(root: str, options: Mapping[str, Any]) -> Any:
             path=shown(root),
             next_step="See docs/howto/object-stores.md for endpoints and credentials.",
         ) from e
+
+
+def _endpoint(given: Mapping[str, Any]) -> str:
+    """The endpoint that was asked for; one without TLS is meant so."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    stated = given.get("endpoint") or given.get("endpoint_url")
+    return str(stated or next((os.environ[n] for n in names if n in os.environ), ""))
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _FAILURES_KEPT = 256
 _CLOSE_S = 5.0
+_FRESH_S = 5.0
+"""A range that failed so short a time ago fails again without being asked for."""
 
 # Loops inherited over a fork: their threads do not exist in the child, and destroying them there could
 # touch what the parent still uses.
@@ -85,7 +88,7 @@ class ObjectEngine:
         self._objects: dict[str, RemoteObject] = {}
         self.looked_at: set[str] = set()
         self._tally = Tally()
-        self._failures: deque[Failure] = deque(maxlen=_FAILURES_KEPT)
+        self._failures: deque[tuple[float, Failure]] = deque(maxlen=_FAILURES_KEPT)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loop: _Loop | None = None
@@ -109,7 +112,8 @@ class ObjectEngine:
     def read(self, requests: RemoteRequests) -> None:
         """Begins a batch of reads for the native reader and returns."""
         offsets = requests.offsets.tolist()
-        self._running().submit([_wanted(self, requests, i, at) for i, at in enumerate(offsets)])
+        wanted = [_wanted(self, requests, i, at) for i, at in enumerate(offsets)]
+        self._running().submit([w for w in wanted if not self._failed_just_now(w)])
 
     def turn(self, reads_in_flight: int) -> None:
         """Sets how many requests are in flight at once, from now on.
@@ -169,10 +173,26 @@ class ObjectEngine:
 
     def why(self, url: str, offset: int) -> Failure | None:
         """The last failure of a read that covered this byte."""
-        for failure in reversed(self._failures):
+        found = self._last_failure(url, offset)
+        return None if found is None else found[1]
+
+    def _last_failure(self, url: str, offset: int) -> tuple[float, Failure] | None:
+        for at_s, failure in reversed(tuple(self._failures)):
             if failure.url == url and failure.offset <= offset < failure.offset + failure.length:
-                return failure
+                return at_s, failure
         return None
+
+    def _failed_just_now(self, wanted: Wanted) -> bool:
+        """Finishes a read of what has just been given up.
+
+        The native reader tries each sample of a failed range once more. Our range was tried until its
+        deadline already: to do that again for every sample would multiply the deadline by their number.
+        """
+        found = self._last_failure(wanted.url, wanted.offset)
+        if found is None or time.monotonic() - found[0] > _FRESH_S:
+            return False
+        wanted.done(found[1])
+        return True
 
     def stats(self) -> ObjectStats:
         """What this engine did in this process."""
@@ -212,8 +232,10 @@ class ObjectEngine:
 
     def _noting(self, done: Callable[[Found | Failure], None]) -> Callable[[Found | Failure], None]:
         def note(outcome: Found | Failure) -> None:
-            if isinstance(outcome, Failure):
-                self._failures.append(outcome)
+            # What is told a second time (`_failed_just_now`) is no newer for it.
+            told = any(outcome is failure for _, failure in tuple(self._failures))
+            if isinstance(outcome, Failure) and not told:
+                self._failures.append((time.monotonic(), outcome))
             done(outcome)
 
         return note

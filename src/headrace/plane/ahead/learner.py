@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "forget_in_child"]
 
 _CODE = (".py", ".pyc", ".so")
 _WATCHED_MAX = 256  # opens of one sample that are kept

@@ -9,6 +9,7 @@ The raw file becomes a real one, at the same position, as soon as somebody asks 
 (`fileno`): mmap, np.fromfile, fstat and libraries in C work on it as ever.
 """
 
+# ruff: noqa: D102  # the methods of a raw file are those of io.RawIOBase
 from __future__ import annotations
 
 import builtins
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 if TYPE_CHECKING:
     from headrace import _native
 
-__all__ = ["PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
+__all__ = ["AheadFile", "PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
 
 real_open = io.open
 """The interpreter's own `open`."""

@@ -34,8 +34,8 @@ __all__ = ["Chain", "build_chain", "bytes_of"]
 
 _LOCAL_KINDS = ("packed", "file", "tree")
 
-_QUEUE_BYTES = 64 << 20
-"""Batches that wait to be written to the cache, unless the budget is smaller."""
+_QUEUE_BYTES = 256 << 20
+"""Batches that wait to be written to the cache take no more than this, nor than another budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def build_chain(
         stages.append(throttle)
     disk = None
     if cache is not None:
-        tee = Tee(cache, min(_QUEUE_BYTES, options.budget_bytes // 2))
+        tee = Tee(cache, min(_QUEUE_BYTES, options.budget_bytes))
         top = disk = DiskTier(top, cache, options, tee)
         stages.append(disk)
     quota = _ram_bytes(source, options, tiers)

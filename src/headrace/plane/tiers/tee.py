@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
 from headrace.plane.tiers.cache import IN_TAIL
@@ -48,6 +49,8 @@ _WAITING_WEIGHT = 0.2
 _RATE_WINDOW_S = 0.5
 
 _running: weakref.WeakSet[Tee] = weakref.WeakSet()
+_finalized: set[int] = set()
+"""Processes that end with `_finish_at_exit`."""
 
 
 class Tee:
@@ -147,6 +150,10 @@ class Tee:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="headrace-tee", daemon=True)
             self._thread.start()
+            if self._pid not in _finalized:
+                # Workers of multiprocessing end without atexit, and forget their parent's finalizers.
+                _finalized.add(self._pid)
+                Finalize(None, _finish_at_exit, exitpriority=10)
             _running.add(self)
 
     def _run(self) -> None:

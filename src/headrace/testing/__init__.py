@@ -1,0 +1,7 @@
+"""What tests and experiments of users need: storage that is slow, or fails, on demand."""
+
+from headrace.io.simulation import PRESETS, Simulation
+from headrace.testing.simulated_files import simulated_files
+from headrace.testing.slow_volume import SlowVolume
+
+__all__ = ["PRESETS", "Simulation", "SlowVolume", "simulated_files"]

@@ -1,0 +1,165 @@
+"""simulated_files: lets plain Python code feel a slow storage.
+
+Within the context, opening and reading files below the given folders takes as long as a simulated
+storage says, without the interpreter's lock while it waits, so that threads overlap as they would.
+Processes that are forked meanwhile (a DataLoader's workers) inherit it, and queue for the same storage.
+
+Only Python's own calls are seen: `open`, `io.open`, `os.open` and `os.read`, with what is built on the
+first two (pathlib, PIL, numpy.load of a path). Libraries that open files in C are not. Files are read
+as a whole in most training programs; here the delay of a file's bytes is paid when it is read, in
+requests of at most `REQUEST_BYTES`, read-ahead included.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace.testing.slow_volume import SlowVolume
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headrace.io.simulation import Simulation
+
+__all__ = ["simulated_files"]
+
+REQUEST_BYTES = 1 << 20
+"""The largest read that goes to a network file system in one piece (rsize, Lustre's RPC size)."""
+
+
+class _SlowRaw(io.FileIO):
+    """A raw file each of whose reads takes its time."""
+
+    def __init__(self, file: Any, mode: str, volume: SlowVolume, opener: Any = None) -> None:
+        super().__init__(file, mode, opener=opener)
+        self._volume = volume
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        with memoryview(buffer).cast("B") as view:
+            count = super().readinto(view[:REQUEST_BYTES])
+        self._pay(count or 0)
+        return count
+
+    def read(self, size: int | None = -1, /) -> bytes | None:
+        if size is None or size < 0:
+            return self.readall()
+        data = super().read(min(size, REQUEST_BYTES))
+        self._pay(len(data or b""))
+        return data
+
+    def readall(self) -> bytes:
+        parts = []
+        while part := self.read(REQUEST_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+
+    def _pay(self, count: int) -> None:
+        error = self._volume.model.read_delay(count) if count else 0
+        if error:
+            raise OSError(error, f"{os.strerror(error)} ({self._volume.label})", self.name)
+
+
+class _Patches:
+    """The calls that are replaced, and which files they slow down."""
+
+    def __init__(self, volume: SlowVolume, roots: Sequence[str]) -> None:
+        self._volume = volume
+        self._roots = tuple(os.path.realpath(root) for root in roots)
+        self._open = io.open
+        self._os_open = os.open
+        self._os_read = os.read
+        self._slow_fds: set[int] = set()
+
+    def is_slow(self, file: Any) -> bool:
+        if isinstance(file, int):
+            return False
+        try:
+            path = os.path.realpath(os.fsdecode(file))
+        except (TypeError, ValueError):
+            return False
+        return any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots)
+
+    def open(  # noqa: PLR0917 - the signature of `builtins.open`
+        self,
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Callable[[str, int], int] | None = None,
+    ) -> Any:
+        """As `builtins.open`; files that are only read, below the roots, are slow."""
+        if not self.is_slow(file) or set(mode) - set("rbt"):
+            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        if "b" in mode and (encoding or errors or newline is not None):  # let it say what is wrong
+            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        self._volume.model.open_delay()
+        raw = _SlowRaw(file, "r", self._volume, opener)
+        if buffering == 0 and "b" in mode:
+            return raw
+        size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+        buffered = io.BufferedReader(raw, size)
+        if "b" in mode:
+            return buffered
+        text = io.TextIOWrapper(buffered, encoding, errors, newline, buffering == 1)
+        text.mode = mode  # type: ignore[misc]  # as `open` itself does
+        return text
+
+    def os_open(self, path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        slow = self.is_slow(path) and flags & os.O_ACCMODE == os.O_RDONLY
+        if slow:
+            self._volume.model.open_delay()
+        fd = self._os_open(path, flags, *args, **kwargs)
+        (self._slow_fds.add if slow else self._slow_fds.discard)(fd)
+        return fd
+
+    def os_read(self, fd: int, length: int, /) -> bytes:
+        data = self._os_read(fd, length)
+        if data and fd in self._slow_fds:
+            error = self._volume.model.read_delay(len(data))
+            if error:
+                raise OSError(error, f"{os.strerror(error)} ({self._volume.label})")
+        return data
+
+
+@contextmanager
+def simulated_files(
+    storage: str | Simulation | SlowVolume,
+    *roots: str | os.PathLike[str],
+) -> Iterator[SlowVolume]:
+    """Make files below `roots` as slow to open and read as `storage`, for this process's Python code.
+
+    Args:
+        storage: a preset's name, a `Simulation`, or a `SlowVolume` that others use too.
+        roots: folders (or files) that are on it.
+
+    Yields:
+        The storage: its label, its statistics, and its step changes.
+
+    Raises:
+        ValueError: no preset has this name, or no root is given.
+    """
+    if not roots:
+        raise ValueError("roots is empty, expected the folders that are on the simulated storage")
+    volume = storage if isinstance(storage, SlowVolume) else SlowVolume(storage)
+    patches = _Patches(volume, [os.fsdecode(root) for root in roots])
+    replaced: list[tuple[Any, str, Any]] = [
+        (builtins, "open", patches.open),
+        (io, "open", patches.open),
+        (os, "open", patches.os_open),
+        (os, "read", patches.os_read),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    for module, name, value in replaced:
+        setattr(module, name, value)
+    try:
+        yield volume
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
