@@ -166,7 +166,7 @@ def main() -> None:
     if given["simulate"]:
         from headrace.testing import simulated_files
 
-        with simulated_files(given["simulate"]):
+        with simulated_files(given["simulate"], given["files"]):
             print(_measure(given))
     else:
         print(_measure(given))
