@@ -23,6 +23,10 @@ _DRAWS_AT_ONCE = (
     torch_data.SubsetRandomSampler,
     torch_data.WeightedRandomSampler,
     DistributedSampler,
+    # A fixed order, given as it is.
+    list,
+    tuple,
+    range,
 )
 
 
