@@ -38,7 +38,7 @@ help:
 	@echo 'make test-slow   the tests that take minutes'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
-	@echo 'make bench       benchmarks/loader.py: headrace beside other loaders, and the limits'
+	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
 	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
 	@echo 'make fuzz        each libFuzzer target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make docs        the documentation, into docs/_build/html'
@@ -183,8 +183,10 @@ fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
 
 # -- the rest --------------------------------------------------------------------------------------
 
-bench: $(DONE)/bench $(DONE)/build
+# Both take the same options: make bench BENCH=--quick.
+bench: $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/loader.py $(BENCH)
+	$(BIN)/python benchmarks/plane.py $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
