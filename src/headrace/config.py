@@ -44,9 +44,10 @@ class ReaderOptions:
     """Whether bytes that are not resident are read with O_DIRECT, past the page cache."""
 
     reads_in_flight: int | None = None
-    """Reads in flight in all, live: `BatchReader.turn` changes it. Not given, each worker may have
-    `queue_depth` in flight (`threads`, with the threads engine). Once it is given or turned, it alone
-    counts, and workers are started as it takes to reach it with the batches at hand, 64 at most."""
+    """Reads in flight in all, live: `BatchReader.turn` changes it. Workers are started as it takes to
+    reach it with the batches at hand, 64 at most. Not given, a loader begins with `queue_depth`
+    (`threads`, with the threads engine) times `workers`; a `BatchReader` of its own has that many per
+    worker until it is turned."""
 
     queue_depth: int = 64
     """Reads in flight per worker while `reads_in_flight` is not given. 32 saturates an NVMe device at

@@ -59,7 +59,7 @@ def test_any_plant_is_served_within_five_seconds(storage, consumer, seed):
     best = free.advance(6.0).samples / 6.0
     _, run = tuned(Plant(storage, consumer, START, seed), 12)
     # One seed and a few seconds: slow reads that come together and trials of less are in it.
-    assert run.rate(5, 12) >= 0.85 * best
+    assert run.rate(5, 12) >= 0.92 * best
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_known_storages_reach_the_best_fixed_setting_with_few_resources(name, ra
     reached = run.reaches(0.95 * best, 0.0, 10.0)
     assert reached is not None
     assert reached <= 5.0
-    assert run.rate(5, 30) >= 0.93 * best
+    assert run.rate(5, 30) >= 0.95 * best
     if name == "hdd":  # its hundred reads a second are too few for more within half a minute
         assert run.mean("reads_in_flight", 20, 30) <= START.reads_in_flight / 4
         return
     batch_bytes = consumer.batch * consumer.sample_bytes
-    # The least of a coarse grid is up to 1.4 x above the least of all.
-    assert run.mean("reads_in_flight", 20, 30) <= 1.4 * reads
-    assert run.mean("buffer_bytes", 20, 30) <= 1.5 * max(batches, 2) * batch_bytes
+    # Whole reads and batches: one more than 1.25 x as many.
+    assert run.mean("reads_in_flight", 20, 30) <= 1.25 * reads + 1
+    assert run.mean("buffer_bytes", 20, 30) <= (1.25 * max(batches, 2) + 1) * batch_bytes
 
 
 @pytest.mark.parametrize(("name", "rate"), [("lustre", 1000), ("nfs", 1000), ("s3", 1000)])

@@ -54,15 +54,18 @@ def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
 
 def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
     reader = StoreReader(store, ReaderOptions(engine="threads", direct="never"))
-    reader.turn(reads_in_flight=40)  # before there is one
+    reader.turn(reads_in_flight=10)  # before there is one
     assert sorted(deliver(reader, store, size=1)) == list(range(SAMPLES))
     stats = reader.stats()
-    assert (stats["reads_in_flight"], stats["workers"]) == (40, 41)
+    assert (stats["reads_in_flight"], stats["workers"]) == (
+        10,
+        41,
+    )  # four batches under way for each read, and one
     reader.turn(buffer_bytes=1 << 20)
     reader.close()
     assert sorted(deliver(reader, store)) == list(range(SAMPLES))
     stats = reader.stats()
-    assert (stats["reads_in_flight"], stats["buffer_bytes"]) == (40, 1 << 20)
+    assert (stats["reads_in_flight"], stats["buffer_bytes"]) == (10, 1 << 20)
     with pytest.raises(ValueError, match="reads_in_flight is 0"):
         reader.turn(reads_in_flight=0)
     reader.close()

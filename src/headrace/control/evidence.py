@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.control.history import Window
+from headrace.control.model import reads_per_sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ class Evidence:
     @cached_property
     def recent(self) -> Window:
         """The shortest past that shows the storage's present latency."""
-        return Window.over(last(self.intervals, reads=60, batches=1, seconds=0.2))
+        return Window.over(last(self.intervals, reads=30, batches=1, seconds=0.2))
 
     @cached_property
     def latency_us(self) -> Sequence[int]:
@@ -81,7 +82,7 @@ class Evidence:
     @cached_property
     def delivered(self) -> Window:
         """The last deliveries, however long ago: they say what batches are like."""
-        return Window.over(last(self.history.intervals, batches=12), histogram=False)
+        return Window.over(last(self.history.intervals, batches=64), histogram=False)
 
     def enough(self, batches: int) -> bool:
         """Whether the window is long enough to be looked at."""
@@ -101,6 +102,11 @@ class Evidence:
             return False
         doubt = 0.0 if window.seconds >= PATIENCE_S else window.stall_error
         return window.stall + doubt <= STALL_BAD
+
+    def flows(self) -> bool:
+        """Whether as much is read as is delivered: a stock that is eaten up proves nothing."""
+        window = self.window
+        return window.reads >= 0.7 * window.samples * reads_per_sample(self.delivered)
 
     def waits(self) -> bool:
         """Whether the consumer waits, beyond doubt."""
@@ -130,19 +136,21 @@ class Evidence:
         if not memory.latency_s:
             return ""
         recent = self.recent
-        if recent.reads < 40:
+        if recent.reads < 24:
             return ""
         # Reads that wait for each other take longer when more are in flight: that is no news.
         more = max(1.0, recent.in_flight) / memory.latency_reads
         fewer = self.knobs.reads_in_flight / max(1, memory.latency_knob)
         ratio = recent.latency_s / memory.latency_s
+        if ratio > 1.0 and recent.in_flight < 0.5 * memory.latency_reads:
+            return ""  # of a reader that waits for room only the slow reads are left
         if min(1.0, fewer) / LATENCY_STEP < ratio < LATENCY_STEP * max(1.0, more):
             return ""
         return f"reads take {recent.latency_s * 1e3:.3g} ms, no longer {memory.latency_s * 1e3:.3g}"
 
     def _demand_news(self) -> str:
         demand = self.memory.demand
-        if not demand:
+        if not demand or self.window.stall > 0.9:  # it takes whatever comes
             return ""
         newest = last(self.intervals, batches=12)
         half = len(newest) // 2

@@ -57,6 +57,8 @@ class Memory:
     trial: Trial | None = None
     best_read_rate: float = 0.0
     """Reads per second when the storage was the limit: what it can do."""
+    lowered: int = 0
+    """How often fewer reads got as much out of a storage that is the limit."""
     floors: Mapping[str, Put] = field(default_factory=dict)
     """By knob: the largest value that was too small."""
     ceilings: Mapping[str, Put] = field(default_factory=dict)
@@ -89,9 +91,9 @@ class Memory:
         """Knowing that more than `value` gives nothing."""
         return replace(self, ceilings=_put(self.ceilings, knob, value, now_s))
 
-    def new_regime(self, now_s: float, demand: float = 0.0) -> Memory:
-        """Knowing only where the evidence begins, and the demand: storage or consumer changed."""
-        return Memory(regime_s=now_s, evidence_s=now_s, demand=demand)
+    def new_regime(self, now_s: float, demand: float, ceilings: Mapping[str, Put]) -> Memory:
+        """Knowing only where the evidence begins, and what is given: storage or consumer changed."""
+        return Memory(regime_s=now_s, evidence_s=now_s, demand=demand, ceilings=ceilings)
 
 
 def _put(puts: Mapping[str, Put], knob: str, value: int, now_s: float) -> dict[str, Put]:

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.plane.stage import latency_percentile_s
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,8 +35,11 @@ HEADROOM = 1.2
 BATCH_MARGIN = 1.04
 """Batches differ in size, and direct reads in what they add for alignment."""
 
-TAIL_STALL = 0.004
+TAIL_STALL = 0.015
 """Share of time that reads slower than what the buffer covers may hold up the consumer."""
+
+_Z95 = 1.6449
+"""The standard normal's 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,17 @@ def batches_held(window: Window, latency_us: Sequence[int], rate: float) -> int:
 def _cover_s(latency_us: Sequence[int], read_rate: float) -> float:
     """Time that the buffer must last so that slow reads hold up the consumer for TAIL_STALL only.
 
-    A read that takes longer than that by x holds it up for x.
+    A read that takes longer than that by x holds it up for x. The slowest reads are too rare to have
+    been seen when they are needed: what the fitted lognormal says counts as well as what was counted.
     """
-    total = sum(latency_us)
-    if total == 0:
+    if sum(latency_us) == 0:
         return 0.0
+    return max(_cover_seen_s(latency_us, read_rate), _cover_fitted_s(latency_us, read_rate))
+
+
+def _cover_seen_s(latency_us: Sequence[int], read_rate: float) -> float:
+    """The same, from the reads that were counted."""
+    total = sum(latency_us)
     excess = slower = 0.0  # seconds beyond the present bound, summed over reads; reads beyond it
     for bucket in range(len(latency_us) - 1, 0, -1):
         low, high = (math.exp2(at / 2.0) * 1e-6 for at in (bucket, bucket + 1))
@@ -97,12 +108,41 @@ def _cover_s(latency_us: Sequence[int], read_rate: float) -> float:
     return 0.0
 
 
+def _cover_fitted_s(latency_us: Sequence[int], read_rate: float) -> float:
+    """The same, from the lognormal distribution with their median and 95th percentile.
+
+    Mean excess of a lognormal L beyond x: E[L] Phi(d + sigma) - x Phi(d), d = (mu - ln x) / sigma.
+    """
+    median, high = (latency_percentile_s(latency_us, share) for share in (0.5, 0.95))
+    if median <= 0.0 or high <= 1.02 * median:
+        return 0.0
+    sigma = math.log(high / median) / _Z95
+    mean = median * math.exp(sigma * sigma / 2.0)
+
+    def stall(cover_s: float) -> float:
+        d = math.log(median / cover_s) / sigma
+        return read_rate * (mean * _below(d + sigma) - cover_s * _below(d))
+
+    low, high = 0.0, median * math.exp(6.0 * sigma)
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if stall(middle) > TAIL_STALL else (low, middle)
+    return high
+
+
+def _below(z: float) -> float:
+    """The standard normal distribution function."""
+    return math.erfc(-z / math.sqrt(2.0)) / 2.0
+
+
 def need(
     window: Window,
     delivered: Window,
     latency_us: Sequence[int],
     knobs: Knobs,
+    *,
     demand_before: float = 0.0,
+    rate_max: float = math.inf,
 ) -> Need | None:
     """Reads and bytes that serve the consumer's demand; None while that is unknown.
 
@@ -112,10 +152,12 @@ def need(
         latency_us: a histogram of many reads, for the tail.
         knobs: in force during the window.
         demand_before: samples per second, for windows in which nothing was delivered.
+        rate_max: samples per second beyond which the demand is not followed.
     """
     demand, latency_s = window.demand or demand_before, read_latency_s(window, knobs)
     if not demand or latency_s <= 0.0:
         return None
+    demand = min(demand, rate_max)
     per_sample = reads_per_sample(delivered)
     reads = max(1, math.ceil(demand * per_sample * latency_s * HEADROOM))
     held = max(batches_held(delivered, latency_us, demand), batches_read(delivered, reads))

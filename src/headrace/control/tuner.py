@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from headrace.control.evidence import PATIENCE_S, SAME_RATE, STALL_BAD, STALL_OK, Evidence
 from headrace.control.memory import Memory, Trial
-from headrace.control.model import BATCH_MARGIN, batches_held, batches_read, need
+from headrace.control.model import (
+    BATCH_MARGIN,
+    batches_held,
+    batches_read,
+    need,
+    reads_per_sample,
+)
 
 if TYPE_CHECKING:
     from headrace.control.history import History, Knobs
@@ -28,7 +34,20 @@ __all__ = ["Decision", "propose"]
 GROWTH_MAX = 5.0
 """Largest factor of a single raise: the model may be wrong by more than the budget forgives."""
 
+GROWTH_SURE = 2.0
+"""The same where storage is fast already: a consumer that asks for all there is has a demand that no
+storage meets, and what is held for it in vain is gigabytes, and time to fault them in."""
+
+PLAUSIBLE_BYTES_PER_S = 2e9
+"""Up to here a storage may well give several times as much as it does."""
+
+PINNED = 0.9
+"""Share of the allowed reads in flight from which on the number allowed is what bounds them."""
+
 CORRECTIONS_MAX = 5
+
+TRANSITION_MAX_S = 8.0
+"""So long at most the tuner waits for what was begun under the old setting."""
 
 READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
 
@@ -90,26 +109,43 @@ class _Call:
         trial = self.memory.trial
         # A setting on trial for being smaller was found for the load that is gone.
         larger = trial.before if trial and not trial.up and self.window.stall > STALL_BAD else None
-        recent = self.evidence.recent
+        recent, before_s = self.evidence.recent, self.memory.latency_s
         self.news = f"{news}; "
         # The consumer's own speed has nothing to do with the storage's.
         demand = self.memory.demand if self.evidence.latency_news() else 0.0
-        self.memory = self.memory.new_regime(self.now_s - recent.seconds, demand)
+        # Slower or faster, a storage that was the limit does not serve more at once than before.
+        ceilings = self.memory.ceilings if demand else {}
+        self.memory = self.memory.new_regime(self.now_s - recent.seconds, demand, ceilings)
         self.evidence = Evidence(self.history, self.knobs, self.memory)
         self.window = self.evidence.window
         if larger is not None:
             self.knobs = larger
-        decision = self._act()
+        slower = recent.latency_s > before_s > 0.0
+        decision = (self._foresee() if slower else None) or self._act()
         if decision.action == "hold" and decision.knobs != self.evidence.knobs:
             return self._change(self.knobs, "roll back", "that was for another load", self.memory)
-        # Nothing to compare with: what was measured before is about another load.
+        # What was measured before is in part about another load: no trial can be judged by it.
         return replace(decision, memory=replace(decision.memory, trial=None))
+
+    def _foresee(self) -> Decision | None:
+        """What is in stock hides for a while that slower reads need more: do not wait for the end."""
+        wanted = self._need()
+        if wanted is None or self.evidence.waits():
+            return None
+        reads = min(wanted.reads_in_flight, int(self._growth() * self.knobs.reads_in_flight))
+        size = min(wanted.buffer_bytes, int(self._growth() * self.knobs.buffer_bytes))
+        more = {READS: max(reads, self.knobs.reads_in_flight),
+                BYTES: max(size, self.knobs.buffer_bytes)}  # fmt: skip
+        raised = self.limits.clamped(self.knobs.turned(more))
+        if raised == self.knobs:
+            return None
+        return self._change(raised, "raise", "so much will be needed", self.memory)
 
     def _act(self) -> Decision:
         changed = None
         if self.evidence.waits():
             changed = self._raise() or self._lower(bound=True)
-        elif self.evidence.served():
+        elif self.evidence.served() and self.evidence.flows():
             changed = self._lower(bound=False)
         if changed is not None:
             return changed
@@ -135,7 +171,13 @@ class _Call:
 
     # -- up ----------------------------------------------------------------------------------------
 
+    def _patient(self) -> bool:
+        """Whether to look longer: a fast storage has little more to give, and a trial costs CPU."""
+        return self._growth() < GROWTH_MAX and self.window.seconds < 1.0
+
     def _raise(self) -> Decision | None:
+        if self._patient():
+            return None
         for knob in self._short_of():
             if self.memory.capped(knob, self.now_s):
                 continue
@@ -152,8 +194,27 @@ class _Call:
     def _need(self) -> Need | None:
         evidence = self.evidence
         return need(
-            self.window, evidence.delivered, evidence.latency_us, self.knobs, self.memory.demand
+            self.window,
+            evidence.delivered,
+            evidence.latency_us,
+            self.knobs,
+            demand_before=self.memory.demand,
+            rate_max=self._rate_in_reach(),
         )
+
+    def _growth(self) -> float:
+        """Largest factor of a raise, as much as the storage may plausibly still have in it."""
+        batch = self.evidence.delivered
+        per_read = batch.bytes / max(1.0, batch.samples * reads_per_sample(batch))
+        now = self.window.read_rate * per_read
+        return max(GROWTH_SURE, min(GROWTH_MAX, PLAUSIBLE_BYTES_PER_S / max(1.0, now)))
+
+    def _rate_in_reach(self) -> float:
+        """Samples per second that a single raise may aim at."""
+        window = self.window
+        read = window.read_rate / reads_per_sample(self.evidence.delivered)
+        rate = max(window.rate, read)
+        return self._growth() * rate if rate > 0.0 else math.inf
 
     def _sure_rate(self) -> float:
         """Reads per second, less what may be luck: the best of several would be flattered."""
@@ -180,20 +241,21 @@ class _Call:
         if knob == BYTES:
             step = max(self._batch_bytes(), 0.2 * knobs.buffer_bytes)
             grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
-            return {BYTES: int(min(grown, GROWTH_MAX * knobs.buffer_bytes))}
+            return {BYTES: int(min(grown, self._growth() * knobs.buffer_bytes))}
         now = knobs.reads_in_flight
         target = wanted.reads_in_flight if wanted else 2 * now
         if READS in self.memory.ceilings:  # more was in vain before: only look whether it still is
             target = math.ceil(1.25 * now)
         elif window.stall < 0.25:  # the model has had its turn; only a little is missing
             target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
-        reads = max(now + 1, math.ceil(1.1 * now), min(target, int(GROWTH_MAX * now)))
-        # More reads need room: for the batches that they belong to.
+        # Where the model has no more to ask for, only a clear step gives a clear verdict.
+        least = 1.5 if target <= now and READS not in self.memory.ceilings else 1.1
+        reads = max(now + 1, math.ceil(least * now), min(target, int(self._growth() * now)))
+        # More reads need room: for the batches that they belong to, and for what slow ones hold up.
         room = int(batches_read(self.evidence.delivered, reads) * self._batch_bytes())
-        return {
-            READS: reads,
-            BYTES: max(knobs.buffer_bytes, room, wanted.buffer_bytes if wanted else 0),
-        }
+        held = wanted.buffer_bytes if wanted and READS not in self.memory.ceilings else 0
+        held = min(held, int(self._growth() * knobs.buffer_bytes))
+        return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
 
     def _batch_bytes(self) -> float:
         return self.evidence.delivered.batch_bytes * BATCH_MARGIN
@@ -239,7 +301,8 @@ class _Call:
         elif READS in self.memory.floors:  # too little a while ago: only look whether it still is
             target = min(now - 1, int(0.9 * now))
         else:
-            target = int(0.4 * now)
+            # What made no difference was far from making one: ever larger steps find the knee soon.
+            target = int(0.4 ** (1 + self.memory.lowered) * now)
         target = max(1, target)
         if floor < target < now and (target <= 0.93 * now or not floor):
             # Reads that wait for each other take the less time, the fewer there are.
@@ -257,10 +320,6 @@ class _Call:
         now, batch = self.knobs.buffer_bytes, self._batch_bytes()
         if batch <= 0:
             return {}
-        if wanted > now - 0.9 * batch:  # at the model's value, which is careful: try below
-            floor = self.memory.floor(BYTES, self.now_s)
-            wanted = int(math.sqrt(floor * now) if floor else 0.85 * now)
-            wanted = min(wanted, int(now - batch))
         lowered = max(self._above_floor(BYTES, wanted), int(batch))
         # Less than a batch makes no difference; less than a tenth is not worth a trial.
         return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
@@ -293,7 +352,7 @@ class _Call:
         before = getattr(trial.before, trial.knob)
         if self.evidence.served():
             return self._keep(text, memory.with_floor(trial.knob, before, self.now_s))
-        if not self.evidence.enough(batches=8):
+        if not self.evidence.enough(batches=8) or self._patient():
             return None
         grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
         gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
@@ -301,7 +360,8 @@ class _Call:
         if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
             return None
         knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
-        if trial.pinned and gain > 1.04 and knee < 0.85 * self.knobs.reads_in_flight:
+        filled = window.in_flight >= PINNED * self.knobs.reads_in_flight
+        if trial.pinned and filled and gain > 1.04 and knee < 0.85 * self.knobs.reads_in_flight:
             # Before, each read in flight counted; here most of the new ones wait for the others.
             memory = memory.with_ceiling(READS, knee, self.now_s)
             best = max(memory.best_read_rate, self._sure_rate())
@@ -318,7 +378,7 @@ class _Call:
         window, evidence = self.window, self.evidence
         text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
         if trial.stall <= STALL_OK:  # the consumer was served, and must be
-            if evidence.served() and (window.seconds >= 1.0 or not self._below_model()):
+            if evidence.served() and window.seconds >= 1.0 and evidence.flows():
                 return self._keep(text, replace(self.memory, trial=None))
             return self._took_too_much(trial) if evidence.waits() else None
         if not evidence.enough(batches=8):
@@ -329,7 +389,8 @@ class _Call:
             return None
         text = f"{share:.3f} of the best rate"
         if share >= SAME_RATE - min(0.01, error):
-            return self._keep(text, replace(self.memory, trial=None))
+            lowered = self.memory.lowered + (trial.knob == READS)
+            return self._keep(text, replace(self.memory, trial=None, lowered=lowered))
         return self._took_too_much(trial)
 
     def _below_model(self) -> bool:
@@ -393,7 +454,7 @@ class _Call:
             # What is ready beyond the new buffer is eaten first.
             byte_rate = window.demand * window.bytes / window.samples
             settle_s += min(less, window.ready_bytes) / byte_rate
-        return min(4.0, settle_s)
+        return min(TRANSITION_MAX_S, settle_s)
 
     def _facts(self) -> str:
         return self.evidence.facts()

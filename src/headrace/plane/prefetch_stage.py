@@ -62,8 +62,12 @@ class PrefetchStage:
     def __init__(self, reader: TurnableReader, options: ReaderOptions) -> None:
         self._reader = reader
         self._simulation = _label(options.simulate)
-        given = options.reads_in_flight or options.queue_depth * options.workers
+        each = options.threads if options.engine == "threads" else options.queue_depth
+        given = options.reads_in_flight or each * options.workers
         self._knobs = {"reads_in_flight": given, "buffer_bytes": options.budget_bytes}
+        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
+        # their depths, two workers with small batches would have a handful of slow reads in flight.
+        reader.turn(reads_in_flight=given)
 
     def stats(self) -> StageStats:
         """What the reader of this process did; zeros before it has begun."""
