@@ -229,8 +229,8 @@ def run(options: Options) -> Section:
 _NOTE = (
     "x: steady throughput over the best fixed setting's; in: seconds to 0.95 of it; reads, buffer: "
     "steady, over the least of the best setting's (fewer than four reads count as four, less than two "
-    "batches as two). PRISMA: its published algorithm on the same reader, with its 15 s warm-up. torch: two reads in flight and "
-    "four batches, as its defaults amount to (emulated)."
+    "batches as two). PRISMA: its published algorithm on the same reader, with its 15 s warm-up. "
+    "torch: two reads in flight and four batches, as its defaults amount to (emulated)."
 )
 
 _HEADER = (

@@ -112,6 +112,19 @@ def test_limits_that_shrink_are_obeyed_at_the_next_look(stage, clock):
     assert stage.plant.knobs.buffer_bytes <= 4 << 20
 
 
+def test_a_plane_at_which_nothing_moves_is_idle_until_something_does(stage, clock):
+    plane = watched(stage, Limits())
+    run(plane, stage, clock, 3)
+    assert not plane.idle
+    for _ in range(30):  # the consumer validates: it works, and asks for nothing
+        clock.now += 0.1
+        stage.sum["worked_s"] += 0.1
+        plane.step()
+    assert plane.idle
+    run(plane, stage, clock, 0.2)
+    assert not plane.idle
+
+
 def test_a_plane_whose_stage_is_gone_is_gone(clock):
     stage = PlantStage(Plant(PRESETS["nfs"], Consumer(samples_per_s=1000), Knobs(64, 64 << 20)))
     plane = watched(stage, Limits())

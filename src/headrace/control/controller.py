@@ -37,6 +37,9 @@ LIMITS_EVERY_S: Final = 1.0
 CALM_TICKS: Final = 3
 """A plane at which nothing has had to be done for a while is looked at every third time."""
 
+IDLE_TICKS: Final = 10
+"""A plane whose consumer has not shown up for a while is looked at once a second."""
+
 CLOSED_KEPT: Final = 8
 """Planes that are gone and still can be explained."""
 
@@ -123,7 +126,7 @@ class _Controller:
                 limits_at = now
             ticks += 1
             for plane in planes:
-                if plane.calm and ticks % CALM_TICKS:
+                if ticks % (IDLE_TICKS if plane.idle else CALM_TICKS if plane.calm else 1):
                     continue
                 self._look(plane, len(planes), look_at_limits=look_at_limits)
 

@@ -34,6 +34,8 @@ CHANGES_KEPT = 200
 
 CALM_AFTER = 50
 
+IDLE_AFTER = 20
+
 INTERVAL_MIN_S = 0.02
 INTERVAL_MAX_S = 5.0
 """After a longer silence (a suspended process, an epoch's end) a reading is a new beginning."""
@@ -96,6 +98,7 @@ class Plane:
         self.history = History()
         self.action = self.reason = ""
         self._held = 0  # decisions in a row that changed nothing
+        self._silent = 0  # looks in a row at which nothing had happened
         self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
         self._find_consumer = _weakly(consumer)
         self._find_limits = limits
@@ -113,6 +116,11 @@ class Plane:
     def calm(self) -> bool:
         """Whether nothing has had to be done for some seconds."""
         return self._held >= CALM_AFTER
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was read or delivered for some seconds: an epoch's end, or validation."""
+        return self._silent >= IDLE_AFTER
 
     @property
     def knobs(self) -> Knobs:
@@ -147,6 +155,8 @@ class Plane:
     def step(self) -> None:
         """Look once, and turn the knobs if the tuner says so."""
         interval = self._look()
+        moved = interval is not None and (interval.reads or interval.batches)
+        self._silent = 0 if moved else self._silent + 1
         if interval is None:
             return
         self.history = self.history.after(interval)
