@@ -46,7 +46,10 @@ class Roots:
         scheme = scheme_of(url)
         known_scheme = "://" in url and (scheme in HTTP or scheme in SCHEMES)
         root = root_of(url) if known_scheme else scheme
+        key = key_of(url) if known_scheme else url
         waiting = self._known.get(root)
+        if waiting is not None and waiting.done():
+            return waiting.result(), key
         if waiting is None:
             waiting = self._known[root] = asyncio.get_running_loop().create_future()
             try:
@@ -56,7 +59,7 @@ class Roots:
                 waiting.set_exception(e if isinstance(e, Exception) else Fault("final", "stopped"))
                 waiting.exception()  # nobody else may be waiting
                 raise
-        return await asyncio.shield(waiting), key_of(url) if known_scheme else url
+        return await asyncio.shield(waiting), key
 
     async def _make(self, root: str, scheme: str, url: str) -> Transport:
         if scheme in HTTP:
