@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=key/20200101/us-east-1/s3/aws4_request"
+AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=key/20200101/us-east-1/s3/aws4_request"
 DATA = bytes(range(256)) * 400
 
 
@@ -105,7 +105,7 @@ def ask(port: int, method: str, target: str, body: bytes | None = None, **header
     """A request to the server itself."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
-        connection.request(method, target, body, {"Authorization": _AUTHORIZATION, **headers})
+        connection.request(method, target, body, {"Authorization": AUTHORIZATION, **headers})
         response = connection.getresponse()
         assert response.status < 300, response.read()
         return response.read()

@@ -52,13 +52,18 @@ class Rule:
 class FaultyProxy:
     """The proxy; use as a context manager.
 
+    Args:
+        port: the server's.
+        authorization: sent to it in place of what the client says of itself.
+
     Attributes:
         injected: how often each fault was injected.
         requests: request lines, with their Range header, in the order they came.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, authorization: str | None = None) -> None:
         self._origin = port
+        self._authorization = authorization
         self._rules: list[Rule] = []
         self.injected: Counter[str] = Counter()
         self.requests: list[tuple[str, str]] = []
@@ -170,6 +175,9 @@ class FaultyProxy:
             for x in head.rstrip(b"\r\n").split(b"\r\n")
             if not x.lower().startswith(b"connection:")
         ]
+        if self._authorization is not None:
+            lines = [x for x in lines if not x.lower().startswith(b"authorization:")]
+            lines.append(b"Authorization: " + self._authorization.encode())
         reader, writer = await asyncio.open_connection("127.0.0.1", self._origin)
         try:
             writer.write(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)
