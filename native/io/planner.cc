@@ -18,6 +18,7 @@ ReaderOptions sane(ReaderOptions options) {
   options.remote_request_bytes_max =
       std::clamp<uint64_t>(options.remote_request_bytes_max, 1, 1 << 30);
   options.remote_gap_bytes = std::min<uint64_t>(options.remote_gap_bytes, 1 << 30);
+  options.remote_overshoot = std::clamp(options.remote_overshoot, 0.0, 1e6);
   return options;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "io/gap_choice.h"
 #include "io/planner.h"
 #include "io/sample_path.h"
 
@@ -35,6 +36,27 @@ Read& request(Plan& plan, std::vector<Read>& list, uint32_t volume, uint64_t off
   return r;
 }
 
+// Which gaps between remote slots are worth reading through.
+GapChoice choose_remote_gaps(const Plan& plan, const ReaderOptions& options) {
+  std::vector<uint64_t> gaps;
+  uint64_t wanted = 0;
+  uint64_t end = 0;
+  const Slot* before = nullptr;
+  for (const uint32_t number : plan.sorted) {
+    const Slot& slot = plan.slots[number];
+    if (slot.route != Route::kRemote) continue;
+    const bool neighbours = before != nullptr && before->volume == slot.volume;
+    if (neighbours && slot.offset > end) gaps.push_back(slot.offset - end);
+    const uint64_t from = neighbours ? std::max(slot.offset, end) : slot.offset;
+    end = std::max(neighbours ? end : 0, slot.offset + slot.length);
+    wanted += end - std::min(from, end);
+    before = &slot;
+  }
+  const double budget = static_cast<double>(wanted) * options.remote_overshoot;
+  return {std::move(gaps), options.remote_free_gap_bytes, options.remote_gap_bytes,
+          static_cast<uint64_t>(std::min(budget, 1e18))};
+}
+
 }  // namespace
 
 // Gives every slot its place in the buffer; returns the bytes needed.
@@ -51,17 +73,21 @@ uint64_t Planner::lay_out(Plan& plan) const {
 }
 
 void Planner::lay_out_runs(Plan& plan, uint64_t* bytes) const {
+  GapChoice remote_gaps = choose_remote_gaps(plan, options_);
+  const auto joins = [&](const Run& run, const Slot& slot, uint64_t begin) {
+    if (run.volume != slot.volume || run.route != slot.route) return false;
+    if (begin <= run.end) return true;
+    if (slot.route == Route::kRemote) return remote_gaps.joins(begin - run.end);
+    return begin - run.end <= options_.coalesce_gap_bytes;
+  };
   for (uint32_t i = 0; i < plan.sorted.size(); ++i) {
     Slot& slot = plan.slots[plan.sorted[i]];
     const uint64_t alignment =
         slot.route == Route::kDirect ? catalog_.volume(slot.volume).alignment() : 1;
     const uint64_t begin = align_down(slot.offset, alignment);
     const uint64_t end = align_up(slot.offset + slot.length, alignment);
-    const uint64_t gap =
-        slot.route == Route::kRemote ? options_.remote_gap_bytes : options_.coalesce_gap_bytes;
     Run* run = plan.runs.empty() ? nullptr : &plan.runs.back();
-    if (run == nullptr || run->volume != slot.volume || run->route != slot.route ||
-        begin > run->end + gap) {
+    if (run == nullptr || !joins(*run, slot, begin)) {
       run = &plan.runs.emplace_back();
       run->volume = slot.volume;
       run->route = slot.route;

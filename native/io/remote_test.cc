@@ -184,7 +184,37 @@ TEST_CASE("remote batches equal their samples, whatever order the answers come i
   }
 }
 
-TEST_CASE("remote ranges are joined over wide gaps and cut into large requests") {
+TEST_CASE(
+    "gaps between remote samples are read while they are a share of the bytes that are wanted") {
+  RemoteStore remote({.samples = 400, .volumes = 1, .length_max = 3000, .gap_max = 4000});
+  ReaderOptions options;
+  options.remote_free_gap_bytes = 0;
+  uint64_t wanted = 0;
+  for (const auto& sample : remote.store.contents) wanted += sample[0].value_or("").size();
+  uint64_t requests_before = UINT64_MAX;
+  for (const double overshoot : {0.0, 0.1, 0.25, 10.0}) {
+    CAPTURE(overshoot);
+    options.remote_overshoot = overshoot;
+    const Reading reading(remote, options);
+    const auto batch = reading.read(remote.store.all());
+    check_batch(remote.store, *batch, remote.store.all());
+    CHECK(static_cast<double>(batch->stats.bytes_read) <=
+          static_cast<double>(wanted) * (1 + overshoot));
+    CHECK(batch->stats.remote_reads < requests_before);
+    requests_before = batch->stats.remote_reads;
+  }
+  CHECK(requests_before == 1);
+  options.remote_gap_bytes = 100;
+  const Reading narrow(remote, options);
+  CHECK(narrow.read(remote.store.all())->stats.remote_reads > 300);
+  options = {};
+  options.remote_overshoot = 0;
+  options.remote_free_gap_bytes = 16 << 10;  // empty samples lie between gaps
+  const Reading records(remote, options);    // gaps as of records' headers and padding
+  CHECK(records.read(remote.store.all())->stats.remote_reads == 1);
+}
+
+TEST_CASE("remote ranges are joined and cut into large requests") {
   RemoteStore remote({.samples = 20, .volumes = 1, .length_max = 1 << 20});
   ReaderOptions options;
   options.remote_request_bytes_max = 3 << 20;

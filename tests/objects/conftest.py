@@ -7,6 +7,7 @@ import http.client
 import os
 import subprocess
 import sys
+import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=key/20200101/us-east-1/s3/aws4_request"
+AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=key/20200101/us-east-1/s3/aws4_request"
 DATA = bytes(range(256)) * 400
 
 
 _SERVER = """
-import logging, sys
+import logging, os, sys
+os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "50"  # a page of a listing; 1,000 would take as many writes
 from moto.server import ThreadedMotoServer
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -36,7 +38,7 @@ server.stop()
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def moto_port() -> Iterator[int]:
     """The port of a server in a process of its own: its sockets and warnings are not ours."""
     with subprocess.Popen(
@@ -49,12 +51,14 @@ def moto_port() -> Iterator[int]:
         process.wait(10)
 
 
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def own_environment() -> Iterator[None]:
     """No credentials, endpoints or proxies of whoever runs the tests."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in list(os.environ):
+            if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
+                monkeypatch.delenv(name)
+        yield
 
 
 @pytest.fixture
@@ -76,10 +80,17 @@ def options(proxy: FaultyProxy) -> dict[str, Any]:
     return client_options(proxy.url) | {"stall_s": 5.0, "deadline_s": 20.0}
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def direct(moto_port: int) -> dict[str, Any]:
     """The client's options for the server itself, to put things there unharmed."""
     return client_options(f"http://127.0.0.1:{moto_port}")
+
+
+@pytest.fixture(scope="package")
+def shared_bucket(moto_port: int) -> str:
+    """The URL of a bucket for what no test changes."""
+    ask(moto_port, "PUT", "/shared")
+    return "s3://shared"
 
 
 @pytest.fixture
@@ -94,7 +105,7 @@ def ask(port: int, method: str, target: str, body: bytes | None = None, **header
     """A request to the server itself."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
-        connection.request(method, target, body, {"Authorization": _AUTHORIZATION, **headers})
+        connection.request(method, target, body, {"Authorization": AUTHORIZATION, **headers})
         response = connection.getresponse()
         assert response.status < 300, response.read()
         return response.read()
@@ -109,10 +120,17 @@ def engine(options: dict[str, Any]) -> Iterator[ObjectEngine]:
     made.close()
 
 
+@pytest.fixture(scope="package")
+def blob(shared_bucket: str, direct: dict[str, Any]) -> str:
+    """The URL of an object that holds `DATA`. Not to be changed: see `own_blob`."""
+    write(DATA, f"{shared_bucket}/blob.bin", direct, create=True)
+    return f"{shared_bucket}/blob.bin"
+
+
 @pytest.fixture
-def blob(bucket: str, direct: dict[str, Any]) -> str:
-    """The URL of an object that holds `DATA`."""
-    write(DATA, f"{bucket}/blob.bin", direct, create=True)
+def own_blob(moto_port: int, bucket: str) -> str:
+    """The same, of the test's own."""
+    put(moto_port, f"{bucket}/blob.bin", DATA)
     return f"{bucket}/blob.bin"
 
 
@@ -123,31 +141,68 @@ def samples_of(count: int, size: int = 500) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
+def write_folder(samples: dict[str, bytes], folder: Path) -> Path:
+    """Writes samples as the files of a folder."""
+    for name, data in samples.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="package")
 def samples() -> dict[str, bytes]:
     return samples_of(60)
 
 
 @pytest.fixture
 def folder(samples: dict[str, bytes], tmp_path: Path) -> Path:
-    for name, data in samples.items():
-        path = tmp_path / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return tmp_path / "source"
+    return write_folder(samples, tmp_path / "source")
+
+
+@pytest.fixture(scope="package")
+def packed_files(
+    samples: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The files of a packed store of several volumes, by name."""
+    folder = tmp_path_factory.mktemp("packed")
+    hr.pack(write_folder(samples, folder / "source"), folder / "x.hr", volume_bytes=12_000)
+    return {path.name: path.read_bytes() for path in (folder / "x.hr").iterdir()}
+
+
+@pytest.fixture(scope="package")
+def packed(moto_port: int, shared_bucket: str, packed_files: dict[str, bytes]) -> str:
+    """The URL of that store, with a space and an umlaut in it. Not to be changed: see `own_packed`."""
+    return put_store(moto_port, f"{shared_bucket}/a folder/füße.hr", packed_files)
 
 
 @pytest.fixture
-def packed(bucket: str, folder: Path, direct: dict[str, Any]) -> str:
-    """The URL of a packed store of several volumes, with a space and an umlaut in it."""
-    url = f"{bucket}/a folder/füße.hr"
-    hr.pack(folder, url, storage_options=direct, volume_bytes=12_000)
+def own_packed(moto_port: int, bucket: str, packed_files: dict[str, bytes]) -> str:
+    """The URL of the same store, of the test's own."""
+    return put_store(moto_port, f"{bucket}/own.hr", packed_files)
+
+
+def put(port: int, url: str, data: bytes) -> None:
+    """Puts an object onto the server itself."""
+    ask(port, "PUT", "/" + urllib.parse.quote(url.removeprefix("s3://")), data)
+
+
+def put_store(port: int, url: str, files: dict[str, bytes]) -> str:
+    """A store's files as objects: as cheap as a fixture for many tests should be."""
+    for name, data in files.items():
+        put(port, f"{url}/{name}", data)
     return url
 
 
 @pytest.fixture
 def opened(packed: str, options: dict[str, Any]) -> Iterator[hr.Store]:
     with hr.open(packed, storage_options=options) as store:
+        yield store
+
+
+@pytest.fixture
+def own_opened(own_packed: str, options: dict[str, Any]) -> Iterator[hr.Store]:
+    with hr.open(own_packed, storage_options=options) as store:
         yield store
 
 

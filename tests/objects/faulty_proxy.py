@@ -18,6 +18,8 @@ EXPIRED = (
     b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 )
 
+_PATIENCE_S = 60
+
 
 @dataclass
 class Rule:
@@ -50,19 +52,25 @@ class Rule:
 class FaultyProxy:
     """The proxy; use as a context manager.
 
+    Args:
+        port: the server's.
+        authorization: sent to it in place of what the client says of itself.
+
     Attributes:
         injected: how often each fault was injected.
         requests: request lines, with their Range header, in the order they came.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, authorization: str | None = None) -> None:
         self._origin = port
+        self._authorization = authorization
         self._rules: list[Rule] = []
         self.injected: Counter[str] = Counter()
         self.requests: list[tuple[str, str]] = []
         self.connections = 0
         self.open_now = 0
         self.open_most = 0
+        self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.port = 0
@@ -70,13 +78,13 @@ class FaultyProxy:
     def __enter__(self) -> Self:
         self._thread.start()
         future = asyncio.run_coroutine_threadsafe(self._listen(), self._loop)
-        self.port = future.result(5)
+        self.port = future.result(_PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(_PATIENCE_S)
         self._loop.close()
 
     @property
@@ -98,19 +106,28 @@ class FaultyProxy:
         return [r for r in self.requests if r[0].startswith("GET ") and text in r[0]]
 
     async def _listen(self) -> int:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine: a connection is ours, to be closed, from the moment that it stands."""
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(lambda done: (writer.transport.abort(), self._serving.discard(done)))
+
     async def _close(self) -> None:
-        self._server.close()
+        # Nothing new is accepted, and what asyncio is accepting is waited for: a task of its own that
+        # is cancelled, or finds the server closed, leaves the connection's socket open.
+        for listener in self._server.sockets:
+            self._loop.remove_reader(listener.fileno())
         mine = asyncio.current_task()
-        # Again until none is left: a connection may be accepted while others end.
         while others := [t for t in asyncio.all_tasks() if t is not mine]:
-            for task in others:
+            for task in self._serving:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.01)  # aborted transports close their sockets in later rounds
+            await asyncio.wait(others)
+        self._server.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # aborted transports close their sockets in later rounds
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -123,7 +140,6 @@ class FaultyProxy:
             pass
         finally:
             self.open_now -= 1
-            writer.transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -159,6 +175,9 @@ class FaultyProxy:
             for x in head.rstrip(b"\r\n").split(b"\r\n")
             if not x.lower().startswith(b"connection:")
         ]
+        if self._authorization is not None:
+            lines = [x for x in lines if not x.lower().startswith(b"authorization:")]
+            lines.append(b"Authorization: " + self._authorization.encode())
         reader, writer = await asyncio.open_connection("127.0.0.1", self._origin)
         try:
             writer.write(b"\r\n".join([*lines, b"Connection: close"]) + b"\r\n\r\n" + body)

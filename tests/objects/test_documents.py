@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
 from headrace.io.objects.listing import write
 from objects.conftest import ask
 from objects.test_index import tar_of
@@ -50,16 +53,9 @@ def test_the_command_line_takes_urls(
     given = ["-O", f"endpoint={proxy.url}", "-O", "deadline_s=20"]
 
     def run(*arguments: str) -> str:
-        program = [sys.executable, "-c", "from headrace.cli import main; main()"]
-        ended = subprocess.run(
-            [*program, *arguments, *given],
-            cwd=tmp_path,
-            check=False,
-            capture_output=True,
-            timeout=60,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.decode("utf-8", "replace")
+        result = CliRunner().invoke(app, [*arguments, *given])
+        assert result.exit_code == 0, result.output
+        return result.stdout_bytes.decode("utf-8", "replace")
 
     assert "60" in run("info", packed)
     assert "a/0000.bin" in run("ls", packed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +70,7 @@ def test_a_failed_read_is_finished_with_an_errno_and_remembered(
 def test_the_depth_bounds_what_is_in_flight_and_can_be_turned_live(
     proxy: FaultyProxy, blob: str, options: dict[str, Any]
 ) -> None:
-    proxy.inject("slow", times=None, seconds=0.01)
+    proxy.inject("slow", times=None, seconds=0.002)
     engine = ObjectEngine(options | {"reads_in_flight": 3})
     try:
         futures = engine.start([(blob, 0, memoryview(bytearray(800))) for _ in range(12)])
@@ -80,12 +79,9 @@ def test_the_depth_bounds_what_is_in_flight_and_can_be_turned_live(
         assert proxy.open_most <= 3
         engine.turn(8)
         futures = engine.start([(blob, 0, memoryview(bytearray(800))) for _ in range(40)])
-        most = 0
-        while not all(f.done() for f in futures):
-            most = max(most, engine.stats().in_flight)
-            time.sleep(0.002)
-        assert 3 < most <= 8
-        assert proxy.open_most <= 8
+        for future in futures:
+            future.result(10)
+        assert 3 < proxy.open_most <= 8
     finally:
         engine.close()
     assert proxy.injected["slow"] == 52

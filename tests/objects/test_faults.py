@@ -14,8 +14,9 @@ import pytest
 
 from headrace.errors import SourceChanged, VolumeError, VolumeTimeout
 from headrace.io.objects.engine import ObjectEngine
+from headrace.io.objects.fault import Fault
 from headrace.io.objects.listing import remove, write
-from headrace.io.objects.reading import RemoteObject
+from headrace.io.objects.reading import RemoteObject, out_of_time
 from objects.conftest import DATA
 from objects.faulty_proxy import EXPIRED, FaultyProxy
 
@@ -61,17 +62,17 @@ def test_a_fault_that_stays_is_an_error_that_says_all(
     options: dict[str, Any],
 ) -> None:  # fmt: skip
     proxy.inject(fault, times=None, **fields)
-    engine = ObjectEngine(options | {"deadline_s": 1.0})
+    engine = ObjectEngine(options | {"attempts_max": 3})
     try:
         with pytest.raises(VolumeError) as caught:
             engine.fetch(blob, 100, memoryview(bytearray(5000)))
     finally:
         engine.close()
-    assert sum(proxy.injected.values()) >= 2
+    assert sum(proxy.injected.values()) == 3
     message = str(caught.value)
-    for part in (blob, "bytes 100 to 5,100", said, "attempts in"):
+    for part in (blob, "bytes 100 to 5,100", said, "3 attempts in"):
         assert part in message
-    assert caught.value.attempts == sum(proxy.injected.values())  # type: ignore[attr-defined]
+    assert caught.value.attempts == 3  # type: ignore[attr-defined]
     assert engine.stats().failures == 1
 
 
@@ -80,23 +81,40 @@ def test_an_answer_that_never_ends_is_a_timeout(
     fault: str, proxy: FaultyProxy, blob: str, options: dict[str, Any]
 ) -> None:
     proxy.inject(fault, times=None)
-    engine = ObjectEngine(options | {"deadline_s": 1.0, "stall_s": 0.3})
+    engine = ObjectEngine(options | {"attempts_max": 2, "stall_s": 0.3})
     try:
         expected = VolumeTimeout if fault == "stall" else VolumeError
-        started = time.monotonic()
         with pytest.raises(expected):
             engine.fetch(blob, 0, memoryview(bytearray(10)))
-        assert time.monotonic() - started < 10
     finally:
         engine.close()
     assert proxy.injected[fault] >= 1
+
+
+def test_the_deadline_ends_a_read_whatever_it_waits_for(proxy: FaultyProxy) -> None:
+    engine = ObjectEngine({"deadline_s": 0.5})
+    proxy.inject("stall", times=None)
+    try:
+        with pytest.raises(VolumeTimeout, match=r"no answer within 0\.5 s") as caught:
+            engine.fetch(f"{proxy.url}/x", 0, memoryview(bytearray(10)))
+    finally:
+        engine.close()
+    assert proxy.injected == {"stall": 1}
+    assert caught.value.errno == errno.ETIMEDOUT
+
+
+def test_the_deadlines_error_tells_what_was_met_before_it() -> None:
+    fault = out_of_time(2.5, Fault("transient", "wrong range: none", status=206))
+    assert fault.reason == "no answer within 2.5 s; the attempt before met: wrong range: none"
+    assert fault.status == 206
+    assert out_of_time(1, None).reason == "no answer within 1 s"
 
 
 def test_a_stalled_request_is_sent_anew(
     proxy: FaultyProxy, blob: str, options: dict[str, Any]
 ) -> None:
     proxy.inject("stall")
-    engine = ObjectEngine(options | {"stall_s": 0.2})
+    engine = ObjectEngine(options | {"stall_s": 0.5})
     dest = bytearray(1000)
     try:
         engine.fetch(blob, 0, memoryview(dest))
@@ -104,42 +122,30 @@ def test_a_stalled_request_is_sent_anew(
         engine.close()
     assert bytes(dest) == DATA[:1000]
     assert proxy.injected == {"stall": 1}
-    assert engine.stats().faults == {"stalled": 1}
-
-
-def test_slow_bytes_are_no_stall(proxy: FaultyProxy, blob: str, options: dict[str, Any]) -> None:
-    proxy.inject("slow", seconds=0.15)
-    engine = ObjectEngine(options | {"stall_s": 0.6})
-    dest = bytearray(8000)
-    try:
-        engine.fetch(blob, 0, memoryview(dest))
-        assert engine.stats().retries == 0
-    finally:
-        engine.close()
-    assert bytes(dest) == DATA[:8000]
-    assert proxy.injected == {"slow": 1}
+    assert engine.stats().faults["stalled"] >= 1
 
 
 def test_retry_after_is_obeyed_by_every_read_of_the_bucket(
-    proxy: FaultyProxy, blob: str, engine: ObjectEngine
+    proxy: FaultyProxy, blob: str, engine: ObjectEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("headrace.io.objects.retry.RETRY_AFTER_MAX_S", 0.2)
+    engine.fetch(blob, 0, memoryview(bytearray(10)))
     proxy.inject("status", status=429, headers=("Retry-After: 1",))
     started = time.monotonic()
-    dests = [memoryview(bytearray(10)) for _ in range(3)]
-    engine.fetch(blob, 0, dests[0])
-    assert time.monotonic() - started >= 1.0
+    engine.fetch(blob, 0, memoryview(bytearray(10)))
+    assert time.monotonic() - started >= 0.2  # no load can make it less
     assert proxy.injected == {"429": 1}
     assert engine.stats().retries == 1
 
 
 def test_a_retry_after_beyond_the_deadline_fails_at_once(
-    proxy: FaultyProxy, blob: str, fetch: Fetch
+    proxy: FaultyProxy, blob: str, engine: ObjectEngine
 ) -> None:
     proxy.inject("status", status=503, headers=("Retry-After: 3000",))
-    started = time.monotonic()
-    with pytest.raises(VolumeError, match="status 503"):
-        fetch(blob)
-    assert time.monotonic() - started < 10
+    with pytest.raises(VolumeError, match="status 503") as caught:
+        engine.fetch(blob, 100, memoryview(bytearray(5000)))
+    assert caught.value.attempts == 1  # type: ignore[attr-defined]
+    assert engine.stats().requests == 1
     assert proxy.injected == {"503": 1}
 
 
@@ -180,13 +186,13 @@ def test_credentials_that_stay_refused_are_an_error_after_one_more_try(
 
 
 def test_an_object_that_was_replaced_is_detected(
-    proxy: FaultyProxy, blob: str, engine: ObjectEngine, direct: dict[str, Any]
+    proxy: FaultyProxy, own_blob: str, engine: ObjectEngine, direct: dict[str, Any]
 ) -> None:
-    found = engine.fetch(blob, 0, memoryview(bytearray(10)))
-    engine.register([RemoteObject(blob, found.size, found.etag, found.modified_ns)])
-    write(bytes(len(DATA)), blob, direct, create=False)
+    found = engine.fetch(own_blob, 0, memoryview(bytearray(10)))
+    engine.register([RemoteObject(own_blob, found.size, found.etag, found.modified_ns)])
+    write(bytes(len(DATA)), own_blob, direct, create=False)
     with pytest.raises(SourceChanged, match="status 412"):
-        engine.fetch(blob, 0, memoryview(bytearray(10)))
+        engine.fetch(own_blob, 0, memoryview(bytearray(10)))
 
 
 def test_a_server_that_ignores_if_match_is_seen_through(
@@ -201,12 +207,12 @@ def test_a_server_that_ignores_if_match_is_seen_through(
 
 
 def test_an_object_that_was_deleted_is_an_error(
-    blob: str, fetch: Fetch, direct: dict[str, Any]
+    own_blob: str, fetch: Fetch, direct: dict[str, Any]
 ) -> None:
-    fetch(blob)
-    remove([blob], direct)
+    fetch(own_blob)
+    remove([own_blob], direct)
     with pytest.raises(VolumeError, match="status 404") as caught:
-        fetch(blob)
+        fetch(own_blob)
     assert caught.value.errno == errno.ENOENT
 
 
@@ -239,7 +245,7 @@ engine.close()
 
 
 def test_sixty_four_descriptors_are_enough_for_any_depth(proxy: FaultyProxy, blob: str) -> None:
-    proxy.inject("slow", times=20, seconds=0.01)
+    proxy.inject("slow", times=20, seconds=0.002)
     done = subprocess.run(
         [sys.executable, "-c", _FEW, blob, proxy.url],
         capture_output=True,

@@ -229,10 +229,10 @@ def test_more_keys_than_a_page_of_the_listing_holds(
     from headrace.io.objects.client import make_client
 
     client = make_client(bucket, direct)
-    for i in range(1005):
+    for i in range(55):
         obstore.put(client, f"many/{i:04d}.tar", b"", use_multipart=False)
     found = expand(f"{bucket}/many/*.tar", {k: v for k, v in options.items() if k[-2:] != "_s"})
-    assert found == [f"{bucket}/many/{i:04d}.tar" for i in range(1005)]
+    assert found == [f"{bucket}/many/{i:04d}.tar" for i in range(55)]
     assert len([1 for line, _ in proxy.requests if "list-type=2" in line]) == 2
 
 

@@ -54,13 +54,13 @@ def test_a_store_that_stands_there_is_replaced_only_when_asked(
 
 
 def test_an_open_store_is_never_torn_by_its_replacement(
-    packed: str, folder: Path, options: dict[str, Any]
+    own_packed: str, folder: Path, options: dict[str, Any]
 ) -> None:
-    with hr.open(packed, storage_options=options) as store:
+    with hr.open(own_packed, storage_options=options) as store:
         store.read(0)
         for path in folder.rglob("*.bin"):
             path.write_bytes(path.read_bytes()[::-1])
-        hr.pack(folder, packed, storage_options=options, overwrite=True, volume_bytes=12_000)
+        hr.pack(folder, own_packed, storage_options=options, overwrite=True, volume_bytes=12_000)
         with pytest.raises(VolumeError, match="status 404"):
             store.read(0)  # its objects are gone: an error, not the new store's bytes
 

@@ -13,11 +13,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, CorruptStore, SourceChanged, StoreNotFound, VolumeError
-from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.listing import list_objects, remove, write
 from headrace.store.checksum import crc32c
-from headrace.store.remote import fetch_manifest
-from objects.conftest import ask, client_options
+from objects.conftest import ask, client_options, put_store
 
 if TYPE_CHECKING:
     from objects.faulty_proxy import FaultyProxy
@@ -26,14 +24,15 @@ Samples = dict[str, bytes]
 
 
 def test_a_packed_store_reads_as_its_source(
-    opened: hr.Store, samples: Samples, folder: Path, tmp_path: Path
+    bucket: str, direct: dict[str, Any], samples: Samples, folder: Path, opened: hr.Store
 ) -> None:
-    assert {name: bytes(opened.read(name)) for name in opened.names} == samples
-    assert opened.classes == ["a", "b", "c"]
-    assert len(opened.segments[0].entry.volumes) > 1
-    hr.pack(folder, tmp_path / "local.hr", volume_bytes=12_000)
-    with hr.open(tmp_path / "local.hr") as local:
-        assert local.fingerprint == opened.fingerprint
+    url = f"{bucket}/x.hr"
+    hr.pack(folder, url, storage_options=direct, volume_bytes=12_000)
+    with hr.open(url, storage_options=direct) as store:
+        assert {name: bytes(store.read(name)) for name in store.names} == samples
+        assert store.classes == ["a", "b", "c"]
+        assert len(store.segments[0].entry.volumes) > 1
+        assert store.fingerprint == opened.fingerprint  # of the same store, packed locally
 
 
 def test_ranges_of_a_sample(opened: hr.Store, samples: Samples) -> None:
@@ -119,14 +118,14 @@ def test_directories_are_kept_in_a_folder_when_asked(
 
 
 def test_anonymous_access_sends_no_signature(
-    packed: str, moto_port: int, proxy: FaultyProxy, samples: Samples
+    own_packed: str, moto_port: int, proxy: FaultyProxy, samples: Samples
 ) -> None:
-    name = packed.split("/")[2]
+    name = own_packed.split("/")[2]
     policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Principal": "*",
               "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{name}/*"}]}  # fmt: skip
     ask(moto_port, "PUT", f"/{name}?policy", json.dumps(policy).encode())
     public = {"endpoint": proxy.url, "region": "us-east-1", "skip_signature": True}
-    with hr.open(packed, storage_options=public) as store:
+    with hr.open(own_packed, storage_options=public) as store:
         assert bytes(store.read(0)) == samples[store.names[0]]
     assert proxy.requests
     assert not any("Signature" in line for line, _ in proxy.requests)
@@ -172,34 +171,34 @@ def test_a_damaged_directory_is_refused(
 
 
 def test_a_volume_that_is_deleted_in_mid_epoch_names_sample_and_object(
-    opened: hr.Store, direct: dict[str, Any]
+    own_opened: hr.Store, direct: dict[str, Any]
 ) -> None:
-    opened.read(0)
-    path = opened.segments[0].volumes.paths[0]
+    own_opened.read(0)
+    path = own_opened.segments[0].volumes.paths[0]
     remove([path], direct)
     with pytest.raises(VolumeError, match="status 404") as caught:
-        opened.read(0)
+        own_opened.read(0)
     assert path in str(caught.value)
 
 
 def test_a_volume_that_is_replaced_in_mid_epoch_is_detected(
-    opened: hr.Store, direct: dict[str, Any]
+    own_opened: hr.Store, direct: dict[str, Any]
 ) -> None:
-    opened.read(0)
-    path = opened.segments[0].volumes.paths[0]
-    write(bytes(opened.segments[0].entry.volumes[0].bytes or 0), path, direct, create=False)
+    own_opened.read(0)
+    path = own_opened.segments[0].volumes.paths[0]
+    write(bytes(own_opened.segments[0].entry.volumes[0].bytes or 0), path, direct, create=False)
     with pytest.raises(SourceChanged, match="status 412"):
-        opened.read(0)
+        own_opened.read(0)
 
 
 def test_a_missing_volume_is_found_when_the_store_is_opened(
-    packed: str, options: dict[str, Any], direct: dict[str, Any]
+    own_packed: str, options: dict[str, Any], direct: dict[str, Any]
 ) -> None:
-    with hr.open(packed, storage_options=options) as store:
+    with hr.open(own_packed, storage_options=options) as store:
         paths = store.segments[0].volumes.paths
     remove([paths[1]], direct)
     with pytest.raises(CorruptStore, match="status 404"):
-        hr.open(packed, storage_options=options)
+        hr.open(own_packed, storage_options=options)
 
 
 def test_there_is_no_store(bucket: str, options: dict[str, Any]) -> None:
@@ -218,15 +217,13 @@ def test_a_store_whose_server_is_away_is_not_called_absent(
 # -- hostile manifests ------------------------------------------------------------------------------
 
 
-def _rewrite(url: str, direct: dict[str, Any], change: Any) -> None:
-    engine = ObjectEngine(direct)
-    document = json.loads(fetch_manifest(url, engine).to_bytes())
-    engine.close()
+def _rewrite(manifest: bytes, change: Any) -> bytes:
+    document = json.loads(manifest)
     change(document)
     del document["crc32c"]
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     document["crc32c"] = f"{crc32c(canonical.encode('ascii')):08x}"
-    write(json.dumps(document).encode(), f"{url}/store.json", direct, create=False)
+    return json.dumps(document).encode()
 
 
 def _set(key: str, value: Any) -> Any:
@@ -266,13 +263,13 @@ def _set_volume(**fields: Any) -> Any:
     ],
 )
 def test_a_hostile_manifest_is_refused_before_anything_is_fetched_or_allocated(
-    change: Any, said: str, packed: str, options: dict[str, Any], direct: dict[str, Any],
-    proxy: FaultyProxy,
+    change: Any, said: str, bucket: str, packed_files: dict[str, bytes], options: dict[str, Any],
+    moto_port: int, proxy: FaultyProxy,
 ) -> None:  # fmt: skip
-    _rewrite(packed, direct, change)
-    proxy.clear()
+    manifest = {"store.json": _rewrite(packed_files["store.json"], change)}
+    put_store(moto_port, f"{bucket}/x.hr", packed_files | manifest)
     with pytest.raises(CorruptStore, match=said):
-        hr.open(packed, storage_options=options)
+        hr.open(f"{bucket}/x.hr", storage_options=options)
     assert not any("secret" in line or "latest" in line for line, _ in proxy.requests)
 
 

@@ -118,9 +118,17 @@ def _stage(stage: StageStats) -> dict[str, Any]:
     found = asdict(stage)
     counts = found.pop("latency_us")
     found["bytes_by_tier"] = dict(stage.bytes_by_tier)
-    found["latency_s_p50"] = latency_percentile_s(counts, 0.5)
-    found["latency_s_p99"] = latency_percentile_s(counts, 0.99)
+    found |= _percentiles(counts)
+    if stage.remote is not None:
+        found["remote"] |= _percentiles(found["remote"].pop("latency_us"))
     return found
+
+
+def _percentiles(counts: Sequence[int]) -> dict[str, float]:
+    return {
+        "latency_s_p50": latency_percentile_s(counts, 0.5),
+        "latency_s_p99": latency_percentile_s(counts, 0.99),
+    }
 
 
 def _change(change: Change) -> dict[str, Any]:
@@ -192,7 +200,21 @@ def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
         if total:
             shares = (f"{name} {_size(n)} ({n / total:.0%})" for name, n in tiers.items())
             lines.append(_Line("", f"{stage['name']} read from {', '.join(shares)}"))
+        if stage["remote"] is not None:
+            lines.append(_Line("", f"{stage['name']} {_remote(stage['remote'])}"))
     return lines
+
+
+def _remote(remote: dict[str, Any]) -> str:
+    text = (
+        f"asked remote volumes {remote['requests']:,} times for {remote['reads']:,} reads, "
+        f"{_size(remote['bytes'])} in all, {remote['latency_s_p50'] * 1e3:.3g} ms (median), "
+        f"{remote['latency_s_p99'] * 1e3:.3g} ms (99 %); "
+        f"{remote['in_flight']} of at most {remote['reads_in_flight']} in flight, "
+        f"{remote['waiting']} waiting; {remote['retries']} repeated, {remote['failures']} given up"
+    )
+    met = ", ".join(f"{name} ({count})" for name, count in remote["faults"].items())
+    return f"{text}; met {met}" if met else text
 
 
 def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[_Line]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.io import simulation_of
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import RemoteStats, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,9 @@ class TurnableReader(Protocol):
 
     def stats(self) -> Mapping[str, Any]:
         """Statistics of this process's native reader; empty before it reads."""
+
+    def remote(self) -> RemoteStats | None:
+        """What the engine of remote volumes did in this process; None where there is none."""
 
     def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
         """Set its knobs."""
@@ -64,6 +67,9 @@ class PrefetchStage:
         self._simulation = _label(options.simulate)
         each = options.threads if options.engine == "threads" else options.queue_depth
         given = options.reads_in_flight or each * options.workers
+        remote = reader.remote()
+        if remote is not None and options.reads_in_flight is None:
+            given = remote.reads_in_flight  # what waits inside of its engine is not in flight
         self._knobs = {"reads_in_flight": given, "buffer_bytes": options.budget_bytes}
         # What is shown is what holds: the reader starts the workers that so many reads take. Left to
         # their depths, two workers with small batches would have a handful of slow reads in flight.
@@ -72,14 +78,16 @@ class PrefetchStage:
     def stats(self) -> StageStats:
         """What the reader of this process did; zeros before it has begun."""
         found = self._reader.stats()
+        remote = self._reader.remote()
         if not found:
-            return StageStats(name=self.name, simulation=self._simulation)
+            return StageStats(name=self.name, simulation=self._simulation, remote=remote)
         return StageStats(
             name=self.name,
             samples=found["delivered_samples"],
             bytes=found["delivered_bytes"],
             latency_us=tuple(found["latency_us"]),
             simulation=self._simulation,
+            remote=remote,
             **{name: found[name] for name in _SAME_NAME},
         )
 

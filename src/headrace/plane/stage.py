@@ -22,6 +22,7 @@ __all__ = [
     "LATENCY_BUCKETS",
     "TIERS",
     "ConsumerStats",
+    "RemoteStats",
     "Stage",
     "StageStats",
     "latency_bucket",
@@ -41,6 +42,44 @@ LATENCY_BUCKETS: Final = 64
 within a factor of 1.41."""
 
 _NO_LATENCIES: Final = (0,) * LATENCY_BUCKETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
+    """What the engine of a store's remote volumes has done in this process, for whoever reads them."""
+
+    reads: int = 0
+    """Finished reads, those that were given up included."""
+
+    requests: int = 0
+    """Requests sent, repeated and doubled ones included."""
+
+    retries: int = 0
+    """Requests that were repeated after a fault."""
+
+    hedges: int = 0
+    """Requests that were sent a second time because the first was slow."""
+
+    failures: int = 0
+    """Reads given up."""
+
+    bytes: int = 0
+    """Bytes fetched, those between samples included."""
+
+    in_flight: int = 0
+    """Gauge: requests in flight now."""
+
+    waiting: int = 0
+    """Gauge: reads that wait for their turn."""
+
+    reads_in_flight: int = 0
+    """Gauge: how many may be in flight."""
+
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Faults met, by what they are (`status 503`, `truncated`, ...)."""
+
+    latency_us: tuple[int, ...] = _NO_LATENCIES
+    """Histogram of whole reads, retries and pauses included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +124,9 @@ class StageStats:
 
     latency_us: tuple[int, ...] = _NO_LATENCIES
     """Histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets."""
+
+    remote: RemoteStats | None = None
+    """What the engine behind this stage did; None where all that it reads is local."""
 
     simulation: str = ""
     """`simulated lustre` where the storage is not real; its figures must carry this label."""

@@ -7,6 +7,7 @@ and no cursor.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from headrace.order import Blocked
 from headrace.plane.batch import Batch
 from headrace.plane.prefetch import read_batches, read_windows
 from headrace.plane.skipped import OnError, Skipped
+from headrace.plane.stage import RemoteStats
 from headrace.plane.tiers import build_chain
 
 if TYPE_CHECKING:
@@ -125,6 +127,18 @@ class StoreReader:
         """Statistics of what reads the source, see `BatchReader.stats`; empty before it reads."""
         chain = self._chain
         return chain.source.stats() if chain is not None and chain.source.usable else {}
+
+    def remote(self) -> RemoteStats | None:
+        """What the engine of the store's remote volumes did in this process; None without one."""
+        engine = getattr(self.source, "objects", None)
+        if engine is None:
+            return None
+        found = engine.stats()
+        return RemoteStats(
+            reads_in_flight=engine.reads_in_flight,
+            **{each.name: getattr(found, each.name) for each in fields(RemoteStats)
+               if hasattr(found, each.name)},
+        )  # fmt: skip
 
     def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
         """Set knobs of what reads the source, now and when it is made anew.

@@ -231,8 +231,10 @@ class ObjectEngine:
             self._tally = Tally()
         with self._lock:
             if self._loop is None:
+                loop = asyncio.new_event_loop()
                 self._loop = _Loop(
-                    Reading(self.policy, self.client_options, self._objects, self._tally)
+                    loop,
+                    Reading(self.policy, self.client_options, self._objects, self._tally, loop),
                 )
                 self._loop.turn(self._depth)
             return self._loop
@@ -271,9 +273,9 @@ def _rebuild(
 class _Loop:
     """The thread and its event loop."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reading: Reading) -> None:
         self.reading = reading
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop
         self._thread = threading.Thread(target=self._run, name="headrace-objects", daemon=True)
         self._thread.start()
 

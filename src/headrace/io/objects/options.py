@@ -20,6 +20,9 @@ class ReadPolicy:
 
     Attributes:
         deadline_s: a read that has not succeeded after this long, retries included, fails.
+        attempts_max: a read that has failed so often fails; None: only the deadline counts.
+        pause_first_s: the longest pause after a first failure; it doubles with each further one.
+        pause_most_s: the longest pause after any failure, unless the server asks for more.
         stall_s: a request that gives no byte for this long is dropped and sent anew.
         reads_in_flight: requests at once, to begin with; the tuner turns it.
         hedge_s: send a request a second time when it has not finished after this long; None: never.
@@ -30,6 +33,9 @@ class ReadPolicy:
     """
 
     deadline_s: float = 60.0
+    attempts_max: int | None = None
+    pause_first_s: float = 0.1
+    pause_most_s: float = 10.0
     stall_s: float = 10.0
     reads_in_flight: int = 16
     hedge_s: float | None = None
@@ -38,12 +44,16 @@ class ReadPolicy:
     other_roots: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("deadline_s", "stall_s", "hedge_s"):
+        for name in ("deadline_s", "pause_first_s", "pause_most_s", "stall_s", "hedge_s"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and value > 0):
                 raise ValueError(f"{name} is {value!r}, expected seconds above 0")
-        if not isinstance(self.reads_in_flight, int) or self.reads_in_flight < 1:
-            raise ValueError(f"reads_in_flight is {self.reads_in_flight!r}, expected 1 or more")
+        for name in ("reads_in_flight", "attempts_max"):
+            value = getattr(self, name)
+            if name == "attempts_max" and value is None:
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected 1 or more")
 
 
 def split_options(options: Mapping[str, Any] | None) -> tuple[ReadPolicy, dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ssl
 import urllib.parse
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.io.objects.fault import Fault
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from headrace.io.objects.wire import Response
 
 _SAFE = "/:?#[]@!$&'()*+,;=%~-._"
+
+_TARGETS_KEPT = 4096
+"""URLs whose request line is kept: taking one apart costs as much as all else about a request."""
 
 
 class Pool:
@@ -35,7 +39,8 @@ class Pool:
         Raises:
             Fault: as `Connection.get`.
         """
-        address, head = _request(url, headers)
+        address, start = _target(url)
+        head = start + _lines(headers)
         while True:
             connection = await self._take(address)
             reused = connection.requests > 0
@@ -94,7 +99,9 @@ class Pool:
         self.close()
 
 
-def _request(url: str, headers: dict[str, str]) -> tuple[tuple[str, str, int], bytes]:
+@lru_cache(_TARGETS_KEPT)
+def _target(url: str) -> tuple[tuple[str, str, int], bytes]:
+    """The server to ask, and the head of a request up to the lines that differ between ranges."""
     parts = urllib.parse.urlsplit(urllib.parse.quote(url, safe=_SAFE))
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -108,9 +115,15 @@ def _request(url: str, headers: dict[str, str]) -> tuple[tuple[str, str, int], b
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     if parts.port is not None:
         host += f":{port}"
-    lines = [f"GET {target} HTTP/1.1", f"Host: {host}", "Accept-Encoding: identity",
-             "User-Agent: headrace", *(f"{k}: {v}" for k, v in headers.items())]  # fmt: skip
-    head = "\r\n".join(lines) + "\r\n\r\n"
-    if any(c in line for line in lines for c in "\r\n\0"):
+    start = f"GET {target} HTTP/1.1\r\nHost: {host}\r\n"
+    return (parts.scheme, parts.hostname, port), start.encode("latin-1", "replace") + _ALWAYS
+
+
+def _lines(headers: dict[str, str]) -> bytes:
+    text = "\r\n".join([f"{name}: {value}" for name, value in headers.items()])
+    if text.count("\r") != len(headers) - 1 or text.count("\n") != len(headers) - 1 or "\0" in text:
         raise Fault("final", "bad address: a line break in a header")
-    return (parts.scheme, parts.hostname, port), head.encode("latin-1", "replace")
+    return text.encode("latin-1", "replace") + b"\r\n\r\n"
+
+
+_ALWAYS = b"Accept-Encoding: identity\r\nUser-Agent: headrace\r\n"

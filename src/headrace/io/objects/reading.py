@@ -79,6 +79,7 @@ class Reading:
         options: the client's part of `storage_options`.
         objects: what is known of objects, by URL; shared with the engine.
         tally: counters.
+        loop: the event loop.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Reading:
         options: Mapping[str, Any],
         objects: Mapping[str, RemoteObject],
         tally: Tally,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.depth = policy.reads_in_flight
         self.in_flight = 0
@@ -96,12 +98,13 @@ class Reading:
         self._threads = ThreadPoolExecutor(_THREADS, "headrace-objects")
         self._pool = Pool(policy.stall_s)
         self._roots = Roots(options, self._pool, self._threads)
-        self._backoff = Backoff()
+        self._backoff = Backoff(policy.pause_first_s, policy.pause_most_s)
         self._waiting: deque[Wanted] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Found | Failure]] = set()
         self._quiet_until: dict[str, float] = {}
         self._refreshing: dict[int, asyncio.Task[bool]] = {}
         self._most = _connections_most()
+        self._loop = loop
         self._luck = random.Random()  # noqa: S311 - jitter, no secret
 
     @property
@@ -118,63 +121,69 @@ class Reading:
         """Starts what the depth allows."""
         while self._waiting and self.in_flight < min(self.depth, self._most):
             self.in_flight += 1
-            task = asyncio.create_task(self._run(self._waiting.popleft()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._waiting.popleft())
+
+    def _begin(self, wanted: Wanted) -> None:
+        started = self._loop.time()
+        task = self._loop.create_task(self._read(wanted, started))
+        self._tasks.add(task)
+        task.add_done_callback(lambda ended: self._ended(wanted, started, ended))
+
+    def _ended(self, wanted: Wanted, started: float, task: asyncio.Task[Found | Failure]) -> None:
+        """Reports a read. Here and not in its task: one that is stopped may never have begun."""
+        self._tasks.discard(task)
+        self.in_flight -= 1
+        elapsed_s = self._loop.time() - started
+        if task.cancelled():
+            outcome: Found | Failure = _failure(wanted, _CLOSED, 0, 0.0)
+        elif (error := task.exception()) is not None:
+            fault = Fault("final", f"{type(error).__name__}: {error}")
+            outcome = _failure(wanted, fault, 1, elapsed_s)
+        else:
+            outcome = task.result()
+        failed = isinstance(outcome, Failure)
+        self._tally.read(elapsed_s, 0 if failed else len(wanted.dest), failed=failed)
+        wanted.done(outcome)
+        self.pump()
 
     async def close(self) -> None:
         """Ends everything; reads that are not done are failed."""
         left, self._waiting = list(self._waiting), deque()
         for wanted in left:
-            wanted.done(Failure(wanted.url, wanted.offset, len(wanted.dest), _CLOSED, 0, 0.0))
+            wanted.done(_failure(wanted, _CLOSED, 0, 0.0))
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)  # their ends are told
         self._pool.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, wanted: Wanted) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        outcome: Found | Failure = Failure(
-            wanted.url, wanted.offset, len(wanted.dest), _CLOSED, 0, 0.0
-        )
-        try:
-            outcome = await self._read(wanted, started)
-        finally:
-            self.in_flight -= 1
-            failed = isinstance(outcome, Failure)
-            self._tally.read(loop.time() - started, 0 if failed else len(wanted.dest))
-            if failed:
-                self._tally.add("failures")
-            wanted.done(outcome)
-            self.pump()
-
     async def _read(self, wanted: Wanted, started: float) -> Found | Failure:
         """Attempts until one succeeds, none can, or the deadline comes."""
-        loop = asyncio.get_running_loop()
-        policy = self._policy
+        loop, policy = self._loop, self._policy
         attempts = 0
         refreshed = False
+        before: Fault | None = None
         while True:
             attempts += 1
             try:
                 async with asyncio.timeout_at(started + policy.deadline_s):
-                    await self._keep_quiet(wanted.url)
+                    if self._quiet_until:
+                        await self._keep_quiet(wanted.url)
                     found = await self._attempt(wanted)
                 self._check(wanted, found)
             except TimeoutError:
-                fault = Fault("transient", f"no answer within {policy.deadline_s:g} s")
+                fault = out_of_time(policy.deadline_s, before)
                 self._tally.fault(fault.reason)
                 pause = None
             except Fault as met:
-                fault = met
+                before = fault = met
                 self._tally.fault(fault.reason)
-                elapsed = loop.time() - started
                 pause = None
-                if fault.again:
+                if fault.again and attempts != policy.attempts_max:
                     pause = self._backoff.pause_s(
-                        attempts, elapsed, policy.deadline_s, self._luck.random(),
+                        attempts, loop.time() - started, policy.deadline_s, self._luck.random(),
                         fault.retry_after_s,
                     )  # fmt: skip
                 elif fault.kind == "expired" and not refreshed:
@@ -183,10 +192,7 @@ class Reading:
             else:
                 return found
             if pause is None:
-                return Failure(
-                    wanted.url, wanted.offset, len(wanted.dest), fault, attempts,
-                    loop.time() - started,
-                )  # fmt: skip
+                return _failure(wanted, fault, attempts, loop.time() - started)
             self._tally.add("retries")
             if fault.retry_after_s:
                 self._ask_quiet(wanted.url, fault.retry_after_s)
@@ -281,6 +287,18 @@ def _connections_most() -> int:
     if soft == resource.RLIM_INFINITY:
         return 1 << 16
     return max(_CONNECTIONS_LEAST, (soft - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
+
+
+def _failure(wanted: Wanted, fault: Fault, attempts: int, elapsed_s: float) -> Failure:
+    return Failure(wanted.url, wanted.offset, len(wanted.dest), fault, attempts, elapsed_s)
+
+
+def out_of_time(deadline_s: float, before: Fault | None) -> Fault:
+    """The deadline came; what earlier attempts met says more about the server than that."""
+    reason = f"no answer within {deadline_s:g} s"
+    if before is not None:
+        reason += f"; the attempt before met: {before.reason}"
+    return Fault("transient", reason, status=None if before is None else before.status)
 
 
 _CLOSED = Fault("final", "the engine was closed")

@@ -25,6 +25,10 @@ _OWN_CLIENT_OPTIONS = frozenset(
 )
 """Options of obstore's HTTP client that our connections satisfy, or need not know."""
 
+_AZURE = frozenset({"az", "adl", "azure", "abfs", "abfss"})
+_PLAIN = "/()+=,-._~"
+"""Signatures of keys with these, letters and digits are known to be right."""
+
 
 class Roots:
     """The transports of one event loop, one for each bucket or host.
@@ -39,31 +43,39 @@ class Roots:
         self._options = dict(options)
         self._pool = pool
         self._threads = threads
-        self._known: dict[str, asyncio.Future[Transport]] = {}
+        self._known: dict[tuple[str, bool], asyncio.Future[Transport]] = {}
 
     async def transport(self, url: str) -> tuple[Transport, str]:
         """The transport for a URL, and the key that it knows the object by."""
         scheme = scheme_of(url)
         known_scheme = "://" in url and (scheme in HTTP or scheme in SCHEMES)
         root = root_of(url) if known_scheme else scheme
-        waiting = self._known.get(root)
+        key = key_of(url) if known_scheme else url
+        own = not (scheme in _AZURE and urllib.parse.quote(key, safe=_PLAIN) != key)
+        waiting = self._known.get((root, own))
+        if waiting is not None and waiting.done():
+            return waiting.result(), key
         if waiting is None:
-            waiting = self._known[root] = asyncio.get_running_loop().create_future()
+            waiting = asyncio.get_running_loop().create_future()
+            self._known[root, own] = waiting
             try:
-                waiting.set_result(await self._make(root, scheme, url))
+                waiting.set_result(await self._make(root, scheme, url, own=own))
             except BaseException as e:
-                del self._known[root]
+                del self._known[root, own]
                 waiting.set_exception(e if isinstance(e, Exception) else Fault("final", "stopped"))
                 waiting.exception()  # nobody else may be waiting
                 raise
-        return await asyncio.shield(waiting), key_of(url) if known_scheme else url
+        return await asyncio.shield(waiting), key
 
-    async def _make(self, root: str, scheme: str, url: str) -> Transport:
+    async def _make(self, root: str, scheme: str, url: str, *, own: bool) -> Transport:
         if scheme in HTTP:
             return HttpTransport(PlainAddresses(root), self._pool, self._threads)
         if scheme not in SCHEMES:
             return FsspecTransport(self._options, self._threads)
         client_options = self._options.get("client_options") or {}
+        if not own:
+            # obstore signs the encoded path, Azure the decoded one: it would refuse our address.
+            return ObstoreTransport(root, self._options, self._threads)
         if set(client_options) - _OWN_CLIENT_OPTIONS or _proxied(self._options, root):
             return ObstoreTransport(root, self._options, self._threads)
         addresses = SignedAddresses(root, self._options)

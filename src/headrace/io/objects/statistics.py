@@ -6,6 +6,7 @@ The latency histogram has 64 buckets; bucket i counts reads of [2^(i/2), 2^((i+1
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -61,17 +62,16 @@ class Tally:
     def fault(self, reason: str) -> None:
         """Counts a fault by what its reason says before the first colon or bracket."""
         with self._lock:
-            self._faults[
-                reason.split(":", maxsplit=1)[0].split("(", maxsplit=1)[0].strip()[:40]
-            ] += 1
+            self._faults[re.split("[:;(]", reason, maxsplit=1)[0].strip()[:40]] += 1
 
-    def read(self, seconds: float, size: int) -> None:
+    def read(self, seconds: float, size: int, *, failed: bool = False) -> None:
         """Counts a finished read; `size` bytes of it were delivered."""
         micros = seconds * 1e6
         bucket = 0 if micros < 1 else min(BUCKETS - 1, int(2 * math.log2(micros)))
         with self._lock:
             self._counts["reads"] += 1
             self._counts["bytes"] += size
+            self._counts["failures"] += failed
             self._latency[bucket] += 1
 
     def stats(self, *, in_flight: int, waiting: int) -> ObjectStats:

@@ -12,6 +12,7 @@ import email.utils
 import re
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.io.objects.client import after_fork, first_line, make_client
@@ -120,10 +121,15 @@ def _partial(received: int, headers: Mapping[str, str], offset: int) -> Found:
 
 
 def _modified(headers: Mapping[str, str]) -> int | None:
+    return _time_ns(headers.get("last-modified", ""))
+
+
+@lru_cache(1024)
+def _time_ns(date: str) -> int | None:
+    """The nanoseconds since 1970 of an HTTP date; None for nonsense."""
     try:
-        when = email.utils.parsedate_to_datetime(headers["last-modified"])
-        return int(when.timestamp()) * 1_000_000_000
-    except (KeyError, ValueError, TypeError, OverflowError):
+        return int(email.utils.parsedate_to_datetime(date).timestamp()) * 1_000_000_000
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from headrace.io.objects.transport import Found
     from headrace.store.sources.scan import Scan
 
-GAP_BYTES = 1 << 20
-"""A gap up to this long is read rather than skipped: on S3 a request costs about as much."""
+GAP_BYTES = 128 << 10
+"""A gap up to this long is read rather than skipped, as by the native reader (`remote_gap_bytes`).
+Extents come in the order of their source here, so there are few gaps and no bound on them together."""
 
 RANGE_BYTES = 8 << 20
 
