@@ -88,6 +88,11 @@ def descriptors(*folders: Path | str) -> Counter[str]:
     return found
 
 
+def threads() -> int:
+    """Threads of this process, native ones included."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
     """Whether it comes true: threads are told to end, and end a moment later."""
     deadline = time.monotonic() + seconds

@@ -18,7 +18,7 @@ import pytest
 import headrace as hr
 from headrace.errors import CorruptSample
 from headrace.store import open_store
-from tests_shared import descriptors, until
+from tests_shared import descriptors, threads, until
 
 from .test_faults import extent_of, flip_byte, volume_of
 
@@ -29,10 +29,6 @@ def _no_collector():
     gc.disable()
     yield
     gc.enable()
-
-
-def threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 WAYS = {
