@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch.utils import data as torch_data
@@ -92,7 +93,7 @@ class Files(Numbers):
 
     def __init__(self, folder, length, raises_at=None):
         super().__init__(length)
-        self.samples = [(os.path.join(folder, f"{i:04}.bin"), 0) for i in range(length)]
+        self.samples = [(str(Path(folder) / f"{i:04}.bin"), 0) for i in range(length)]
         self.raises_at = raises_at
 
     @staticmethod
@@ -102,12 +103,11 @@ class Files(Numbers):
     @classmethod
     def write(cls, folder, length):
         for i in range(length):
-            with open(os.path.join(folder, f"{i:04}.bin"), "wb") as file:
-                file.write(cls.content(i))
+            (Path(folder) / f"{i:04}.bin").write_bytes(cls.content(i))
         time.sleep(0.03)  # younger than a clock tick, a file may still change unseen
 
     def __getitem__(self, i):
-        with open(self.samples[i][0], "rb") as file:
+        with open(self.samples[i][0], "rb") as file:  # noqa: PTH123 - as users write it
             data = file.read()
         if i == self.raises_at:
             raise ArithmeticError("in the middle")
