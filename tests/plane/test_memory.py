@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
 
 import headrace as hr
+from tests_shared import own_bytes
 
 MEGABYTES = 40
 BUDGET = 64 << 20
@@ -23,13 +23,6 @@ def large(tmp_path_factory):
 
 def large_content(index: int) -> bytes:
     return bytes([index]) * (2 << 20)
-
-
-def resident_bytes() -> int:
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError
 
 
 WAYS = {
@@ -49,7 +42,7 @@ def options_of(way: str, tmp_path) -> dict:
 def test_sixty_four_megabytes_are_enough(large, tmp_path, way, batch_size):
     """What does not fit comes all the same, alone."""
     gc.collect()
-    before = resident_bytes()
+    before = own_bytes()
     loader = hr.loader(large, batch_size, memory_bytes=BUDGET, **options_of(way, tmp_path))
     held = grown = 0
     for _ in range(2):
@@ -60,7 +53,7 @@ def test_sixty_four_megabytes_are_enough(large, tmp_path, way, batch_size):
                 assert bytes(batch[i][:: 1 << 16]) == bytes([index]) * 32
             stages = loader.stats.stages.values()
             held = max(held, sum(stage.buffered_bytes for stage in stages))
-            grown = max(grown, resident_bytes() - before)
+            grown = max(grown, own_bytes() - before)
             del batch
         assert sorted(seen) == list(range(MEGABYTES))
     one = batch_size * (2 << 20)
@@ -79,7 +72,7 @@ def test_memory_stays_flat_over_fifty_epochs(packed, order):
         assert count == loader.order.length
         if epoch in (9, 49):
             gc.collect()
-            sizes.append(resident_bytes())
+            sizes.append(own_bytes())
     assert sizes[1] < sizes[0] + (2 << 20), sizes
     loader.close()
 
@@ -93,5 +86,5 @@ def test_fifty_loaders_take_no_more_memory_than_ten(packed, tmp_path):
         del loader
         if number in (9, 49):
             gc.collect()
-            sizes.append(resident_bytes())
+            sizes.append(own_bytes())
     assert sizes[1] < sizes[0] + (8 << 20), sizes
