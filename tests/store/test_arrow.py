@@ -243,7 +243,7 @@ def test_a_file_truncated_while_it_is_indexed_is_an_error_and_no_crash(
                 os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     monkeypatch.setattr(arrow, "values_of", values_of_truncated)
-    with pytest.raises(SourceError, match="shrank|size in bytes|modification|sound Arrow|order"):
+    with pytest.raises(SourceError, match=r"shrank|size in bytes|modification|sound Arrow|order"):
         index(path, tmp_path / "i.hr")
     assert calls > 0
 
