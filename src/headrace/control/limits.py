@@ -20,7 +20,7 @@ from headrace.control.history import Knobs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Bounds", "Limits", "read_limits"]
+__all__ = ["Bounds", "Limits", "memory_policy", "read_limits"]
 
 MEMORY_VARIABLE: Final = "HEADRACE_MEMORY_BYTES"
 
