@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import headrace as hr
-from tests_shared import write_photos
+from tests_shared import descriptors, until, write_photos
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a module's tests opened is closed when they are over, whoever forgot to close it.
+
+    Descriptors that stay add up over the modules, until a test of few descriptors fails far away.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    before = descriptors(folder)
+    yield
+    gc.collect()
+    until(lambda: not descriptors(folder) - before, 5.0)
+    assert not descriptors(folder) - before
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Data that tests of several rooms make: small images and folders of them."""
+"""What tests of several rooms share: small images and folders of them, and what is open."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import random
 import re
 import shutil
 import struct
+import time
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,3 +72,44 @@ def example(name: str) -> ModuleType:
 def blocks(page: Path, *languages: str) -> list[str]:
     """The code blocks of a page in any of some languages."""
     return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def descriptors(*folders: Path | str) -> Counter[str]:
+    """What this process has open below folders, and its rings and headrace's shared memory."""
+    found: Counter[str] = Counter()
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            name = str(fd.readlink())
+        except OSError:  # closed meanwhile
+            continue
+        ours = "io_uring" in name or "memfd:headrace" in name
+        if ours or any(Path(name).is_relative_to(folder) for folder in folders):
+            found[name] += 1
+    return found
+
+
+def own_bytes(*processes: int) -> int:
+    """Memory of processes (of this one, unless told otherwise) that lies in no file.
+
+    Proportional (PSS), as shared memory counts once. What is mapped from files is left out: its share
+    changes with every other process that has the same libraries.
+    """
+    total = 0
+    for pid in processes or ("self",):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                total += int(line.split()[1]) << 10
+    return total
+
+
+def threads() -> int:
+    """Threads of this process, native ones included."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether it comes true: threads are told to end, and end a moment later."""
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()

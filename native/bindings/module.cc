@@ -7,6 +7,7 @@
 #include "bindings/directory.h"
 #include "bindings/errors.h"
 #include "bindings/file_reader.h"
+#include "bindings/mapping.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
 #include "bindings/remote.h"
@@ -20,6 +21,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(std::string_view(HEADRACE_BUILD_TYPE) == "Debug");
   headrace::bindings::register_errors(m);
   headrace::bindings::register_checksum(m);
+  headrace::bindings::register_mapping(m);
   headrace::bindings::register_directory(m);
   headrace::bindings::register_slow(m);
   headrace::bindings::register_remote(m);

@@ -18,6 +18,20 @@ def crc32c_blocks(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), orde
 
 crc32c_implementation: str
 
+class MappedFile:
+    """A file mapped read-only, whose pages may vanish."""
+
+    def __init__(self, fd: int, size: int, path: str) -> None:
+        """Map the first `size` bytes of `fd`, which may be closed afterwards."""
+
+    @property
+    def data(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]:
+        """uint8, shape (size,): what is mapped."""
+
+    @property
+    def damaged(self) -> int:
+        """Pages that were gone when they were touched, and are zeros now."""
+
 class Directory:
     """The sample directory of one segment, mapped."""
 

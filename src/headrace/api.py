@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.config import place_in_job, reader_options, tier_options
+from headrace.config import BUDGET_BYTES_MIN, place_in_job, reader_options, tier_options
 from headrace.control import explain
 from headrace.control import tune as tune_plane
+from headrace.control.limits import memory_policy
 from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
 from headrace.plane import Loader
 from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
 
+    from headrace.config import ReaderOptions, TierOptions
     from headrace.control import TuningHandle
     from headrace.plane.skipped import OnError
 
@@ -153,9 +156,28 @@ def loader(
     slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
+    memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
     made = Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)
     made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
     return made
+
+
+_BUFFERS_WITH_CACHE = 3
+"""The source's batches, those of the cache, and those that wait to be written to it."""
+
+
+def _within(
+    memory_bytes: int | None, options: ReaderOptions, tiers: TierOptions
+) -> tuple[int | None, ReaderOptions]:
+    """Share out what all buffers may take: what the tuner may give to one, and options that keep to it."""
+    policy = memory_policy(memory_bytes)
+    if policy is None:
+        return None, options
+    kept = tiers.ram_bytes if isinstance(tiers.ram_bytes, int) else 0
+    left = max(policy[0] - kept, policy[0] // 2)
+    share = left // (_BUFFERS_WITH_CACHE if tiers.cache_dir is not None else 1)
+    least = max(share, BUDGET_BYTES_MIN)
+    return max(1, share), replace(options, budget_bytes=min(options.budget_bytes, least))
 
 
 _KNOB_OPTIONS = {

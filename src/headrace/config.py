@@ -24,6 +24,8 @@ __all__ = [
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
 
+BUDGET_BYTES_MIN = 1 << 20
+
 EngineName = Literal["auto", "uring", "threads", "mmap"]
 DirectReads = Literal["auto", "always", "never"]
 
@@ -78,7 +80,7 @@ class ReaderOptions:
             "queue_depth": (1, 4096),
             "threads": (1, 1024),
             "workers": (1, 256),
-            "budget_bytes": (1 << 20, 1 << 48),
+            "budget_bytes": (BUDGET_BYTES_MIN, 1 << 48),
             "deadline_s": (0.001, 1e9),
         }
         for name, (low, high) in bounds.items():

@@ -3,8 +3,15 @@
 # ruff: noqa: NPY002 - users draw from the global generators
 from __future__ import annotations
 
+import atexit
 import collections
+import functools
+import os
 import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -78,6 +85,53 @@ class Odd:
             "array": bytearray([i]) * 9000,
             "none": None,
         }
+
+
+@functools.cache
+def folder():
+    """A folder of small files, there until the process ends."""
+    made = Path(tempfile.mkdtemp(prefix="headrace-corpus-"))
+    maker = os.getpid()
+    atexit.register(lambda: os.getpid() == maker and shutil.rmtree(made, ignore_errors=True))
+    for i in range(26):
+        (made / f"{i:02}.bin").write_bytes(bytes([i]) * (700 + 300 * i))
+    time.sleep(0.03)  # younger than a clock tick, a file may still change unseen
+    return made
+
+
+class Cropped:
+    """Files, named in `samples` as torchvision's folders do, cropped at random."""
+
+    def __init__(self):
+        self.samples = [(str(path), i % 3) for i, path in enumerate(sorted(folder().iterdir()))]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        path, label = self.samples[i]
+        with open(path, "rb") as file:  # noqa: PTH123 - as users write it
+            data = file.read()
+        begin = random.randrange(100)
+        crop = torch.frombuffer(bytearray(data[begin : begin + 500]), dtype=torch.uint8)
+        return crop.float() * torch.rand(()), label
+
+
+class Unlisted:
+    """Two files for each sample, in no attribute that anybody knows."""
+
+    def __init__(self):
+        self.where = folder()
+
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, i):
+        first = (self.where / f"{i:02}.bin").read_bytes()
+        with (self.where / f"{i + 1:02}.bin").open("rb") as file:
+            file.seek(int(torch.randint(50, ())))
+            second = file.read(40)
+        return first[:3], second, np.random.rand()
 
 
 def frozen(array):
@@ -239,6 +293,16 @@ CASES = {
     "tensors": lambda: (
         torch_data.TensorDataset(torch.arange(165.0).reshape(33, 5), torch.arange(33)),
         {"batch_size": 8, "shuffle": True},
+    ),
+    "files": lambda: (Cropped(), {"batch_size": 3, "shuffle": True}),
+    "files, learned": lambda: (Unlisted(), {"batch_size": 4, "collate_fn": keep}),
+    "files, weighted": lambda: (
+        Cropped(),
+        {"batch_size": 4, "sampler": torch_data.WeightedRandomSampler(weights(26), 30)},
+    ),
+    "files, distributed": lambda: (
+        Cropped(),
+        {"batch_size": 3, "sampler": DistributedSampler(range(26), num_replicas=2, rank=0, seed=4)},
     ),
     "iterable": lambda: (Stream(), {"batch_size": 4}),
     "iterable, drop last": lambda: (Stream(), {"batch_size": 4, "drop_last": True}),

@@ -146,6 +146,28 @@ def test_stopping_and_resuming_with_other_threads_and_worlds_loses_nothing(path,
     assert f"{hashed:016x}" == whole.last_order_hash
 
 
+@pytest.mark.parametrize("way", ["whole", "inline", "threads", "workers"])
+def test_every_batch_is_a_place_to_stop(path, way):
+    options = {} if way == "whole" else {"decode": with_key, **WAYS[way]}
+
+    def seen(batches):
+        return [
+            batch.indices.tolist() if way == "whole" else batch[0].tolist() for batch in batches
+        ]
+
+    with DataLoader(path, 24, seed=5, **options) as loader:
+        whole, states = [], [loader.state_dict()]
+        for batch in loader:
+            whole += seen([batch])
+            states.append(pickle.loads(pickle.dumps(loader.state_dict())))
+        assert len(whole) == len(loader)
+        following = seen(loader)
+    with DataLoader(path, 24, seed=5, **options) as resumed:
+        for at, state in enumerate(states):
+            resumed.load_state_dict(state)
+            assert seen(resumed) == (whole[at:] or following), at
+
+
 def test_a_run_goes_on_with_workers_where_threads_stopped(path, expected):
     ways = [WAYS["threads"], WAYS["workers"], {"num_workers": 1}, WAYS["inline"]]
     seen, state = [], None

@@ -15,7 +15,7 @@ from headrace.errors import StateMismatch
 from headrace.torch import DataLoader
 
 from .dropin_compare import same, seed
-from .dropin_corpus import CASES, WORKER_CASES, Nested, StatefulStream, Stream
+from .dropin_corpus import CASES, WORKER_CASES, Nested, StatefulStream, Stream, generator
 
 MAP_STYLE = [name for name in CASES if "iterable" not in name]
 ITERABLE = [name for name in CASES if "iterable" in name]
@@ -72,7 +72,7 @@ def test_in_this_process_every_batch_is_a_place_to_stop(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["shuffled", "generator", "fickle", "eager", "iterable", "persistent", "deep"]
+    "name", ["shuffled", "generator", "fickle", "eager", "files", "iterable", "persistent", "deep"]
 )
 def test_workers_go_on_with_their_own_random_numbers(name):
     case = {**CASES, **WORKER_CASES}[name]
@@ -105,6 +105,31 @@ def test_with_other_worker_counts_the_remaining_samples_come_in_order(name, befo
     if name == "fickle":
         restore(randomness)
     assert labels(resumed)[: len(rest)] == labels(rest)
+
+
+@pytest.mark.parametrize("name", ["files", "iterable"])
+def test_every_batch_is_a_place_to_stop_with_workers(name):
+    for after in range(length(CASES[name]) + 1):
+        assert_resumes(CASES[name], after, num_workers=2)
+
+
+def indices(batches):
+    return [i.tolist() for batch in batches for i in batch]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (1, 2)])
+def test_every_batch_is_a_place_to_go_on_with_other_workers(before, after):
+    """The samples of a data set that draws no random numbers are all that there is."""
+    case = lambda: (  # noqa: E731
+        torch_data.TensorDataset(torch.arange(23)),
+        {"batch_size": 3, "shuffle": True, "generator": generator(6)},
+    )
+    for stop in range(8):
+        state, _, rest, following = stopped(case, stop, num_workers=before)
+        resumed = fresh(case, num_workers=after)
+        resumed.load_state_dict(state)
+        assert indices(resumed) == indices(rest), stop
+        assert indices(resumed) == indices(following), stop
 
 
 def test_stopping_twice_is_stopping_once():

@@ -13,6 +13,7 @@ from headrace.order import Shuffled
 from headrace.plane.store_reader import StoreReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SAMPLES = 300
@@ -20,13 +21,14 @@ BYTES = 3000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> hr.Store:
+def store(tmp_path: Path) -> Iterator[hr.Store]:
     folder = tmp_path / "files"
     folder.mkdir()
     for i in range(SAMPLES):
         (folder / f"{i:04}").write_bytes(i.to_bytes(4, "little") * (BYTES // 4))
     hr.pack(folder, tmp_path / "packed")
-    return hr.open(tmp_path / "packed")
+    with hr.open(tmp_path / "packed") as opened:
+        yield opened
 
 
 def deliver(reader: StoreReader, store: hr.Store, size: int = 10) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -11,6 +12,8 @@ import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 
 from headrace.errors import SourceError  # noqa: E402
 from headrace.store import index, open_store, pack  # noqa: E402
+from headrace.store.sources import arrow  # noqa: E402
+from headrace.store.sources.arrow_column import values_of  # noqa: E402
 
 from .rows import (  # noqa: E402
     check_in_place,
@@ -213,6 +216,36 @@ def test_damage_never_escapes_as_another_error(tmp_path, stream):
     check_random_damage(path, tmp_path, 60)
     # Where the metadata are, most damage is noticed.
     assert check_random_damage(path, tmp_path, 60, where=lambda _: (0, 700)) > 10
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_file_truncated_while_it_is_indexed_is_an_error_and_no_crash(
+    tmp_path, stream, restored, monkeypatch
+):
+    """In the middle of listing its rows, where pyarrow's arrays lie over lost pages."""
+    path = make(tmp_path / "a.arrow", table_of(some_values(900), some_labels(900)), stream=stream)
+    before, content = path.stat(), path.read_bytes()
+    assert len(content) > 1 << 16
+    calls = 0
+
+    def values_of_truncated(array, where):
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            os.truncate(path, 0)
+        try:
+            return values_of(array, where)
+        finally:
+            if restored:
+                with path.open("r+b") as file:
+                    file.write(content)
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr(arrow, "values_of", values_of_truncated)
+    with pytest.raises(SourceError, match=r"shrank|size in bytes|modification|sound Arrow|order"):
+        index(path, tmp_path / "i.hr")
+    assert calls > 0
 
 
 def test_a_changed_file_is_noticed(tmp_path):

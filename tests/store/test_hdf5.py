@@ -107,6 +107,33 @@ def test_rows_of_variable_length_are_packed_only(tmp_path):
         assert read_all(store) == [f"wörd {i}".encode() for i in range(60)]
 
 
+def test_heaps_that_would_keep_hdf5_busy_for_ever_are_refused(tmp_path):
+    """An object whose size leads back to itself, beyond its heap or the file; a heap of no size."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as f:
+        data = f.create_dataset("x", (60,), h5py.vlen_dtype(np.uint8))
+        for i, value in enumerate(some_values()):
+            data[i] = np.frombuffer(value, np.uint8)
+    pack(path, tmp_path / "good.hr")
+    good = path.read_bytes()
+    heap = good.index(b"GCOL\1\0\0\0")
+    refused = 0
+    # Sizes of the heap itself, and of its first object.
+    for at, value, match in (
+        (8, 0, "size of a heap"), (8, 1 << 40, "size of a heap"),
+        (24, 2**64 - 16, "size of object 1"), (24, 2**64 - 1, "size of object 1"),
+        (24, 1 << 30, "size of object 1"),
+    ):  # fmt: skip
+        damaged = bytearray(good)
+        damaged[heap + at : heap + at + 8] = value.to_bytes(8, "little")
+        assert damaged != good
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match=match):
+            pack(path, tmp_path / "bad.hr", resume=False)
+        refused += 1
+    assert refused == 5
+
+
 def test_external_virtual_and_compact_data_are_packed_only(tmp_path):
     (tmp_path / "raw").write_bytes(ROWS.tobytes())
     with h5py.File(tmp_path / "e.h5", "w") as f:

@@ -20,7 +20,7 @@ from headrace.control.history import Knobs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Bounds", "Limits", "read_limits"]
+__all__ = ["Bounds", "Limits", "memory_policy", "read_limits"]
 
 MEMORY_VARIABLE: Final = "HEADRACE_MEMORY_BYTES"
 
@@ -141,7 +141,7 @@ def _memory(
 ) -> tuple[int, str]:
     """The budget of all buffers, and where it comes from: the least of all that is said."""
     found = [(BUFFER_BYTES_MAX, "default")]
-    policy = _policy(given, os.environ if environment is None else environment)
+    policy = memory_policy(given, environment)
     if policy is not None:
         found = [policy]
     for usage in memory_usages(tree):
@@ -166,12 +166,23 @@ def _memory(
     return max(1, least), origin
 
 
-def _policy(given: int | None, environment: Mapping[str, str]) -> tuple[int, str] | None:
+def memory_policy(
+    given: int | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, str] | None:
+    """The operator's word on memory, in bytes, and where it stands; None if nothing was said.
+
+    Args:
+        given: the argument `memory_bytes`.
+        environment: defaults to `os.environ`.
+
+    Raises:
+        ValueError: it is not a positive number.
+    """
     if given is not None:
         if given < 1:
             raise ValueError(f"memory_bytes is {given}, expected at least 1")
         return given, "memory_bytes="
-    text = environment.get(MEMORY_VARIABLE)
+    text = (os.environ if environment is None else environment).get(MEMORY_VARIABLE)
     if text is None:
         return None
     if not text.isdigit() or int(text) < 1:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.errors import OrderError
 from headrace.order.arguments import EPOCH_MAX, checked
 
 if TYPE_CHECKING:
@@ -79,13 +80,21 @@ class Order(ABC):
 
         Raises:
             ValueError: the epoch or a position is out of bounds.
+            OrderError: the order gave another number of indices than it was asked for.
         """
         epoch = checked("epoch", epoch, 0, EPOCH_MAX)
         stop = checked("stop", stop, 0, self.length)
         start = checked("start", start, 0, stop)
         if start == stop:
             return np.empty(0, np.int64)
-        return self._indices(epoch, start, stop)
+        found = self._indices(epoch, start, stop)
+        if len(found) != stop - start:  # an order of the user's: ranks would fall out of step
+            raise OrderError(
+                f"{type(self).__name__} gave {len(found)} indices for the positions {start} to "
+                f"{stop - 1} of epoch {epoch}, expected {stop - start}.",
+                next_step="Its `length` must say how many positions an epoch has.",
+            )
+        return found
 
     def wrapped(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return indices like `indices`, but start over at position 0 past the end of the epoch.

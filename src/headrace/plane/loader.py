@@ -44,7 +44,8 @@ class LoaderStats:
     direct_reads: int = 0
     buffered_reads: int = 0
     opened_files: int = 0
-    _stages: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
+    stages_now: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
+    """Gives the stages of the plane."""
     _handed_s: float = field(default=0.0, repr=False, compare=False)
     _asked_at: float | None = field(default=None, repr=False, compare=False)
     _delivered_at: float | None = field(default=None, repr=False, compare=False)
@@ -52,7 +53,7 @@ class LoaderStats:
     @property
     def stages(self) -> dict[str, StageStats]:
         """What each stage of the plane did since it started and holds now, by name."""
-        return {stage.name: stage.stats() for stage in self._stages()}
+        return {stage.name: stage.stats() for stage in self.stages_now()}
 
     def consumer(self) -> ConsumerStats:
         """What the consumer did, a wait or work that is under way included. Thread-safe."""
@@ -112,6 +113,17 @@ class LoaderStats:
 _ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The stages of this process, the reading one first; tiers from when reading began."""
+
+    prefetch: PrefetchStage
+    reader: StoreReader
+
+    def __call__(self) -> tuple[Stage, ...]:
+        return (self.prefetch, *self.reader.stages)
+
+
 class Tuning(Protocol):
     """Whoever turns the knobs of a loader's stages."""
 
@@ -159,7 +171,9 @@ class Loader:
         self._cursor = Cursor(order, slices, source.fingerprint)
         self._reader = StoreReader(source, options, parts, on_error, tiers)
         self._prefetch = PrefetchStage(self._reader, options)
-        self.stats = LoaderStats(_stages=self.stages_now)
+        # Not of this loader's own method: a cycle would keep files and threads open after the last
+        # reference has gone, until garbage is collected.
+        self.stats = LoaderStats(stages_now=_Stages(self._prefetch, self._reader))
         self.tuning: Tuning | None = None
 
     def __len__(self) -> int:
@@ -248,7 +262,7 @@ class Loader:
 
     def stages_now(self) -> tuple[Stage, ...]:
         """The stages of this process, the reading one first; tiers from when reading began."""
-        return (self._prefetch, *self._reader.stages)
+        return tuple(self.stats.stages_now())
 
     def begin(self) -> Pass:
         """Begin a pass, for adapters that deliver in their own way; it ends the one before."""

@@ -250,10 +250,11 @@ class StoreReader:
         for failure in self.source.catalog.failures(native):
             sample = failure["slot"] // native.parts
             index = int(native.indices[sample])
-            error = self.source.failure_error(index, failure)
             if self._on_error == "raise":
-                raise error
+                # In no variable: the traceback holds this frame, and with it all that reads.
+                raise self.source.failure_error(index, failure)
             if keep[sample]:
+                error = self.source.failure_error(index, failure)
                 self.skipped.append(Skipped(index, self.source.names[index], str(error)))
             keep[sample] = False
         return keep

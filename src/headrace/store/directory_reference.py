@@ -48,7 +48,6 @@ class ReferenceDirectory:
         self._checksums = self._load_checksums()
         self._checked = np.zeros(len(self._checksums), bool)
         self._rows, self._layout = self._header.rows
-        self._tree = NameTree(self.samples, self._header.levels, self._name_block, self.path)
         self._part_names = self._strings(SectionKind.PART_NAMES)
         self._class_names = self._strings(SectionKind.CLASS_NAMES)
 
@@ -248,6 +247,10 @@ class ReferenceDirectory:
         return strings
 
     # -- names ----------------------------------------------------------------------------------
+
+    @property
+    def _tree(self) -> NameTree:
+        return NameTree(self.samples, self._header.levels, self._name_block, self.path)
 
     def _name_block(self, level: int, block: int) -> tuple[memoryview, int]:
         offsets = self._header.section(SectionKind.NAME_OFFSETS, level=level)

@@ -218,12 +218,10 @@ class Store:
         self._bases = [s.base for s in segments]
         self._samples = sum(s.directory.samples for s in segments)
         self._closed = False
-        self._reader = ReferenceReader(self.segment_of)
         self._catalog: _native.Catalog | None = None
         self._catalog_pid = -1
         self._nbytes: int | None = None
         self._part_names = list(dict.fromkeys(p for s in segments for p in s.directory.part_names))
-        self.names = Names(self)
 
     def __len__(self) -> int:
         return self._samples
@@ -257,6 +255,13 @@ class Store:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    # Made when asked for: kept, it would be a cycle, and a store that is dropped would hold its files
+    # until garbage is collected.
+    @property
+    def names(self) -> Names:
+        """The samples' names, by index."""
+        return Names(self)
 
     @property
     def fingerprint(self) -> str:
@@ -487,7 +492,8 @@ class Store:
         segment = self.segment_of(extent.index)
         if self._reference or self.objects is not None:
             # One range of one object: there is nothing to plan, and its engine is Python's anyway.
-            return memoryview(self._reader.read(extent, start, size)).toreadonly()
+            reader = ReferenceReader(self.segment_of)
+            return memoryview(reader.read(extent, start, size)).toreadonly()
         catalog = self.catalog
         part = self._part_names.index(segment.directory.part_names[extent.part])
         batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)

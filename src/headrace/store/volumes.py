@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,12 @@ class Volumes:
         """Closes the descriptors."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+
+    def __del__(self) -> None:
+        # A store that is dropped without `close` leaves nothing open.
+        for fd in getattr(self, "_fds", {}).values():
+            with suppress(OSError):
+                os.close(fd)
 
     def native(self) -> list[tuple[str, bytes, int, int]]:
         """As `headrace._native.Catalog` wants them: (kind, path, bytes, mtime_ns or -1)."""

@@ -105,13 +105,6 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
-def _delivery_of(answer: _Answer) -> Delivery:
-    if answer.error is not None:
-        raise answer.error
-    assert answer.delivery is not None
-    return answer.delivery
-
-
 class WorkerDecoding:
     """Decodes in worker processes.
 
@@ -147,7 +140,15 @@ class WorkerDecoding:
         try:
             for answer in iterator:
                 self._loader.skipped.extend(answer.skipped)
-                yield _delivery_of(answer)
+                delivery, error = answer.delivery, answer.error
+                if error is not None:
+                    del answer
+                    try:
+                        raise error
+                    finally:
+                        del error  # its traceback holds this frame, and with it the workers
+                assert delivery is not None
+                yield delivery
         except (ConnectionError, EOFError) as e:
             self.close()
             raise RuntimeError(
@@ -160,7 +161,13 @@ class WorkerDecoding:
 
     def close(self) -> None:
         """End the workers."""
-        self._torch = None
+        loader, self._torch = self._torch, None
+        # An error that somebody keeps holds the iterator. Collected as garbage later, its queues would
+        # go first: then torch waits five seconds for each worker, and kills it.
+        if loader is not None and self._pid == os.getpid():
+            workers = loader._iterator  # noqa: SLF001 - there is no public way
+            if workers is not None:
+                workers._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _torch_loader(self) -> torch_data.DataLoader[Any]:
         if self._torch is not None and self._pid != os.getpid():

@@ -203,7 +203,7 @@ class _Open:
 
 _open = _Open()
 _served: tuple[PlannedFiles, ...] = ()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a loader may be collected, and stop serving, anywhere
 
 
 def serve(files: PlannedFiles) -> None:
@@ -228,7 +228,7 @@ def stop_serving(files: PlannedFiles) -> None:
 def forget_in_child() -> None:
     """After a fork: what was read ahead belongs to the parent."""
     global _served, _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _served = ()
     _remove()
 

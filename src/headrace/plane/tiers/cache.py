@@ -129,6 +129,13 @@ class Cache:
                 os.close(self._held)
             self._held = None
 
+    def __del__(self) -> None:
+        # Dropped without `close`, by the consumer and by the thread that wrote.
+        held: int | None = getattr(self, "_held", None)
+        if held is not None:
+            with contextlib.suppress(OSError):
+                os.close(held)
+
     def look_up(self, indices: NDArray[np.int64]) -> tuple[Store | None, NDArray[np.int64]]:
         """The state of the cache that is read now, and the places of these samples in it."""
         with self._lock:

@@ -96,7 +96,7 @@ class DiskTier:
         self._below = below
         self.cache = cache
         self.tee = tee
-        self._options = options
+        self._options = replace(options, simulate=None)  # which stands for the source alone
         self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes))
         self._local: _Local | None = None
         self._looked_at = time.monotonic()

@@ -143,7 +143,10 @@ class _Held:
         while not self.began.wait(_SIGNAL_CHECK_S):
             self._gate.check_deadline()
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                self.error = None  # its traceback holds this frame
         assert self.job is not None
         batch = self.job.take()
         self._gate.settle(self.cost, batch)

@@ -1,8 +1,8 @@
 """Arrow IPC files as a source: each row's value of a binary column is a sample.
 
-Both formats, file and stream. The file is mapped and pyarrow lays its arrays over the mapping, so where
-an array's buffer lies in memory says where it lies in the file. A buffer that lies elsewhere was
-decompressed: then the rows can only be packed.
+Both formats, file and stream. The file is mapped, in a way that survives its truncation, and pyarrow lays
+its arrays over the mapping: where an array's buffer lies in memory says where it lies in the file. A
+buffer that lies elsewhere was decompressed: then the rows can only be packed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import SourceError
 from headrace.store.sources.arrow_column import (
     ArrowColumns,
@@ -89,8 +90,9 @@ class _Table:
             with open(path, "rb") as f:
                 self.status = os.fstat(f.fileno())
                 head = f.read(8)
-            self._mapped = self._pa.memory_map(path, "r")
-            self.base = self._mapped.read_buffer()
+                # pyarrow's own mapping would end the process if somebody truncated the file.
+                self._mapped = _native.MappedFile(f.fileno(), self.status.st_size, path)
+            self.base = self._pa.py_buffer(self._mapped.data)
         except OSError as e:
             raise _damaged(path, e) from e
         try:
@@ -101,7 +103,19 @@ class _Table:
             self.schema = self._reader.schema
             _ = self.schema.names, str(self.schema.types)  # finds names that are no text
         except (self._pa.ArrowException, OSError, ValueError) as e:
+            self.check()
             raise _damaged(path, e) from e
+
+    def check(self) -> None:
+        """What was read so far was there.
+
+        Raises:
+            SourceError: the file was truncated or changed meanwhile.
+        """
+        status = os.stat(self.path)
+        check_unchanged(self.path, status, self.status.st_size, self.status.st_mtime_ns)
+        if self._mapped.damaged:  # and it has its size and time again
+            raise _damaged(self.path, OSError("it shrank while it was read"))
 
     def batches(self) -> Iterator[Any]:
         """The record batches, each checked as far as pyarrow can without reading the values."""
@@ -115,8 +129,9 @@ class _Table:
         except (self._pa.ArrowException, OSError, ValueError, MemoryError) as e:
             if isinstance(e, SourceError):
                 raise
+            self.check()
             raise _damaged(self.path, e) from e
-        check_unchanged(self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns)
+        self.check()
 
     def _checked(self, batch: Any) -> Any:
         batch.validate()

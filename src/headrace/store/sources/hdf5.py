@@ -3,7 +3,7 @@
 h5py says where a data set's bytes lie. Contiguous ones, and chunked ones whose rows each lie in one
 chunk, are indexed there. Compressed rows, rows cut over several chunks and rows of variable length
 (which HDF5 keeps in heaps) are read through h5py, and can only be packed. There HDF5 itself reads what
-may be damaged: a broken heap can keep it busy for ever.
+may be damaged: a broken heap would keep it busy for ever, so heaps are walked first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.errors import SourceError
+from headrace.store.sources.hdf5_heap import check_heaps
 from headrace.store.sources.rows import (
     LABEL_NAMES,
     ROWS_MAX,
@@ -330,6 +331,8 @@ def _stream(
     with _File(path) as file:
         items = sorted(file.named(data), key=lambda pair: os.fsencode(pair[0]))
         labels = _labels(file, data, label)
+        if any(item.dtype.hasobject for _, item in items):
+            check_heaps(path)
         count = items[0][1].shape[0]
         at_once = _rows_at_once([item for _, item in items])
         for begin in range(0, count, at_once):

@@ -7,6 +7,7 @@ hand it reports each step. Nothing stands between torch and the user's data set.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import data as torch_data
@@ -49,6 +50,7 @@ class Watcher:
         self._reading = reading
         self._ahead: ReadAhead | None = None
         self._made = False
+        self._pid = os.getpid()
         self._foretold = 0  # batches said to come that have not come
         self._rest = 0  # batches that are left unwatched
         self._rest_next = 4
@@ -105,6 +107,11 @@ class Watcher:
         """End reading ahead."""
         if self._ahead is not None:
             self._ahead.close()
+
+    def __del__(self) -> None:
+        # With the loader: whoever serves opens would be kept, and `open` replaced, for ever.
+        if os.getpid() == self._pid:
+            self.close()
 
     def _say(self, batch: Any) -> None:
         if not self._made:
