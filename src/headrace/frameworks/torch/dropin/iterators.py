@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.samplers import batches_drawable
@@ -53,6 +54,7 @@ class _Draws:
     _drawable: int
 
     def _begin_draws(self, loader: Any, resumption: Resumption | None) -> None:
+        keep_freed_memory()
         self._drawable = batches_drawable(loader._index_sampler)  # noqa: SLF001
         self._ahead = deque()
         self._skip = 0
