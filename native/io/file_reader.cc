@@ -210,6 +210,7 @@ std::shared_ptr<FileReader> FileReader::make(const FileReaderOptions& options) {
 FileReader::FileReader(const FileReaderOptions& options)
     : owner_pid_(getpid()),
       calls_(options.calls),
+      slow_(options.slow),
       reads_in_flight_(std::clamp(options.reads_in_flight, 1u, kReadsInFlightMax)),
       buffer_bytes_(std::max(options.buffer_bytes, kFileBufferBytesMin)),
       cold_(options.cold) {
@@ -353,7 +354,9 @@ void FileReader::run() {
 
 void FileReader::perform(Task& task) {
   const char* path = task.work->paths[task.index].c_str();
+  const bool slow = slow_ != nullptr && slow_->has(path);
   if (task.look) {
+    if (slow) slow_->look_delay();
     task.result.error = identify(path, calls_, &task.identity);
   } else {
     const FileBatch& batch = *task.work->batch;
@@ -361,6 +364,10 @@ void FileReader::perform(Task& task) {
         batch.buffer == nullptr ? nullptr : batch.buffer->data + batch.offsets[task.index];
     task.result =
         read_whole(path, batch.identities[task.index], dest, task.cold, calls_, direct_refused_);
+    if (slow && task.result.error == 0) {  // wherever its bytes lie here, there they come from afar
+      task.result = {.error = slow_->read_delay(batch.identities[task.index].size),
+                     .tier = FileTier::kSource};
+    }
   }
 }
 

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "io/slow_files.h"
 #include "io/whole_file.h"
 
 namespace headrace::io {
@@ -39,6 +40,7 @@ struct FileReaderOptions {
   uint64_t buffer_bytes = 64 << 20;
   ColdReads cold = ColdReads::kDirect;
   FileCalls calls = {};
+  std::shared_ptr<const SlowFiles> slow = nullptr;  // files that take their time
 };
 
 inline constexpr unsigned kReadsInFlightMax = 1024;
@@ -161,6 +163,7 @@ class FileReader : public std::enable_shared_from_this<FileReader> {
 
   const int owner_pid_;
   const FileCalls calls_;
+  const std::shared_ptr<const SlowFiles> slow_;
   std::atomic<uint64_t> direct_refused_{UINT64_MAX};
 
   mutable std::mutex mutex_;

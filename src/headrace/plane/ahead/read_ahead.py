@@ -28,6 +28,7 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace import _native
+from headrace.io.simulated_paths import simulated_paths
 from headrace.plane.ahead import learner, opened
 from headrace.plane.ahead.cold import ColdChoice
 from headrace.plane.ahead.figures import Doze, Figures, Judge
@@ -103,6 +104,7 @@ class ReadAhead:
         self._cold = ColdChoice(self.options.cold, self._samples)
         self._active = self._active_max = 0
         self._strays = 0
+        self._simulation = ""
 
     @classmethod
     def for_dataset(
@@ -180,11 +182,23 @@ class ReadAhead:
             return
         reader = self._reader
         if reader is None:
-            reader = self._reader = _native.FileReader(**self._knobs, cold=self._cold.now)
+            reader = self._reader = self._new_reader()
             opened.serve(self)
         self.figures.planned += len(raw)
         job.native = reader.submit(raw)
         self._jobs.add(job)
+
+    def _new_reader(self) -> _native.FileReader:
+        simulated = simulated_paths()
+        self._simulation = "" if simulated is None else simulated.model.label
+        if simulated is None:
+            return _native.FileReader(**self._knobs, cold=self._cold.now)
+        return _native.FileReader(
+            **self._knobs,
+            cold=self._cold.now,
+            simulate=simulated.model,
+            simulated_roots=list(simulated.roots),
+        )
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -364,6 +378,7 @@ class ReadAhead:
                 name=self.name,
                 samples=figures.served,
                 bytes=figures.bytes_served,
+                simulation=self._simulation,
                 **{name: native[name] for name in _NATIVE_STATS if name in native},
             )
 
