@@ -15,12 +15,13 @@ def clock(monkeypatch):
     return now
 
 
-def serve(choice, clock, files, *, waits_s, takes_s=1e-3, mean_bytes=1e5):
+def serve(choice, clock, files, *, waits_s, busy=16.0, takes_s=1e-3, mean_bytes=1e5):
     """Serve files, each of which takes so long; returns how often the choice changed."""
     changes = 0
-    for i in range(files):
+    for i in range(1, files + 1):
         clock[0] += takes_s
-        changes += choice.note((i + 1) * waits_s, mean_bytes)
+        if choice.note_served():
+            changes += choice.judge(i * waits_s, i * takes_s * busy, 16, mean_bytes)
     return changes
 
 
@@ -32,8 +33,6 @@ def test_a_device_that_keeps_up_is_read_past_the_page_cache(clock):
 
 def test_a_device_that_holds_the_consumer_up_fills_the_page_cache_if_the_dataset_fits(clock):
     choice = ColdChoice("auto", 1000)
-    assert serve(choice, clock, cold.FIRST_FILES + cold.WINDOW_FILES - 1, waits_s=5e-4) == 0
-    choice = ColdChoice("auto", 1000)
     assert serve(choice, clock, 1000, waits_s=5e-4) == 1
     assert choice.now == "fill"
     large = ColdChoice("auto", 100_000)
@@ -41,13 +40,20 @@ def test_a_device_that_holds_the_consumer_up_fills_the_page_cache_if_the_dataset
     assert large.now == "direct"
 
 
+def test_who_waits_while_reads_are_left_to_be_started_waits_for_the_cpu(clock):
+    choice = ColdChoice("auto", 1000)
+    assert serve(choice, clock, 5000, waits_s=5e-4, busy=8.0) == 0
+    assert choice.now == "direct"
+
+
 def test_the_first_files_are_waited_for_anyway(clock):
     choice = ColdChoice("auto", 1000)
     waited = 0.0
-    for i in range(2000):
+    for i in range(1, 2000):
         clock[0] += 1e-3
-        waited += 5e-3 if i < cold.FIRST_FILES else 0
-        assert not choice.note(waited, 1e5)
+        waited += 5e-3 if i <= cold.FIRST_FILES else 0
+        if choice.note_served():
+            assert not choice.judge(waited, i * 16e-3, 16, 1e5)
     assert choice.now == "direct"
 
 

@@ -41,6 +41,6 @@ def simulated_paths() -> SimulatedPaths | None:
 
 def simulate_paths(paths: SimulatedPaths | None) -> SimulatedPaths | None:
     """Simulate from now on; return what was simulated before, to be put back."""
-    global _paths  # noqa: PLW0603 - it is the process's
+    global _paths
     before, _paths = _paths, paths
     return before

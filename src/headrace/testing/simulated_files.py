@@ -4,11 +4,11 @@ Within the context, opening and reading files below the given folders takes as l
 storage says, without the interpreter's lock while it waits, so that threads overlap as they would.
 Processes that are forked meanwhile (a DataLoader's workers) inherit it, and queue for the same storage.
 
-Of this process's own code only Python's calls are seen: `open`, `io.open`, `os.open` and `os.read`, with what is built on the
-first two (pathlib, PIL, numpy.load of a path), and headrace's reading ahead. Libraries that open files
-in C are not. Files are read
-as a whole in most training programs; here the delay of a file's bytes is paid when it is read, in
-requests of at most `REQUEST_BYTES`, read-ahead included.
+Of this process's own code only Python's calls are seen: `open`, `io.open`, `os.open` and `os.read`, with
+what is built on the first two (pathlib, PIL, numpy.load of a path); and headrace's reading ahead.
+Libraries that open files in C are not. Files are read as a whole in most training programs; here the
+delay of a file's bytes is paid when it is read, in requests of at most `REQUEST_BYTES`, read-ahead
+included.
 """
 
 from __future__ import annotations

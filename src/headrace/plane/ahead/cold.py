@@ -2,7 +2,8 @@
 
 Reading past the page cache costs the least CPU; filling it costs about 0.5 CPU s/GB more on the test
 machine, once, and spares the next epoch the device. So it is filled where the device is what everyone
-waits for, if the dataset fits; a device that keeps up with its consumer is read again.
+waits for, if the dataset fits; a device that keeps up with its consumer is read again. Opens that wait
+while reads are left to be started wait for the CPU, not for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ FIRST_FILES = 64
 WINDOW_FILES = 256
 
 WAITED_SHARE = 0.25
-"""Of a window's time: more, and the device is what holds the consumer up."""
+"""Of a window's time: opens that wait longer are held up."""
+
+BUSY_SHARE = 0.75
+"""Of the reads that may be in flight: with more of them under way, the device is at its limit."""
+
+BOUND_WINDOWS = 2
+"""In a row that must say so."""
 
 
 class ColdChoice:
@@ -39,30 +46,40 @@ class ColdChoice:
         self._open = wanted == "auto"
         self._samples = samples
         self._left = FIRST_FILES
-        self._began = 0.0
-        self._waited_s = 0.0
+        self._bound_windows = 0
+        self._window: tuple[float, float, float] | None = None
 
-    def note(self, waited_s: float, mean_bytes: float) -> bool:
-        """A file was served.
+    def note_served(self) -> bool:
+        """A file was served; True when `judge` should be asked."""
+        self._left -= self._open
+        return self._open and self._left <= 0
+
+    def judge(
+        self, waited_s: float, busy_s: float, reads_in_flight: int, mean_bytes: float
+    ) -> bool:
+        """Decide by what happened since the last time.
 
         Args:
-            waited_s: by all opens since the start, in seconds.
+            waited_s: by all opens since the start.
+            busy_s: sum over all reads since the start.
+            reads_in_flight: as many as may be.
             mean_bytes: of a file.
 
         Returns:
             Whether `now` has changed.
         """
-        if not self._open:
+        before, self._window = self._window, (time.monotonic(), waited_s, busy_s)
+        self._left = WINDOW_FILES
+        if before is None:
             return False
-        self._left -= 1
-        if self._left:
+        seconds, waited, busy = (a - b for a, b in zip(self._window, before, strict=True))
+        held_up = waited > WAITED_SHARE * seconds
+        bound = held_up and busy >= BUSY_SHARE * reads_in_flight * seconds
+        self._bound_windows = self._bound_windows + 1 if bound else 0
+        if self._bound_windows < BOUND_WINDOWS:
             return False
-        now = time.monotonic()
-        bound = waited_s - self._waited_s > WAITED_SHARE * (now - self._began)
-        if self._began and bound:
-            self._open = False
-            if fits_in_free_memory(self._samples * mean_bytes):
-                self.now = "fill"
-                return True
-        self._left, self._began, self._waited_s = WINDOW_FILES, now, waited_s
-        return False
+        self._open = False
+        if not fits_in_free_memory(self._samples * mean_bytes):
+            return False
+        self.now = "fill"
+        return True

@@ -240,8 +240,8 @@ class ReadAhead:
         self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
         if self._doze.note_served():
             self._judge_residency()
-        if self._cold.note(self.figures.wait_s, self._mean_bytes) and self._reader is not None:
-            self._reader.turn(cold=self._cold.now)
+        if self._cold.note_served():
+            self._judge_cold()
 
     def _judge_residency(self) -> None:
         if self._reader is None or not self.options.doze:
@@ -255,6 +255,16 @@ class ReadAhead:
             native["bytes_by_tier"]["page_cache"],
             latency_percentile_s(lately, 0.5),
         )
+
+    def _judge_cold(self) -> None:
+        reader = self._reader
+        if reader is not None and self._cold.judge(
+            self.figures.wait_s,
+            reader.stats()["busy_s"],
+            self._knobs["reads_in_flight"],
+            self._mean_bytes,
+        ):
+            reader.turn(cold=self._cold.now)
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
