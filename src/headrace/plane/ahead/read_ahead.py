@@ -36,7 +36,7 @@ from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
 from headrace.plane.ahead.sample_files import SampleFiles
-from headrace.plane.stage import StageStats, latency_percentile_s
+from headrace.plane.stage import ConsumerStats, StageStats, latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,6 +105,7 @@ class ReadAhead:
         self._active = self._active_max = 0
         self._strays = 0
         self._simulation = ""
+        self._began = 0.0  # when the first reads were ordered
 
     @classmethod
     def for_dataset(
@@ -183,6 +184,7 @@ class ReadAhead:
         reader = self._reader
         if reader is None:
             reader = self._reader = self._new_reader()
+            self._began = time.monotonic()
             opened.serve(self)
         self.figures.planned += len(raw)
         job.native = reader.submit(raw)
@@ -389,8 +391,28 @@ class ReadAhead:
                 samples=figures.served,
                 bytes=figures.bytes_served,
                 simulation=self._simulation,
+                in_flight_s=native.get("busy_s", 0.0),
                 **{name: native[name] for name in _NATIVE_STATS if name in native},
             )
+
+    def consumer(self) -> ConsumerStats:
+        """What the code that opens files has done since it opened the first: each file is a delivery."""
+        with self._lock:
+            figures = self.figures
+            files = figures.served + figures.late
+            seconds = time.monotonic() - self._began if files else 0.0
+            return ConsumerStats(
+                waited_s=figures.wait_s,
+                worked_s=max(0.0, seconds - figures.wait_s),
+                batches=files,
+                samples=files,
+                bytes=figures.bytes_served,
+            )
+
+    @property
+    def reads(self) -> bool:
+        """Whether files are being read ahead at present."""
+        return self._reader is not None and not self._doze.paused
 
     @property
     def why_off(self) -> str | None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["InProcess", "InWorkers"]
 
-SAMPLES_FORETOLD = 256
-"""Samples that each process knows of ahead: enough reads for any storage, whatever the batch size."""
+SAMPLES_FORETOLD = 1024
+"""Samples that each process knows of ahead: reads go on while batches wait for their turn, and are enough
+for any storage, whatever the batch size."""
 
 BATCHES_FORETOLD_MAX = 64
 """Batches drawn ahead at most."""
