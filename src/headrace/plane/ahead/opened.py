@@ -251,7 +251,7 @@ def _install() -> None:
 
 def _remove() -> None:
     for module in (builtins, io):
-        if module.open is _open:  # type: ignore[comparison-overlap]
+        if module.open is _open:
             module.open = _beneath  # type: ignore[attr-defined]
 
 

@@ -193,13 +193,12 @@ class ReadAhead:
     def _new_reader(self) -> _native.FileReader:
         simulated = simulated_paths()
         self._simulation = "" if simulated is None else simulated.model.label
-        if simulated is None:
-            return _native.FileReader(**self._knobs, cold=self._cold.now)
         return _native.FileReader(
-            **self._knobs,
+            reads_in_flight=self._knobs["reads_in_flight"],
+            buffer_bytes=self._knobs["buffer_bytes"],
             cold=self._cold.now,
-            simulate=simulated.model,
-            simulated_roots=list(simulated.roots),
+            simulate=None if simulated is None else simulated.model,
+            simulated_roots=[] if simulated is None else list(simulated.roots),
         )
 
     # -- serving -------------------------------------------------------------------------------
