@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <utility>
 
@@ -33,14 +34,22 @@ std::optional<ColdReads> cold_reads(const std::optional<std::string>& name) {
   throw Error(ErrorKind::kInvalidArgument, "cold is '" + *name + "', expected direct or fill");
 }
 
+std::shared_ptr<const io::SlowFiles> slow_files(std::shared_ptr<io::SlowModel> model,
+                                                std::vector<std::string> roots) {
+  if (model == nullptr) return nullptr;
+  return std::make_shared<const io::SlowFiles>(std::move(model), std::move(roots));
+}
+
 // Ends the reader's threads when Python lets go of it. In a forked child it is left alone.
 struct FileReaderHandle {
   std::shared_ptr<FileReader> reader;
 
-  FileReaderHandle(unsigned reads_in_flight, uint64_t buffer_bytes, const std::string& cold)
+  FileReaderHandle(unsigned reads_in_flight, uint64_t buffer_bytes, const std::string& cold,
+                   std::shared_ptr<io::SlowModel> simulate, std::vector<std::string> roots)
       : reader(FileReader::make({.reads_in_flight = reads_in_flight,
                                  .buffer_bytes = buffer_bytes,
-                                 .cold = *cold_reads(cold)})) {}
+                                 .cold = *cold_reads(cold),
+                                 .slow = slow_files(std::move(simulate), std::move(roots))})) {}
   ~FileReaderHandle() {
     nb::gil_scoped_release release;
     reader->close(kCloseSeconds);
@@ -170,8 +179,12 @@ void register_file_reader(nb::module_& m) {
            "has begun; one that has not is given up (ECANCELED).")
       .def("forget", &FileJob::forget, "index"_a, "Nobody will take this file.");
   nb::class_<FileReaderHandle>(m, "FileReader", "Reads whole files by path, ahead of their user.")
-      .def(nb::init<unsigned, uint64_t, const std::string&>(), nb::kw_only(),
-           "reads_in_flight"_a = 16, "buffer_bytes"_a = 64 << 20, "cold"_a = "direct")
+      .def(nb::init<unsigned, uint64_t, const std::string&, std::shared_ptr<io::SlowModel>,
+                    std::vector<std::string>>(),
+           nb::kw_only(), "reads_in_flight"_a = 16, "buffer_bytes"_a = 64 << 20,
+           "cold"_a = "direct", "simulate"_a = nb::none(),
+           "simulated_roots"_a = std::vector<std::string>(),
+           "`simulate`: files below `simulated_roots` (resolved paths) take their time.")
       .def("submit", &submit, "paths"_a, nb::sig("def submit(self, paths: list[bytes]) -> FileJob"),
            "Queues some files; returns at once.")
       .def(

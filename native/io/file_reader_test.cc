@@ -4,9 +4,12 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 
+#include <climits>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -349,6 +352,93 @@ TEST_CASE("what has not begun is given up at once, and is not read") {
   gate.open();
   REQUIRE(first->wait(10) != nullptr);
   CHECK(reader->stats().reads == 1);
+}
+
+TEST_CASE("a job of which all is refused keeps none that come after it from their turn") {
+  Folder folder;
+  constexpr uint64_t kBudget = 1 << 20;
+  folder.write("stuck", 7777);
+  folder.write("big", kBudget / 2 + 1);
+  folder.write("good", 5000);
+  let_the_clock_tick();
+  Gate gate;
+  auto options = Gate::options(1);  // nobody else would notice
+  options.buffer_bytes = kBudget;
+  Reader reader(options);
+  const auto first = reader->submit({folder.path("stuck")});
+  gate.wait_for(1);
+  const auto refused = reader->submit({folder.path("big")});
+  const auto last = reader->submit({folder.path("good")});
+  gate.open();
+  const auto batch = last->wait(10);
+  REQUIRE(batch != nullptr);
+  CHECK(batch->errors[0] == 0);
+  REQUIRE(refused->wait(10) != nullptr);
+  CHECK(refused->wait(0)->errors[0] == EFBIG);
+}
+
+TEST_CASE(
+    "readers that are turned, starved, dropped and closed in any state end, and lose nothing") {
+  Folder folder;
+  constexpr unsigned kFiles = 24;
+  std::vector<std::string> paths, texts;
+  for (unsigned i = 0; i < kFiles; ++i) {
+    const std::string name = std::to_string(i);
+    texts.push_back(text_of(folder.write(name, 500 + 9000 * i, i)));
+    paths.push_back(folder.path(name));
+  }
+  let_the_clock_tick();
+  SlowFigures figures;
+  figures.latency_median_s = 2e-4;
+  figures.latency_sigma = 1;
+  figures.open_median_s = 1e-4;
+  figures.open_sigma = 1;
+  char root[PATH_MAX];
+  REQUIRE(realpath(folder.path("0").c_str(), root) != nullptr);
+  const std::string above = std::string(root).substr(0, std::string(root).rfind('/'));
+  const auto slow = std::make_shared<const SlowFiles>(std::make_shared<SlowModel>(figures),
+                                                      std::vector<std::string>{above});
+  std::mt19937 random(7);
+  const auto below = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
+  uint64_t taken = 0, given_up = 0;
+  for (int round = 0; round < 60; ++round) {
+    Reader reader({.reads_in_flight = 1 + below(8),
+                   .buffer_bytes = uint64_t{64 << 10} << below(5),
+                   .slow = below(2) == 0 ? slow : nullptr});
+    std::vector<std::shared_ptr<FileJob>> jobs;
+    std::vector<std::vector<unsigned>> asked;
+    for (unsigned j = 1 + below(6); j > 0; --j) {
+      std::vector<std::string> some;
+      asked.emplace_back();
+      for (unsigned n = 1 + below(8); n > 0; --n) {
+        asked.back().push_back(below(kFiles));
+        some.push_back(paths[asked.back().back()]);
+      }
+      jobs.push_back(reader->submit(some));
+    }
+    if (below(3) == 0) reader->turn(1 + below(8), uint64_t{64 << 10} << below(5), {});
+    const bool all = below(2) == 0;  // else it is closed with work left
+    for (size_t j = 0; j < jobs.size() && (all || below(4) != 0); ++j) {
+      if (all) REQUIRE(jobs[j]->wait(10) != nullptr);
+      for (size_t i = 0; i < asked[j].size(); ++i) {
+        int error = 0;
+        if (const auto bytes = jobs[j]->take(i, 10, &error)) {
+          CHECK(text_of(*bytes) == texts[asked[j][i]]);
+          ++taken;
+        } else {
+          CHECK((error == ECANCELED || error == EFBIG || error == ENOBUFS || error == ETIMEDOUT));
+          ++given_up;
+        }
+      }
+      jobs[j].reset();
+    }
+    if (below(2) == 0) jobs.clear();
+    CHECK(reader->close(10));
+    jobs.clear();
+    CHECK(reader.drained());
+  }
+  CHECK(taken > 100);
+  CHECK(given_up > 100);
 }
 
 TEST_CASE("memory stays within the budget, and every job comes to its turn") {

@@ -348,7 +348,10 @@ class FileJob:
 class FileReader:
     """Reads whole files by path, ahead of their user."""
 
-    def __init__(self, *, reads_in_flight: int = 16, buffer_bytes: int = 67108864, cold: str = 'direct') -> None: ...
+    def __init__(self, *, reads_in_flight: int = 16, buffer_bytes: int = 67108864, cold: str = 'direct', simulate: SlowModel | None = None, simulated_roots: Sequence[str] = []) -> None:
+        """
+        `simulate`: files below `simulated_roots` (resolved paths) take their time.
+        """
 
     def submit(self, paths: list[bytes]) -> FileJob:
         """Queues some files; returns at once."""

@@ -83,7 +83,7 @@ def test_a_dataset_that_opens_nothing_is_soon_not_watched(paths):
     dataset = list(range(1000))
     with ReadAhead.for_dataset(dataset, PLAIN) as ahead:
         serve(ahead, dataset, range(300), ready=False)
-        assert not ahead._learning
+        assert not ahead._files.watching
         assert "opened no files" in ahead.why_off
         assert ahead._reader is None
 

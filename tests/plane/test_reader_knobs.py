@@ -59,10 +59,8 @@ def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
     reader.turn(reads_in_flight=10)  # before there is one
     assert sorted(deliver(reader, store, size=1)) == list(range(SAMPLES))
     stats = reader.stats()
-    assert (stats["reads_in_flight"], stats["workers"]) == (
-        10,
-        41,
-    )  # four batches under way for each read, and one
+    # A batch of one read: four of them under way for each read in flight, and one more.
+    assert (stats["reads_in_flight"], stats["workers"]) == (10, 41)
     reader.turn(buffer_bytes=1 << 20)
     reader.close()
     assert sorted(deliver(reader, store)) == list(range(SAMPLES))

@@ -4,10 +4,11 @@ Within the context, opening and reading files below the given folders takes as l
 storage says, without the interpreter's lock while it waits, so that threads overlap as they would.
 Processes that are forked meanwhile (a DataLoader's workers) inherit it, and queue for the same storage.
 
-Only Python's own calls are seen: `open`, `io.open`, `os.open` and `os.read`, with what is built on the
-first two (pathlib, PIL, numpy.load of a path). Libraries that open files in C are not. Files are read
-as a whole in most training programs; here the delay of a file's bytes is paid when it is read, in
-requests of at most `REQUEST_BYTES`, read-ahead included.
+Of this process's own code only Python's calls are seen: `open`, `io.open`, `os.open` and `os.read`, with
+what is built on the first two (pathlib, PIL, numpy.load of a path); and headrace's reading ahead.
+Libraries that open files in C are not. Files are read as a whole in most training programs; here the
+delay of a file's bytes is paid when it is read, in requests of at most `REQUEST_BYTES`, read-ahead
+included.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.io.simulated_paths import SimulatedPaths, simulate_paths
 from headrace.testing.slow_volume import SlowVolume
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class _Patches:
 
     def __init__(self, volume: SlowVolume, roots: Sequence[str]) -> None:
         self._volume = volume
-        self._roots = tuple(os.path.realpath(root) for root in roots)
+        self.roots = tuple(os.path.realpath(root) for root in roots)
         self._open = io.open
         self._os_open = os.open
         self._os_read = os.read
@@ -81,7 +83,7 @@ class _Patches:
             path = os.path.realpath(os.fsdecode(file))
         except (TypeError, ValueError):
             return False
-        return any(path == root or path.startswith(root.rstrip("/") + "/") for root in self._roots)
+        return any(path == root or path.startswith(root.rstrip("/") + "/") for root in self.roots)
 
     def open(  # noqa: PLR0917 - the signature of `builtins.open`
         self,
@@ -149,17 +151,20 @@ def simulated_files(
         raise ValueError("roots is empty, expected the folders that are on the simulated storage")
     volume = storage if isinstance(storage, SlowVolume) else SlowVolume(storage)
     patches = _Patches(volume, [os.fsdecode(root) for root in roots])
+    slow_open = patches.open  # one object, by which it is known
     replaced: list[tuple[Any, str, Any]] = [
-        (builtins, "open", patches.open),
-        (io, "open", patches.open),
+        (builtins, "open", slow_open),
+        (io, "open", slow_open),
         (os, "open", patches.os_open),
         (os, "read", patches.os_read),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     for module, name, value in replaced:
         setattr(module, name, value)
+    outer = simulate_paths(SimulatedPaths(volume.model, patches.roots, slow_open))
     try:
         yield volume
     finally:
+        simulate_paths(outer)
         for module, name, value in before:
             setattr(module, name, value)

@@ -122,6 +122,9 @@ class Doze:
         """
         new = total_bytes - self._bytes
         resident = resident_bytes - self._resident
-        self._bytes, self._resident, self._seen = total_bytes, resident_bytes, 0
+        self._seen = 0
+        if not new:  # what was served had been read before the last verdict: nothing to judge by
+            return
+        self._bytes, self._resident = total_bytes, resident_bytes
         self.paused = resident >= self.resident_share * new and latency_s <= self.latency_s_max
         self._left = self.pause

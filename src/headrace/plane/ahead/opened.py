@@ -12,6 +12,7 @@ The raw file becomes a real one, at the same position, as soon as somebody asks 
 # ruff: noqa: D102  # the methods of a raw file are those of io.RawIOBase
 from __future__ import annotations
 
+import _io
 import builtins
 import io
 import os
@@ -19,13 +20,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from headrace.io.simulated_paths import simulated_paths
+
 if TYPE_CHECKING:
     from headrace import _native
 
 __all__ = ["AheadFile", "PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
 
-real_open = io.open
-"""The interpreter's own `open`."""
+real_open = _io.open
+"""The interpreter's own `open`, whoever has replaced it since."""
 
 _BINARY = frozenset({"rb", "br"})
 _TEXT = frozenset({"r", "rt", "tr"})
@@ -195,13 +198,14 @@ class _Open:
             opened = _serve(file, mode, buffering, rest, named)
             if opened is not None:
                 return opened
-        return real_open(file, mode, buffering, *rest, **named)
+        return _beneath(file, mode, buffering, *rest, **named)
 
     def __reduce__(self) -> str:
         return "open"
 
 
 _open = _Open()
+_beneath: Any = real_open  # serves what is not planned
 _served: tuple[PlannedFiles, ...] = ()
 _lock = threading.RLock()  # a loader may be collected, and stop serving, anywhere
 
@@ -213,7 +217,7 @@ def serve(files: PlannedFiles) -> None:
         if any(served is files for served in _served):
             return
         _served = (*_served, files)
-        _install(_open)
+        _install()
 
 
 def stop_serving(files: PlannedFiles) -> None:
@@ -233,19 +237,22 @@ def forget_in_child() -> None:
     _remove()
 
 
-def _install(replacement: Any) -> None:
-    # Somebody else's replacement stays: it would be lost, or call us after we are gone.
-    if builtins.open is real_open:
-        builtins.open = replacement
-    if io.open is real_open:
-        io.open = replacement
+def _install() -> None:
+    # Somebody else's replacement stays: it would be lost, or call us after we are gone. One that
+    # simulates a slow storage serves what is not planned.
+    global _beneath  # noqa: PLW0603
+    simulated = simulated_paths()
+    expected = real_open if simulated is None else simulated.open
+    for module in (builtins, io):
+        if module.open is expected:
+            _beneath = expected
+            module.open = _open  # type: ignore[attr-defined]
 
 
 def _remove() -> None:
-    if builtins.open is _open:
-        builtins.open = real_open
-    if io.open is _open:
-        io.open = real_open
+    for module in (builtins, io):
+        if module.open is _open:
+            module.open = _beneath  # type: ignore[attr-defined]
 
 
 class _Rest(NamedTuple):

@@ -26,8 +26,8 @@ class AheadOptions:
 
     cold: Cold = "auto"
     """How files that are not in the page cache are read: `direct` past it, with the least CPU, or
-    `fill`, so that the next epoch finds them there. `auto` fills if the dataset fits into half of
-    the memory that is free."""
+    `fill`, so that the next epoch finds them there. `auto` fills if the device is what the consumer
+    waits for, and the dataset fits into half of the memory that is free."""
 
     plan_max: int = 1 << 20
     """Coming samples that are kept; what is announced beyond that is opened directly."""

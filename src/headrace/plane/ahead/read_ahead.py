@@ -28,17 +28,18 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace import _native
+from headrace.io.simulated_paths import simulated_paths
 from headrace.plane.ahead import learner, opened
+from headrace.plane.ahead.cold import ColdChoice
 from headrace.plane.ahead.figures import Doze, Figures, Judge
-from headrace.plane.ahead.knowledge import Knowledge
-from headrace.plane.ahead.memory import fits_in_free_memory
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
-from headrace.plane.stage import StageStats, latency_percentile_s
+from headrace.plane.ahead.sample_files import SampleFiles
+from headrace.plane.stage import ConsumerStats, StageStats, latency_percentile_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     from headrace.plane.ahead.shared_log import SharedLog
@@ -49,10 +50,6 @@ _JOB_FILES_MAX = 64
 _JOBS_MAX = 64
 _JOBS_IN_BUFFER = 8  # a job's memory is free again when the last of its files is
 _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
-_GUESS_WATCHED = 64  # samples after which a guess that was right is not watched any more
-_GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
-_IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
-_SYNC_EVERY = 64
 _CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
 _STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
 _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
@@ -82,21 +79,11 @@ class ReadAhead:
         self.options = options or AheadOptions()
         self.figures = Figures()
         self._samples = samples
-        self._source = source
-        self._log = log
-        self._log_mark = 0
-        self._sent_mark = 0
+        self._files = SampleFiles(samples, source, self.options, log)
         self._knobs = {
             "reads_in_flight": self.options.reads_in_flight,
             "buffer_bytes": self.options.buffer_bytes,
         }
-        self._knowledge = Knowledge(samples, self.options.knowledge_bytes)
-        self._learning = self.options.learn
-        self._watched = 0
-        self._opened_any = False
-        self._guess_wrong = 0
-        self._guess_incomplete = False
-        self._unsent = 0
         self._closed = False
         self._start()
         _all.add(self)
@@ -114,9 +101,11 @@ class ReadAhead:
         self._jobs: set[OpenJob] = set()
         self._reader: _native.FileReader | None = None
         self._mean_bytes = float(_MEAN_BYTES_FIRST)
-        self._cold: str | None = None if self.options.cold == "auto" else self.options.cold
+        self._cold = ColdChoice(self.options.cold, self._samples)
         self._active = self._active_max = 0
         self._strays = 0
+        self._simulation = ""
+        self._began = 0.0  # when the first reads were ordered
 
     @classmethod
     def for_dataset(
@@ -186,7 +175,7 @@ class ReadAhead:
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
             key = self._later.popleft()
-            paths = self._paths(key) if self._doze.admits() else ()
+            paths = self._files.of(key) if self._doze.admits() else ()
             if paths and self._judge.admits():
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
@@ -194,23 +183,23 @@ class ReadAhead:
             return
         reader = self._reader
         if reader is None:
-            reader = self._reader = _native.FileReader(**self._knobs, cold=self._cold or "direct")
+            reader = self._reader = self._new_reader()
+            self._began = time.monotonic()
             opened.serve(self)
         self.figures.planned += len(raw)
         job.native = reader.submit(raw)
         self._jobs.add(job)
 
-    def _paths(self, key: int | str) -> Sequence[str]:
-        if isinstance(key, str):
-            return (key,)
-        if self._knowledge.knows(key):
-            return self._knowledge.paths(key)
-        if self._source is None:
-            return ()
-        try:
-            return tuple(dict.fromkeys(self._source.paths(key)))
-        except Exception:  # noqa: BLE001  # a user's container; the dataset will say it better
-            return ()
+    def _new_reader(self) -> _native.FileReader:
+        simulated = simulated_paths()
+        self._simulation = "" if simulated is None else simulated.model.label
+        return _native.FileReader(
+            reads_in_flight=self._knobs["reads_in_flight"],
+            buffer_bytes=self._knobs["buffer_bytes"],
+            cold=self._cold.now,
+            simulate=None if simulated is None else simulated.model,
+            simulated_roots=[] if simulated is None else list(simulated.roots),
+        )
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -252,11 +241,8 @@ class ReadAhead:
         self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
         if self._doze.note_served():
             self._judge_residency()
-        if self._cold is None and self.figures.served >= 64:
-            fits = fits_in_free_memory(self._samples * self._mean_bytes)
-            self._cold = "fill" if fits else "direct"
-            if self._reader is not None:
-                self._reader.turn(cold=self._cold)
+        if self._cold.note_served():
+            self._judge_cold()
 
     def _judge_residency(self) -> None:
         if self._reader is None or not self.options.doze:
@@ -270,6 +256,16 @@ class ReadAhead:
             native["bytes_by_tier"]["page_cache"],
             latency_percentile_s(lately, 0.5),
         )
+
+    def _judge_cold(self) -> None:
+        reader = self._reader
+        if reader is not None and self._cold.judge(
+            self.figures.wait_s,
+            reader.stats()["busy_s"],
+            self._knobs["reads_in_flight"],
+            self._mean_bytes,
+        ):
+            reader.turn(cold=self._cold.now)
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -304,7 +300,7 @@ class ReadAhead:
     @property
     def dozing(self) -> bool:
         """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
-        return self._doze.paused and not self._learning
+        return self._doze.paused and not self._files.watching
 
     # -- samples -------------------------------------------------------------------------------
 
@@ -319,7 +315,7 @@ class ReadAhead:
         return _Sample(self, _key(index))
 
     def _begin(self, sample: _Sample) -> None:
-        if self._learning:
+        if self._files.watching:
             sample.watch = learner.Watch()
             sample.watch.begin()
         with self._lock:
@@ -351,54 +347,13 @@ class ReadAhead:
             if sample.occurrence is not None:
                 self._drop(self._plan.finish(sample.occurrence))
             if paths is not None and not failed and isinstance(sample.key, int):
-                self._learn(sample.key, paths)
-
-    def _learn(self, index: int, paths: list[str]) -> None:
-        self._watched += 1
-        self._opened_any = self._opened_any or bool(paths)
-        guess: Sequence[str] = ()
-        if self._source is not None and not self._knowledge.knows(index):
-            guess = self._paths(index)
-        if self._source is not None and list(guess) == paths:
-            if self._watched >= _GUESS_WATCHED and not self._guess_incomplete:
-                self._learning = False
-            return
-        if self._source is not None:
-            self.figures.unplanned += len(set(paths) - set(guess))
-            self._guess_incomplete = True
-            self._guess_wrong += not set(guess) <= set(paths)
-            if 2 * self._guess_wrong > self._watched >= _GUESS_TRIED:
-                self._source = None
-        if self._knowledge.learn(index, paths):
-            self._unsent += 1
-            if self._unsent >= _SYNC_EVERY:
-                self.sync()
-        if self._watched >= _IDLE_AFTER and not self._opened_any:
-            self._learning = False
-
-    # -- what was learned ----------------------------------------------------------------------
-
-    def learned_since(self, mark: int) -> tuple[bytes, int]:
-        """What was learned after `mark` (0: all), for `teach` elsewhere, and the next mark."""
-        return self._knowledge.learned_since(mark)
-
-    def teach(self, delta: bytes) -> int:
-        """Take over what another process learned; returns how many samples were news."""
-        return self._knowledge.teach(delta)
+                self._files.note(sample.key, paths)
+                self.figures.unplanned = self._files.unplanned
 
     def sync(self) -> None:
         """Exchange what was learned with the processes that share the log. Cheap without news."""
-        if self._log is None:
-            return
         with self._lock:
-            self._unsent = 0
-            delta, _ = self._knowledge.learned_since(self._sent_mark)
-            if delta:
-                self._log.append(delta)
-            deltas, self._log_mark = self._log.read_since(self._log_mark)
-            for other in deltas:
-                self._knowledge.teach(other)
-            self._sent_mark = self._knowledge.known
+            self._files.sync()
 
     # -- the stage -----------------------------------------------------------------------------
 
@@ -434,27 +389,43 @@ class ReadAhead:
                 name=self.name,
                 samples=figures.served,
                 bytes=figures.bytes_served,
+                simulation=self._simulation,
+                in_flight_s=native.get("busy_s", 0.0),
                 **{name: native[name] for name in _NATIVE_STATS if name in native},
             )
+
+    def consumer(self) -> ConsumerStats:
+        """What the code that opens files has done since it opened the first: each file is a delivery."""
+        with self._lock:
+            figures = self.figures
+            files = figures.served + figures.late
+            seconds = time.monotonic() - self._began if files else 0.0
+            return ConsumerStats(
+                waited_s=figures.wait_s,
+                worked_s=max(0.0, seconds - figures.wait_s),
+                batches=files,
+                samples=files,
+                bytes=figures.bytes_served,
+            )
+
+    @property
+    def reads(self) -> bool:
+        """Whether files are being read ahead at present."""
+        return self._reader is not None and not self._doze.paused
 
     @property
     def why_off(self) -> str | None:
         """Why nothing is read ahead at present; None: it is, or may be."""
         if self._judge.reason is not None:
             return self._judge.reason
-        if self._source is None and not self._learning and not self._opened_any:
-            if not self.options.learn:
-                return "off: no attribute of the dataset names its files, and `learn` is off"
-            return f"off: the first {self._watched} samples opened no files"
-        return None
+        return self._files.why_none
 
     def explain(self) -> str:
         """One line on what was read ahead, and what became of it."""
         f = self.figures
-        where = "attributes of the dataset" if self._source is not None else "what was learned"
         text = (
-            f"{f.served} of {f.planned} planned files were served from memory (paths from {where}, "
-            f"{self._knowledge.known} samples learned); {f.skipped} were not opened, {f.changed} "
+            f"{f.served} of {f.planned} planned files were served from memory "
+            f"({self._files.explain()}); {f.skipped} were not opened, {f.changed} "
             f"had changed or could not be read, {f.late} were opened before they were read"
         )
         return f"{text}; {self.why_off}" if self.why_off else text
@@ -483,7 +454,7 @@ class ReadAhead:
 
     def _forget_parent(self) -> None:
         """In a forked child: threads, memory and plan are the parent's."""
-        self._knowledge.forget_lock()
+        self._files.forget_parent()
         self._start()
 
 

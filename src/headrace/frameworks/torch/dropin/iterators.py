@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.samplers import batches_drawable
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["InProcess", "InWorkers"]
 
-SAMPLES_FORETOLD = 256
-"""Samples that each process knows of ahead: enough reads for any storage, whatever the batch size."""
+SAMPLES_FORETOLD = 1024
+"""Samples that each process knows of ahead: reads go on while batches wait for their turn, and are enough
+for any storage, whatever the batch size."""
 
 BATCHES_FORETOLD_MAX = 64
 """Batches drawn ahead at most."""
@@ -53,6 +55,7 @@ class _Draws:
     _drawable: int
 
     def _begin_draws(self, loader: Any, resumption: Resumption | None) -> None:
+        keep_freed_memory()
         self._drawable = batches_drawable(loader._index_sampler)  # noqa: SLF001
         self._ahead = deque()
         self._skip = 0

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils import data as torch_data
 
+from headrace.frameworks.torch.dropin.tuning import tuned
 from headrace.plane.ahead import ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from headrace.control import TuningHandle
     from headrace.frameworks.torch.dropin.messages import Reading
 
 __all__ = ["READS_AHEAD", "Watcher", "nothing_to_read"]
@@ -49,6 +51,7 @@ class Watcher:
         self._dataset = dataset
         self._reading = reading
         self._ahead: ReadAhead | None = None
+        self._tuning: TuningHandle | None = None
         self._made = False
         self._pid = os.getpid()
         self._foretold = 0  # batches said to come that have not come
@@ -86,6 +89,10 @@ class Watcher:
         ahead = self._ahead
         if ahead is None or not self._steps or type(index) is not list or self._rests(ahead):
             return index
+        if ahead.reads:
+            if self._tuning is None:
+                self._tuning = tuned(ahead)
+            self._tuning.wake()
         return _Steps(index, ahead)
 
     def news(self) -> str | None:
@@ -105,6 +112,8 @@ class Watcher:
 
     def close(self) -> None:
         """End reading ahead."""
+        if self._tuning is not None:
+            self._tuning.close()
         if self._ahead is not None:
             self._ahead.close()
 

@@ -22,6 +22,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from headrace.frameworks.torch.dropin.arena import Regions
 from headrace.frameworks.torch.dropin.collating import ArenaCollate
+from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Answer, Coming, Mark
 from headrace.frameworks.torch.dropin.packing import pack
 from headrace.frameworks.torch.dropin.randomness import Snapshot
@@ -55,6 +56,7 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         loop: torch's loop.
         arguments: torch's, by name.
     """
+    keep_freed_memory()
     regions = None
     if plan.arena is not None:
         plan.arena.keep_mapping_only()

@@ -1,0 +1,46 @@
+"""What a loader reads ahead is tuned in the process that reads it, and let go of with it."""
+
+import pytest
+
+import headrace as hr
+from headrace.control.controller import planes
+from headrace.frameworks.torch.dropin.tuning import READS_MAX, READS_MIN, tuned
+from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.torch import DataLoader
+from plane.ahead_files import Listed, content, make_files
+
+COUNT = 40
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return Listed(make_files(tmp_path / "files", COUNT))
+
+
+def test_reads_in_flight_are_tuned_within_bounds_and_the_buffer_is_the_loaders(dataset):
+    with ReadAhead.for_dataset(dataset, AheadOptions(buffer_bytes=1 << 20)) as ahead:
+        handle = tuned(ahead)
+        limits = handle.plane.limits
+        assert (limits.reads_in_flight.low, limits.reads_in_flight.high) == (READS_MIN, READS_MAX)
+        assert (limits.buffer_bytes.low, limits.buffer_bytes.high) == (1 << 20, 1 << 20)
+        ahead.coming(range(COUNT))
+        for i in range(COUNT):
+            with ahead.sample(i):
+                assert dataset[i] == content(i)
+        consumer = ahead.consumer()
+        figures = ahead.figures
+        assert consumer.batches == consumer.samples == figures.served + figures.late > 0
+        assert consumer.bytes == ahead.figures.bytes_served
+        assert consumer.worked_s > 0
+        assert ahead.stats().in_flight_s == ahead.stats().busy_s > 0
+
+
+def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
+    monkeypatch.setenv("HEADRACE_TUNE", "0")
+    loader = DataLoader(dataset, 4, collate_fn=list)
+    assert b"".join(s for batch in loader for s in batch) == b"".join(map(content, range(COUNT)))
+    name = loader._watcher._tuning.plane.name
+    assert name in str(hr.explain())
+    assert not loader._watcher._tuning.plane.enabled
+    loader._watcher.close()
+    assert name not in [plane.name for plane in planes()[0]]
