@@ -441,6 +441,20 @@ class SampleCache:
     @property
     def delivered_bytes(self) -> int: ...
 
+class DirectWriter:
+    """Appends samples to a file past the page cache."""
+
+    def __init__(self, path: str, offset: int) -> None: ...
+
+    def append(self, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+        """
+        Writes samples behind those before and returns the crc32c of each slot.
+        """
+
+    @property
+    def direct(self) -> bool:
+        """Whether writes still go past the page cache."""
+
 def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """int64, ascending: samples of a batch that could not be read."""
 

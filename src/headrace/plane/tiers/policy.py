@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["disk_reserve", "publish_after_s", "ram_quota", "segment_bytes", "writer_duty"]
+__all__ = [
+    "disk_reserve",
+    "publish_after_s",
+    "ram_quota",
+    "segment_bytes",
+    "writer_duty",
+    "writes_direct",
+]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 RAM_SHARE = 0.5
 """Of the memory that is available: the training program needs the rest."""
+
+SLOW_BYTES_PER_S = 400e6
+"""Less than any local NVMe device gives, more than most shared file systems give a node."""
 
 RAM_RESERVE_BYTES = 2 * _GIB
 """Memory that is left alone, however much there is."""
@@ -65,3 +75,16 @@ def writer_duty(source_bytes_per_s: float, waiting: float) -> float:
     if waiting < 0.5 or source_bytes_per_s <= 0.0:
         return 1.0
     return min(1.0, max(0.1, 300e6 / source_bytes_per_s - 0.1))
+
+
+def writes_direct(source_bytes_per_s: float) -> bool:
+    """Whether the cache is written past the page cache.
+
+    Beside a slow source, processors have time for the page cache, and what it keeps makes the next epoch
+    faster than the disk. A fast one needs the time: a buffered write takes 0.4 CPU s/GB and a thread
+    of the kernel's for writing back, a direct one 0.15.
+
+    Args:
+        source_bytes_per_s: how fast the source has been lately; 0.0: not known yet.
+    """
+    return not 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S

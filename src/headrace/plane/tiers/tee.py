@@ -21,7 +21,12 @@ from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
 from headrace.plane.tiers.cache import IN_TAIL
-from headrace.plane.tiers.policy import publish_after_s, segment_bytes, writer_duty
+from headrace.plane.tiers.policy import (
+    publish_after_s,
+    segment_bytes,
+    writer_duty,
+    writes_direct,
+)
 from headrace.plane.tiers.tail import DIRECTORY_BYTES, Tail
 
 if TYPE_CHECKING:
@@ -242,7 +247,10 @@ class Tee:
                 self._give_up(_no_room(self.cache))
                 return
             capacity = min(wanted, room) - _ROOM_MIN
-            self._tail = Tail(self.cache.folder, capacity, self.cache.part_names)
+            direct = writes_direct(self.source_bytes_per_s)
+            self._tail = Tail(
+                self.cache.folder, capacity, self.cache.part_names, direct=direct
+            )
         self._tail_since = time.monotonic()
 
     def _publish(self) -> None:
