@@ -94,6 +94,53 @@ def test_the_second_epoch_of_a_run_reads_the_local_disk(store, tmp_path, expecte
     loader.close()
 
 
+def test_a_whole_cache_is_read_as_a_packed_store_is(store, tmp_path, expected):
+    """The knobs and the numbers of a pass that it serves alone are those of its own reader."""
+    filled(store, tmp_path)
+    loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path, tune=False)
+    assert epochs(loader) == expected[: len(loader) + 1]
+    (prefetch,) = [s for s in loader.stages_now() if s.name == "prefetch"]
+    assert prefetch.stats().samples == SAMPLES
+    prefetch.turn({"reads_in_flight": 3, "buffer_bytes": 5 << 20})
+    found = loader.reader.stats()
+    assert (found["reads_in_flight"], found["buffer_bytes"]) == (3, 5 << 20)
+    # A segment is lost: what reads the source gets back what it had given up.
+    for bad in volumes_of(tmp_path):
+        damage(bad)
+    rest = epochs(loader, 2)
+    assert rest == [*expected[len(loader) + 1 :], *epochs_from(store, 2)]
+    assert loader.cache.distrusted_segments > 0
+    assert loader.reader.stats()["buffer_bytes"] == 5 << 20
+    loader.close()
+
+
+def epochs_from(store, epoch):
+    """What epoch `epoch` is without a cache."""
+    loader = hr.loader(store, 32, seed=3)
+    loader.set_epoch(epoch)
+    return epochs(loader)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_both_ways_of_writing_give_the_same_cache(
+    store, tmp_path, small_segments, monkeypatch, direct
+):
+    made = []
+
+    def begun(self, *args, **kwargs):
+        made.append(kwargs["direct"])
+        begin(self, *args, **kwargs)
+
+    begin = tee.Tail.__init__
+    monkeypatch.setattr(tee.Tail, "__init__", begun)
+    monkeypatch.setattr(tee, "writes_direct", lambda _: direct)
+    filled(store, tmp_path)
+    assert set(made) == {direct}
+    assert hr.verify(folder_of(tmp_path)).ok
+    with hr.open(folder_of(tmp_path)) as cache:
+        assert len(cache) == SAMPLES
+
+
 def test_a_cache_is_an_ordinary_store(store, tmp_path, small_segments):
     filled(store, tmp_path)
     assert hr.verify(folder_of(tmp_path)).ok
@@ -497,6 +544,11 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
 )
 def test_the_writer_rests_only_while_a_fast_source_is_waited_for(rate, waiting, low, high):
     assert low <= policy.writer_duty(rate, waiting) <= high
+
+
+@pytest.mark.parametrize(("rate", "direct"), [(0.0, True), (2e9, True), (1e8, False)])
+def test_the_page_cache_is_left_alone_beside_a_fast_source(rate, direct):
+    assert policy.writes_direct(rate) is direct
 
 
 # -- the shelf -------------------------------------------------------------------------------------

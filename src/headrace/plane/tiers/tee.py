@@ -248,9 +248,7 @@ class Tee:
                 return
             capacity = min(wanted, room) - _ROOM_MIN
             direct = writes_direct(self.source_bytes_per_s)
-            self._tail = Tail(
-                self.cache.folder, capacity, self.cache.part_names, direct=direct
-            )
+            self._tail = Tail(self.cache.folder, capacity, self.cache.part_names, direct=direct)
         self._tail_since = time.monotonic()
 
     def _publish(self) -> None:
