@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import logging
 import os
@@ -539,11 +540,35 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rate", "waiting", "low", "high"),
-    [(2e9, 1.0, 0.05, 0.15), (2e9, 0.0, 1, 1), (1e8, 1.0, 1, 1), (0, 1.0, 1, 1)],
+    ("rate", "waiting", "share"),
+    [
+        (2e9, 1.0, policy.BUSY_SHARE),
+        (2e9, 0.0, 1.0),
+        (1e8, 1.0, 1.0),
+        (0.0, 1.0, policy.BUSY_SHARE),
+    ],
 )
-def test_the_writer_rests_only_while_a_fast_source_is_waited_for(rate, waiting, low, high):
-    assert low <= policy.writer_duty(rate, waiting) <= high
+def test_a_share_is_written_only_while_a_fast_source_is_waited_for(rate, waiting, share):
+    assert policy.writer_share(rate, waiting) == share
+
+
+def test_a_fast_source_that_is_waited_for_is_packed_over_several_epochs(
+    store, tmp_path, expected, monkeypatch
+):
+    """Each pass writes about its share, whatever is cached already, until all is."""
+    monkeypatch.setattr(tee, "writer_share", lambda _rate, _waiting: 0.3)
+    monkeypatch.setattr(tee, "_CREDIT_BYTES", 0)
+    cached = [0]
+    for _ in range(20):
+        came, _, _, report = filled(store, tmp_path)
+        assert came == expected[: len(came)]
+        cached.append(report.samples)
+        assert report.left == SAMPLES - report.samples
+        if report.samples == SAMPLES:
+            break
+    assert len(cached) - 1 >= 4
+    assert cached[-1] == SAMPLES
+    assert all(after - before < 0.5 * SAMPLES for before, after in itertools.pairwise(cached))
 
 
 @pytest.mark.parametrize(("rate", "direct"), [(0.0, True), (2e9, True), (1e8, False)])

@@ -218,7 +218,7 @@ class DiskTier:
         """Wait for both halves of a batch and put it together."""
         if near is None:
             assert far is not None
-            return self._counted(self._take_far(far), 0)
+            return self._counted(self._take_far(far, 0), 0)
         local, good = self._take_near(near)
         if local is not None and len(good) == len(indices):
             whole = self._assembler.assemble(indices, [(local, near.positions)])
@@ -230,7 +230,7 @@ class DiskTier:
         again = np.setdiff1d(np.arange(len(near.positions)), good)
         if far is not None:
             assert rest is not None
-            parts.append((self._take_far(far), rest))
+            parts.append((self._take_far(far, local_bytes), rest))
         if len(again):
             parts.append((self._take_again(indices, near, again), near.positions[again]))
         if local is not None and len(good):
@@ -239,11 +239,12 @@ class DiskTier:
             parts.append((local, near.positions[good]))
         return self._counted(self._assembler.assemble(indices, parts), local_bytes)
 
-    def _take_far(self, far: PendingReads) -> _native.Batch:
-        """What the source gave; it goes into the cache as well."""
+    def _take_far(self, far: PendingReads, local_bytes: int) -> _native.Batch:
+        """What the source gave beside the cache's `local_bytes`; it goes into the cache as well."""
         waited = not far.done
         batch = far.take()
-        self.tee.saw(int(batch.lengths.sum()), waited=waited)
+        source_bytes = int(batch.lengths.sum())
+        self.tee.saw(source_bytes + local_bytes, source_bytes, waited=waited)
         self._tee(batch)
         return batch
 
