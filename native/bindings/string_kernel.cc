@@ -10,7 +10,7 @@ using namespace nb::literals;
 namespace headrace::bindings {
 
 void register_string_kernel(nb::module_& m) {
-  m.def("register_string_kernel", &io::register_string_kernel, "framework_library"_a,
+  m.def("register_string_kernel", &io::register_string_kernel, "framework_library"_a, "shares"_a,
         "Registers TensorFlow's operation HeadraceStrings; returns why it cannot be had, or ''.");
 }
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -109,6 +110,36 @@ static_assert(sizeof(String) == 24 && std::endian::native == std::endian::little
 
 constexpr uint64_t kInsideMost = 22;
 constexpr uint64_t kLarge = 1;
+constexpr uint64_t kView = 3;
+
+// Smaller ones are copied: a view of a page is no cheaper, and whoever keeps it keeps the batch.
+constexpr uint64_t kViewLeast = 4096;
+
+bool shares_memory = false;
+
+// TensorFlow's TStringOwnerCApi: what the views of one batch hold. Ours keeps the buffer's tensor.
+struct Owner {
+  void (*ref)(Owner*);
+  bool (*unref)(Owner*);
+  void* object;
+  TF_Tensor* buffer;
+  std::atomic<int64_t> references;
+};
+
+void ref(Owner* owner) { owner->references.fetch_add(1, std::memory_order_relaxed); }
+
+bool unref(Owner* owner) {
+  if (owner->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  api.DeleteTensor(owner->buffer);
+  delete owner;
+  return true;
+}
+
+// Makes an empty string a view, with a reference of its own.
+void assign_view(String* string, const std::byte* data, uint64_t size, Owner* owner) {
+  ref(owner);
+  *string = {size << 2 | kView, reinterpret_cast<uintptr_t>(data), reinterpret_cast<char*>(owner)};
+}
 
 // Makes an empty string one of these bytes; false if there is no memory.
 bool assign(String* string, const std::byte* data, uint64_t size) {
@@ -131,8 +162,10 @@ bool assign(String* string, const std::byte* data, uint64_t size) {
 struct Tensors {
   TF_Status* status = api.NewStatus();
   std::vector<TF_Tensor*> held;
+  Owner* owner = nullptr;
 
   ~Tensors() {
+    if (owner != nullptr) unref(owner);
     for (TF_Tensor* tensor : held) api.DeleteTensor(tensor);
     api.DeleteStatus(status);
   }
@@ -165,6 +198,13 @@ void cut(TF_OpKernelContext* context, Tensors& t) {
   const auto* offsets = static_cast<const int64_t*>(api.TensorData(t.held[1]));
   const auto* lengths = static_cast<const int64_t*>(api.TensorData(t.held[2]));
   auto* strings = static_cast<String*>(api.TensorData(output));
+  if (shares_memory) {
+    TF_Tensor* buffer = nullptr;  // another reference than the one in `held`
+    api.GetInput(context, 0, &buffer, t.status);
+    if (!t.ok()) return;
+    t.owner = new Owner{&ref, &unref, nullptr, buffer, 1};
+    t.owner->object = t.owner;
+  }
   for (size_t i = 0; i < count; ++i) {
     const auto offset = static_cast<uint64_t>(offsets[i]);
     const auto length = static_cast<uint64_t>(lengths[i]);
@@ -172,7 +212,9 @@ void cut(TF_OpKernelContext* context, Tensors& t) {
       api.SetStatus(t.status, kInvalidArgument, "a sample lies outside of the buffer");
       return;
     }
-    if (!assign(&strings[i], data + offset, length)) {
+    if (t.owner != nullptr && length >= kViewLeast) {
+      assign_view(&strings[i], data + offset, length, t.owner);
+    } else if (!assign(&strings[i], data + offset, length)) {
       api.SetStatus(t.status, kResourceExhausted, "no memory for a sample");
       return;
     }
@@ -208,10 +250,13 @@ std::string register_once(const std::string& library) {
 
 }  // namespace
 
-std::string register_string_kernel(const std::string& framework_library) {
+std::string register_string_kernel(const std::string& framework_library, bool shares) {
   static std::once_flag once;
   static std::string why;
-  std::call_once(once, [&] { why = register_once(framework_library); });
+  std::call_once(once, [&] {
+    shares_memory = shares;
+    why = register_once(framework_library);
+  });
   return why;
 }
 

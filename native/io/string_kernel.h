@@ -14,7 +14,8 @@ namespace headrace::io {
 // like offsets.
 inline constexpr const char* kStringOperation = "HeadraceStrings";
 
-// Registers the operation, once in a process. Returns why it cannot be had, or "".
-std::string register_string_kernel(const std::string& framework_library);
+// Registers the operation, once in a process. `shares`: this TensorFlow's strings can be views that
+// share ownership of their memory. Returns why the operation cannot be had, or "".
+std::string register_string_kernel(const std::string& framework_library, bool shares);
 
 }  // namespace headrace::io

@@ -461,7 +461,7 @@ def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(
 def write_samples(fd: int, offset: int, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
     """Writes samples back to back and returns the crc32c of each slot."""
 
-def register_string_kernel(framework_library: str) -> str:
+def register_string_kernel(framework_library: str, shares: bool) -> str:
     """
     Registers TensorFlow's operation HeadraceStrings; returns why it cannot be had, or ''.
     """

@@ -1,7 +1,8 @@
 """Strings: cuts the samples of a batch's buffer into TensorFlow's strings, inside TensorFlow.
 
 A string that is made in Python is copied twice, under Python's lock: out of the buffer, and into
-TensorFlow. headrace's own operation copies it once, in TensorFlow's threads. It is registered
+TensorFlow. headrace's own operation works in TensorFlow's threads; where TensorFlow's strings can share memory
+(2.21), it copies none but the smallest, else each once. It is registered
 through TensorFlow's C API when the first pipeline needs it; where that cannot be had, strings are
 made in Python, and a debug line says why.
 """
@@ -42,7 +43,7 @@ def cut(data: Any, offsets: Any, lengths: Any) -> Any:
 @cache
 def can_cut() -> bool:
     """Whether this TensorFlow runs the operation, tried on strings of all kinds."""
-    why = _native.register_string_kernel(_library())
+    why = _native.register_string_kernel(_library(), _shares())
     if not why:
         try:
             why = _tried()
@@ -63,11 +64,20 @@ def _library() -> str:
     return "libtensorflow_framework.so.2"
 
 
+def _shares() -> bool:
+    """Whether this TensorFlow's strings can be views that share ownership, as its own header says."""
+    header = Path(tf.sysconfig.get_include(), "tensorflow/tsl/platform/ctstring_internal.h")
+    try:
+        return "TStringOwnerCApi *owner_ref;\n} TF_TString_View;" in header.read_text("utf-8")
+    except (OSError, ValueError):
+        return False
+
+
 def _tried() -> str:
-    data = np.arange(300, dtype=np.uint16).astype(np.uint8)
-    offsets = np.array([[0, 7, 299], [0, 3, 1]], np.int64)
-    lengths = np.array([[300, 22, 1], [0, 23, 255]], np.int64)
-    with tf.device("/CPU:0"):
+    data = np.arange(9000).astype(np.uint8)
+    offsets = np.array([[0, 7, 8999], [0, 3, 1]], np.int64)
+    lengths = np.array([[9000, 22, 1], [0, 23, 5000]], np.int64)
+    with tf.init_scope(), tf.device("/CPU:0"):  # whoever asks may be building a graph
         found = tf.function(cut, autograph=False)(
             *(tf.constant(array) for array in (data, offsets, lengths))
         ).numpy()
