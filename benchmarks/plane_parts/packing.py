@@ -73,6 +73,7 @@ def _prepare(work: Path) -> tuple[Path, Path]:
             path = files / datasets.file_name(index)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(datasets.payload(data, index))
+        os.sync()
         done.touch()
     if not packed.exists():
         hr.pack(files, packed)
@@ -127,7 +128,8 @@ def _evict(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
-            os.fdatasync(fd)
+            if path.suffix in (".hrv", ".hrd"):
+                os.fdatasync(fd)  # the foreign files were synced when they were made
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
 

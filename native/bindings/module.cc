@@ -13,6 +13,7 @@
 #include "bindings/remote.h"
 #include "bindings/sample_cache.h"
 #include "bindings/slow.h"
+#include "bindings/string_kernel.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -29,4 +30,5 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
   headrace::bindings::register_sample_cache(m);
+  headrace::bindings::register_string_kernel(m);
 }

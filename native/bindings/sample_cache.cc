@@ -3,12 +3,14 @@
 #include "bindings/sample_cache.h"
 
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
 #include "bindings/arrays.h"
 #include "io/assemble.h"
+#include "io/direct_writer.h"
 #include "io/sample_cache.h"
 #include "io/sample_writer.h"
 
@@ -54,6 +56,16 @@ ArrayOut<uint32_t> write_samples(int fd, uint64_t offset, const Batch& batch,
   {
     nb::gil_scoped_release release;
     checksums = io::write_samples(fd, offset, batch, view(positions));
+  }
+  return own(std::move(checksums));
+}
+
+ArrayOut<uint32_t> append(io::DirectWriter& writer, const Batch& batch,
+                          const ArrayIn<int64_t>& positions) {
+  std::vector<uint32_t> checksums;
+  {
+    nb::gil_scoped_release release;
+    checksums = writer.append(batch, view(positions));
   }
   return own(std::move(checksums));
 }
@@ -104,6 +116,12 @@ void register_sample_cache(nb::module_& m) {
       .def_prop_ro("held_samples", &SampleCache::held_samples)
       .def_prop_ro("mapped_bytes", &SampleCache::mapped_bytes)
       .def_prop_ro("delivered_bytes", &SampleCache::delivered_bytes);
+  nb::class_<io::DirectWriter>(m, "DirectWriter", "Appends samples to a file past the page cache.")
+      .def(nb::init<const std::string&, uint64_t>(), "path"_a, "offset"_a)
+      .def("append", &append, "batch"_a, "positions"_a,
+           "Writes samples behind those before and returns the crc32c of each slot.")
+      .def_prop_ro("direct", &io::DirectWriter::direct,
+                   "Whether writes still go past the page cache.");
   m.def("failed_samples", &failed_samples, "batch"_a,
         "int64, ascending: samples of a batch that could not be read.");
   m.def("write_samples", &write_samples, "fd"_a, "offset"_a, "batch"_a, "positions"_a,

@@ -14,6 +14,7 @@
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "io/assemble.h"
+#include "io/direct_writer.h"
 #include "io/sample_writer.h"
 #include "testing/store_builder.h"
 
@@ -266,4 +267,41 @@ TEST_CASE("samples are written back to back, with the checksums of their bytes")
   } catch (const Error& e) {
     CHECK(e.system_errno == EBADF);
   }
+}
+
+TEST_CASE("samples that are written past the page cache are the same, however they are cut") {
+  const testing::Folder folder;
+  const std::string path = folder.path("direct");
+  constexpr uint64_t kOffset = 8192;
+  close(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  std::vector<int64_t> indices(3000);
+  for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int64_t>(i);
+  const auto batch = make_batch(indices, 2);  // 15 MB: several buffers full
+  DirectWriter writer(path, kOffset);
+  std::string expected;
+  const auto check = [&](const std::vector<int64_t>& positions) {
+    std::vector<uint32_t> checksums;
+    for (const int64_t k : positions) {
+      for (uint64_t p = 0; p < 2; ++p) {
+        const std::string bytes = content(k, p);
+        expected += bytes;
+        checksums.push_back(
+            crc32c(0, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
+      }
+    }
+    CHECK(writer.append(*batch, positions) == checksums);
+    std::string found(expected.size(), '\0');
+    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    CHECK(pread(fd, found.data(), found.size(), kOffset) == static_cast<ssize_t>(found.size()));
+    close(fd);
+    CHECK(found == expected);
+  };
+  check({});
+  check({7});
+  check({4, 13});  // both empty
+  check(indices);
+  CHECK_THROWS_AS(writer.append(*batch, std::vector<int64_t>{1, 3000}), Error);
+  check({1, 2, 3});  // what failed before has left nothing
+  CHECK_THROWS_AS(DirectWriter(path, 100), Error);
+  CHECK_THROWS_AS(DirectWriter(folder.path("nothing"), 0), Error);
 }

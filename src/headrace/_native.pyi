@@ -458,8 +458,27 @@ class SampleCache:
     @property
     def delivered_bytes(self) -> int: ...
 
+class DirectWriter:
+    """Appends samples to a file past the page cache."""
+
+    def __init__(self, path: str, offset: int) -> None: ...
+
+    def append(self, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
+        """
+        Writes samples behind those before and returns the crc32c of each slot.
+        """
+
+    @property
+    def direct(self) -> bool:
+        """Whether writes still go past the page cache."""
+
 def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """int64, ascending: samples of a batch that could not be read."""
 
 def write_samples(fd: int, offset: int, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
     """Writes samples back to back and returns the crc32c of each slot."""
+
+def register_string_kernel(framework_library: str, shares: bool) -> str:
+    """
+    Registers TensorFlow's operation HeadraceStrings; returns why it cannot be had, or ''.
+    """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import logging
 import os
@@ -92,6 +93,53 @@ def test_the_second_epoch_of_a_run_reads_the_local_disk(store, tmp_path, expecte
     assert first + epochs(loader) == expected
     assert loader.bytes_by_tier["disk"] == before
     loader.close()
+
+
+def test_a_whole_cache_is_read_as_a_packed_store_is(store, tmp_path, expected):
+    """The knobs and the numbers of a pass that it serves alone are those of its own reader."""
+    filled(store, tmp_path)
+    loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path, tune=False)
+    assert epochs(loader) == expected[: len(loader) + 1]
+    (prefetch,) = [s for s in loader.stages_now() if s.name == "prefetch"]
+    assert prefetch.stats().samples == SAMPLES
+    prefetch.turn({"reads_in_flight": 3, "buffer_bytes": 5 << 20})
+    found = loader.reader.stats()
+    assert (found["reads_in_flight"], found["buffer_bytes"]) == (3, 5 << 20)
+    # A segment is lost: what reads the source gets back what it had given up.
+    for bad in volumes_of(tmp_path):
+        damage(bad)
+    rest = epochs(loader, 2)
+    assert rest == [*expected[len(loader) + 1 :], *epochs_from(store, 2)]
+    assert loader.cache.distrusted_segments > 0
+    assert loader.reader.stats()["buffer_bytes"] == 5 << 20
+    loader.close()
+
+
+def epochs_from(store, epoch):
+    """What epoch `epoch` is without a cache."""
+    loader = hr.loader(store, 32, seed=3)
+    loader.set_epoch(epoch)
+    return epochs(loader)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_both_ways_of_writing_give_the_same_cache(
+    store, tmp_path, small_segments, monkeypatch, direct
+):
+    made = []
+
+    def begun(self, *args, **kwargs):
+        made.append(kwargs["direct"])
+        begin(self, *args, **kwargs)
+
+    begin = tee.Tail.__init__
+    monkeypatch.setattr(tee.Tail, "__init__", begun)
+    monkeypatch.setattr(tee, "writes_direct", lambda _: direct)
+    filled(store, tmp_path)
+    assert set(made) == {direct}
+    assert hr.verify(folder_of(tmp_path)).ok
+    with hr.open(folder_of(tmp_path)) as cache:
+        assert len(cache) == SAMPLES
 
 
 def test_a_cache_is_an_ordinary_store(store, tmp_path, small_segments):
@@ -492,11 +540,40 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rate", "waiting", "low", "high"),
-    [(2e9, 1.0, 0.05, 0.15), (2e9, 0.0, 1, 1), (1e8, 1.0, 1, 1), (0, 1.0, 1, 1)],
+    ("rate", "waiting", "share"),
+    [
+        (2e9, 1.0, policy.BUSY_SHARE),
+        (2e9, 0.0, 1.0),
+        (1e8, 1.0, 1.0),
+        (0.0, 1.0, policy.BUSY_SHARE),
+    ],
 )
-def test_the_writer_rests_only_while_a_fast_source_is_waited_for(rate, waiting, low, high):
-    assert low <= policy.writer_duty(rate, waiting) <= high
+def test_a_share_is_written_only_while_a_fast_source_is_waited_for(rate, waiting, share):
+    assert policy.writer_share(rate, waiting) == share
+
+
+def test_a_fast_source_that_is_waited_for_is_packed_over_several_epochs(
+    store, tmp_path, expected, monkeypatch
+):
+    """Each pass writes about its share, whatever is cached already, until all is."""
+    monkeypatch.setattr(tee, "writer_share", lambda _rate, _waiting: 0.3)
+    monkeypatch.setattr(tee, "_CREDIT_BYTES", 0)
+    cached = [0]
+    for _ in range(20):
+        came, _, _, report = filled(store, tmp_path)
+        assert came == expected[: len(came)]
+        cached.append(report.samples)
+        assert report.left == SAMPLES - report.samples
+        if report.samples == SAMPLES:
+            break
+    assert len(cached) - 1 >= 4
+    assert cached[-1] == SAMPLES
+    assert all(after - before < 0.5 * SAMPLES for before, after in itertools.pairwise(cached))
+
+
+@pytest.mark.parametrize(("rate", "direct"), [(0.0, True), (2e9, True), (1e8, False)])
+def test_the_page_cache_is_left_alone_beside_a_fast_source(rate, direct):
+    assert policy.writes_direct(rate) is direct
 
 
 # -- the shelf -------------------------------------------------------------------------------------

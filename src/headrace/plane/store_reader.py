@@ -124,9 +124,12 @@ class StoreReader:
         return self._chain.stages if self._chain is not None else ()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of what reads the source, see `BatchReader.stats`; empty before it reads."""
+        """Statistics of the reader whose knobs count, see `BatchReader.stats`; empty before it reads.
+
+        That is the source's, or the cache's once every sample is cached.
+        """
         chain = self._chain
-        return chain.source.stats() if chain is not None and chain.source.usable else {}
+        return chain.active.stats() if chain is not None and chain.active.usable else {}
 
     def remote(self) -> RemoteStats | None:
         """What the engine of the store's remote volumes did in this process; None without one."""
@@ -141,15 +144,15 @@ class StoreReader:
         )  # fmt: skip
 
     def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
-        """Set knobs of what reads the source, now and when it is made anew.
+        """Set knobs of the reader whose knobs count, now and when it is made anew.
 
         See `BatchReader.turn`.
         """
         given = {"reads_in_flight": reads_in_flight, "buffer_bytes": buffer_bytes}
         self._turned |= {name: value for name, value in given.items() if value is not None}
         chain = self._chain
-        if chain is not None and chain.source.usable:
-            chain.source.turn(**self._turned)
+        if chain is not None and chain.active.usable:
+            chain.active.turn(**self._turned)
 
     @property
     def cache(self) -> CacheReport | None:
@@ -194,7 +197,7 @@ class StoreReader:
         """
         reader = self._reader()
         if self._chain is not None:
-            self._chain.begin()
+            self._chain.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
         # Reading runs ahead of the consumer: each walks the spans at its own pace.
         ahead, here = tee(spans)
         if isinstance(order, Blocked):
@@ -218,12 +221,12 @@ class StoreReader:
         """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
         if self._chain is None:
             return 0
-        source = self._chain.source
+        active = self._chain.active
         if self._batch_bytes <= 0.0:  # before the first batch
-            return source.batches_ahead
+            return active.batches_ahead
         buffer_bytes = self._turned.get("buffer_bytes", self.options.budget_bytes)
         filling = 1 + int(buffer_bytes / self._batch_bytes)
-        return max(source.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
+        return max(active.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""

@@ -1,8 +1,8 @@
 """Elements: what one batch is in TensorFlow.
 
-TensorFlow owns the memory of its strings, so `strings` copy each sample twice: out of the buffer,
-and into TensorFlow. `buffer` copies nothing: a numpy array that crosses into TensorFlow keeps its
-memory, if that is aligned to 64 bytes, and headrace's buffers are aligned to pages.
+The buffer crosses into TensorFlow without a copy: a numpy array keeps its memory there, if that is
+aligned to 64 bytes, and headrace's buffers are aligned to pages. TensorFlow owns the memory of its strings, so
+`strings` are cut out of the buffer on the other side (`strings`), one copy of each sample.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
+from headrace.frameworks.tensorflow.strings import can_cut, cut
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array
 
 if TYPE_CHECKING:
@@ -60,11 +61,41 @@ class Elements:
         self._seed = seed
 
     @property
+    def cuts(self) -> bool:
+        """Whether the buffer crosses and strings are cut there, rather than made here."""
+        return self.form == "strings" and can_cut()
+
+    @property
     def signature(self) -> Any:
-        """The `tf.TensorSpec` of each component, in the structure of `of`."""
+        """The `tf.TensorSpec` of each component that crosses, in the structure of `crossing`."""
+        if not self.cuts:
+            return self._signature(self.form)
+        extra = () if self._seed is None else (tf.TensorSpec((self._samples, 2), tf.int64),)
+        return (self._signature("buffer"), *extra)
+
+    def crossing(self, batch: Batch) -> Any:
+        """Return the arrays of one batch that cross into TensorFlow.
+
+        Raises:
+            ValueError: `rows` of samples that differ in length.
+        """
+        if not self.cuts:
+            return self.of(batch)
+        extra = () if self._seed is None else (_seeds(self._seed, batch),)
+        return (_buffer(batch), *extra)
+
+    def arrived(self, buffer: Any, *seeds: Any) -> Any:
+        """Make of what crossed what `of` makes, inside TensorFlow."""
+        offsets, lengths = buffer["offsets"], buffer["lengths"]
+        found = cut(buffer["data"], offsets, lengths)
+        if len(self._part_names) > 1:
+            found = {name: found[:, p] for p, name in enumerate(self._part_names)}
+        return found, buffer["labels"], *seeds
+
+    def _signature(self, form: Form) -> Any:
         n = self._samples
         labels = tf.TensorSpec((n,), tf.int64, "labels")
-        if self.form == "buffer":
+        if form == "buffer":
             several = (len(self._part_names),) if len(self._part_names) > 1 else ()
             return {
                 "data": tf.TensorSpec((None,), tf.uint8),
@@ -73,7 +104,7 @@ class Elements:
                 "indices": tf.TensorSpec((n,), tf.int64),
                 "labels": labels,
             }
-        if self.form == "rows":
+        if form == "rows":
             return tf.TensorSpec((n, None), tf.uint8), labels
         strings = tf.TensorSpec((n,), tf.string)
         data = dict.fromkeys(self._part_names, strings) if len(self._part_names) > 1 else strings
@@ -82,19 +113,13 @@ class Elements:
         return data, labels, tf.TensorSpec((n, 2), tf.int64, "seeds")
 
     def of(self, batch: Batch) -> Any:
-        """Return the arrays of one batch.
+        """Return one batch in its final form.
 
         Raises:
             ValueError: `rows` of samples that differ in length.
         """
         if self.form == "buffer":
-            return {
-                "data": batch.data,
-                "offsets": batch.offsets,
-                "lengths": batch.lengths,
-                "indices": batch.indices,
-                "labels": batch.labels,
-            }
+            return _buffer(batch)
         if self.form == "rows":
             return _rows(batch), batch.labels
         if len(self._part_names) > 1:
@@ -104,6 +129,16 @@ class Elements:
         if self._seed is None:
             return data, batch.labels
         return data, batch.labels, _seeds(self._seed, batch)
+
+
+def _buffer(batch: Batch) -> dict[str, Any]:
+    return {
+        "data": batch.data,
+        "offsets": batch.offsets,
+        "lengths": batch.lengths,
+        "indices": batch.indices,
+        "labels": batch.labels,
+    }
 
 
 def _strings(batch: Batch, part: str | None) -> NDArray[np.object_]:

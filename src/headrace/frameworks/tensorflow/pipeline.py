@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Steps", "pipeline", "takes_seed"]
 
 
+CUT_AT_A_TIME = 2
+"""Batches that are cut into strings at a time: one thread copies 2 to 3 GB/s into fresh memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """What happens to a batch between the reader and the consumer."""
@@ -74,7 +78,7 @@ def pipeline(
         run = run_of(int(number))
         try:
             for batch in run.batches():
-                yield steps.elements.of(batch)
+                yield steps.elements.crossing(batch)
         except Exception as e:
             run.error = e  # TensorFlow hands on its text only
             raise
@@ -98,6 +102,8 @@ def pipeline(
 
 
 def _finished(made: Any, steps: Steps) -> Any:
+    if steps.elements.cuts:
+        made = made.map(steps.elements.arrived, num_parallel_calls=CUT_AT_A_TIME)
     if steps.decode is not None:
         made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
     if steps.transform is not None:

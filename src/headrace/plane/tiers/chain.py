@@ -21,7 +21,7 @@ from headrace.plane.tiers.tee import Tee
 from headrace.plane.tiers.throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -37,13 +37,16 @@ _LOCAL_KINDS = ("packed", "file", "tree")
 _QUEUE_BYTES = 256 << 20
 """Batches that wait to be written to the cache take no more than this, nor than another budget."""
 
+_IDLE_BYTES = 1 << 20
+"""What a source's reader may hold while the cache has every sample."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The stages of one process.
 
     Attributes:
-        source: the source's reader, whose knobs are reads in flight and bytes of buffers.
+        source: the source's reader.
         top: what order and prefetch ask for batches.
         stages: the tiers and limits, the lowest first; the source's reader is none of them.
         disk: the disk tier, if there is one.
@@ -54,10 +57,27 @@ class Chain:
     stages: tuple[Stage, ...] = ()
     disk: DiskTier | None = None
 
-    def begin(self) -> None:
-        """A pass through the data begins."""
-        if self.disk is not None:
-            self.disk.begin()
+    @property
+    def active(self) -> BatchReader:
+        """The reader whose knobs count: the cache's in a pass that it serves alone, else the source's."""
+        whole = self.disk.whole if self.disk is not None else None
+        return whole or self.source
+
+    def begin(self, knobs: Mapping[str, int]) -> None:
+        """A pass through the data begins.
+
+        Args:
+            knobs: where the reader's knobs shall stand, whichever it is now; `buffer_bytes` included.
+        """
+        if self.disk is None:
+            return
+        before = self.active
+        self.disk.begin()
+        if self.active is before:
+            return
+        if self.active is not self.source:
+            self.source.turn(buffer_bytes=_IDLE_BYTES)
+        self.active.turn(**knobs)
 
 
 def build_chain(
@@ -123,8 +143,8 @@ def _budgeted(options: ReaderOptions, cache: Cache | None) -> ReaderOptions:
     """
     if cache is None or 2 * cache.cached < len(cache.places):
         return options
-    share = 1 << 20 if cache.complete else options.budget_bytes // 2
-    return replace(options, budget_bytes=max(1 << 20, share))
+    share = _IDLE_BYTES if cache.complete else options.budget_bytes // 2
+    return replace(options, budget_bytes=max(_IDLE_BYTES, share))
 
 
 def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:

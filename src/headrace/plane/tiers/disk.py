@@ -99,6 +99,7 @@ class DiskTier:
         self._options = replace(options, simulate=None)  # which stands for the source alone
         self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes))
         self._local: _Local | None = None
+        self._whole: BatchReader | None = None
         self._looked_at = time.monotonic()
         self._lock = threading.Lock()
         self._samples = self._bytes = self._local_bytes = self._read_again = 0
@@ -120,10 +121,17 @@ class DiskTier:
         own = self._assembler.mapped_bytes
         return own + (local.reader.mapped_bytes if local else 0) + self._below.mapped_bytes
 
+    @property
+    def whole(self) -> BatchReader | None:
+        """The cache's reader, if every sample was cached when the pass began: it reads them all."""
+        return self._whole
+
     def begin(self) -> None:
         """A pass begins: publish what the one before has left, and see what others have."""
         self.tee.publish()
         self.cache.refresh()
+        store = self.cache.store
+        self._whole = self._reader(store).reader if store and self.cache.complete else None
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch, of each tier what it has."""
@@ -150,7 +158,7 @@ class DiskTier:
     def close(self) -> None:
         """Write what waits, then close both tiers."""
         self.tee.close()
-        local, self._local = self._local, None
+        local, self._local, self._whole = self._local, None, None
         if local is not None:
             local.reader.close()
         self.cache.close()
@@ -210,16 +218,19 @@ class DiskTier:
         """Wait for both halves of a batch and put it together."""
         if near is None:
             assert far is not None
-            return self._counted(self._take_far(far), 0)
-        parts: list[tuple[_native.Batch, NDArray[np.int64]]] = []
+            return self._counted(self._take_far(far, 0), 0)
         local, good = self._take_near(near)
+        if local is not None and len(good) == len(indices):
+            whole = self._assembler.assemble(indices, [(local, near.positions)])
+            return self._counted(whole, int(local.lengths.sum()))
+        parts: list[tuple[_native.Batch, NDArray[np.int64]]] = []
         local_bytes = 0
         if local is not None and len(good):
             local_bytes = int(local.lengths.reshape(local.samples, -1)[good].sum())
         again = np.setdiff1d(np.arange(len(near.positions)), good)
         if far is not None:
             assert rest is not None
-            parts.append((self._take_far(far), rest))
+            parts.append((self._take_far(far, local_bytes), rest))
         if len(again):
             parts.append((self._take_again(indices, near, again), near.positions[again]))
         if local is not None and len(good):
@@ -228,11 +239,12 @@ class DiskTier:
             parts.append((local, near.positions[good]))
         return self._counted(self._assembler.assemble(indices, parts), local_bytes)
 
-    def _take_far(self, far: PendingReads) -> _native.Batch:
-        """What the source gave; it goes into the cache as well."""
+    def _take_far(self, far: PendingReads, local_bytes: int) -> _native.Batch:
+        """What the source gave beside the cache's `local_bytes`; it goes into the cache as well."""
         waited = not far.done
         batch = far.take()
-        self.tee.saw(int(batch.lengths.sum()), waited=waited)
+        source_bytes = int(batch.lengths.sum())
+        self.tee.saw(source_bytes + local_bytes, source_bytes, waited=waited)
         self._tee(batch)
         return batch
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["disk_reserve", "publish_after_s", "ram_quota", "segment_bytes", "writer_duty"]
+__all__ = [
+    "disk_reserve",
+    "publish_after_s",
+    "ram_quota",
+    "segment_bytes",
+    "writer_share",
+    "writes_direct",
+]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 RAM_SHARE = 0.5
 """Of the memory that is available: the training program needs the rest."""
+
+BUSY_SHARE = 0.15
+"""Of a data set that is packed in an epoch whose consumer only waits: all of it after seven."""
+
+SLOW_BYTES_PER_S = 400e6
+"""Less than any local NVMe device gives, more than most shared file systems give a node."""
 
 RAM_RESERVE_BYTES = 2 * _GIB
 """Memory that is left alone, however much there is."""
@@ -51,17 +64,29 @@ def disk_reserve(disk_bytes: int) -> int:
     return min(disk_bytes // 20, 2 * _GIB)
 
 
-def writer_duty(source_bytes_per_s: float, waiting: float) -> float:
-    """Share of the time in which the cache may be written.
+def writer_share(source_bytes_per_s: float, waiting: float) -> float:
+    """Bytes that may be written to the cache for each byte that is delivered.
 
-    While the consumer works, all of it. While it waits for data, less the faster the source is: at
-    1 GB/s and more the reader needs the disk and the processors itself (written at full speed, two
-    processors and one NVMe device gave 0.5 to 0.7 of the speed), and a fifth of the time goes on packing.
+    While the consumer works, or the source is slow, all of them. While it waits for a fast source,
+    the reader needs the disk and the processors itself, and gains least from the cache: where both lie
+    on one NVMe device, writing a quarter of what is read costs an eighth of the speed.
 
     Args:
-        source_bytes_per_s: how fast the source has been lately.
+        source_bytes_per_s: how fast the source can be, see `Tee.saw`; 0.0: not known yet.
         waiting: how often the consumer had to wait lately, 0.0 to 1.0.
     """
-    if waiting < 0.5 or source_bytes_per_s <= 0.0:
-        return 1.0
-    return min(1.0, max(0.1, 300e6 / source_bytes_per_s - 0.1))
+    slow = 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S
+    return 1.0 if slow or waiting < 0.5 else BUSY_SHARE
+
+
+def writes_direct(source_bytes_per_s: float) -> bool:
+    """Whether the cache is written past the page cache.
+
+    Beside a slow source, processors have time for the page cache, and what it keeps makes the next epoch
+    faster than the disk. A fast one needs the time: a buffered write takes 0.4 CPU s/GB and a thread
+    of the kernel's for writing back, a direct one 0.15.
+
+    Args:
+        source_bytes_per_s: how fast the source can be, see `Tee.saw`; 0.0: not known yet.
+    """
+    return not 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S

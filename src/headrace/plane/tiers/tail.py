@@ -60,12 +60,15 @@ class Tail:
         cache: the cache's folder.
         capacity: bytes of samples that it may take.
         part_names: the parts of its samples.
+        direct: write past the page cache, see `policy.writes_direct`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
 
-    def __init__(self, cache: Path, capacity: int, part_names: Sequence[str]) -> None:
+    def __init__(
+        self, cache: Path, capacity: int, part_names: Sequence[str], *, direct: bool = False
+    ) -> None:
         self.path = cache / f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         self.capacity = capacity
         self.bytes = 0
@@ -76,6 +79,7 @@ class Tail:
         self._lengths: list[NDArray[np.int64]] = []
         self._checksums: list[NDArray[np.uint32]] = []
         self._fd = -1
+        self._direct: _native.DirectWriter | None = None
         self.path.mkdir()
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -83,6 +87,7 @@ class Tail:
             self._fd = os.open(self._volume, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # Counts against the quota from now on; takes no room on the disk yet.
             os.ftruncate(self._fd, DATA_OFFSET + capacity)
+            self._direct = _direct_writer(self._fd) if direct else None
         except BaseException:
             self.remove()
             raise
@@ -107,7 +112,10 @@ class Tail:
         Raises:
             VolumeError: the disk is full or refuses the data; nothing counts as appended.
         """
-        checksums = _native.write_samples(self._fd, DATA_OFFSET + self.bytes, batch, positions)
+        if self._direct is not None:
+            checksums = self._direct.append(batch, positions)
+        else:
+            checksums = _native.write_samples(self._fd, DATA_OFFSET + self.bytes, batch, positions)
         lengths = batch.lengths.reshape(batch.samples, batch.parts)[positions].reshape(-1)
         self._indices.append(batch.indices[positions])
         self._labels.append(batch.labels[positions])
@@ -125,6 +133,7 @@ class Tail:
         takes fails its checksum or its size, and is read from the source again. Syncing would make
         reading wait for the disk: epoch one fell to half of its speed.
         """
+        self._direct = None  # nothing is appended any more
         os.ftruncate(self._fd, padded_size(DATA_OFFSET + self.bytes))
         columns = self._columns(source, keep)
         directory = self.path / "directory.hrd"
@@ -154,6 +163,7 @@ class Tail:
     def remove(self) -> None:
         """Remove the folder and let go of it."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self._direct = None
         for fd in (self._fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -182,6 +192,14 @@ class Tail:
             class_names=tuple(map(os.fsencode, classes)) if classes else None,
             columns={INDEX_COLUMN: indices},
         )  # fmt: skip
+
+
+def _direct_writer(fd: int) -> _native.DirectWriter | None:
+    """Another descriptor of the same file, with direct writes; None where that cannot be had."""
+    try:
+        return _native.DirectWriter(f"/proc/self/fd/{fd}", DATA_OFFSET)
+    except OSError:
+        return None
 
 
 def _names_of(source: Described, indices: NDArray[np.int64]) -> list[bytes]:

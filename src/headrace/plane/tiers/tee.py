@@ -1,9 +1,9 @@
 """Tee: writes delivered samples into the cache, in the background.
 
 A bounded queue of batches and one thread with low priority. `offer` never waits: what does not fit
-into the queue is left for the next epoch, and counted. While the consumer waits for data, the writer
-works a part of the time only where the source is fast: that one needs the disk and the processors
-itself, and gains least. A full disk or a used-up quota ends the writing, is said once, and training goes on.
+into the queue is left for the next epoch, and counted. While the consumer waits for a fast source, only
+a share of what it gets is written (`policy.writer_share`). A full disk or a used-up quota ends the
+writing, is said once, and training goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING
 
 from headrace.plane.tiers.cache import IN_TAIL
-from headrace.plane.tiers.policy import publish_after_s, segment_bytes, writer_duty
+from headrace.plane.tiers.policy import (
+    publish_after_s,
+    segment_bytes,
+    writer_share,
+    writes_direct,
+)
 from headrace.plane.tiers.tail import DIRECTORY_BYTES, Tail
 
 if TYPE_CHECKING:
@@ -48,6 +53,12 @@ _ROOM_MIN = 1 << 16
 _WAITING_WEIGHT = 0.2
 _RATE_WINDOW_S = 0.5
 
+_CREDIT_BYTES = 32 << 20
+"""What may be written at once though the share is used up: a burst of more would be felt."""
+
+_RATE_KEPT = 0.98
+"""Of the fastest rate, per window: a source that writing slows down must not pass for a slow one."""
+
 _running: weakref.WeakSet[Tee] = weakref.WeakSet()
 _finalized: set[int] = set()
 """Processes that end with `_finish_at_exit`."""
@@ -63,20 +74,22 @@ class Tee:
     Attributes:
         why_stopped: why nothing more is written, or ''.
         samples: samples that were published.
-        left: samples that found the queue full and were left for the next epoch.
+        left: samples that were left for the next epoch: the queue was full, or their share used up.
         busy_s: seconds spent writing.
         idle_s: seconds spent waiting for samples.
         waiting: how often the consumer found its batch not ready lately, 0.0 to 1.0.
-        source_bytes_per_s: how fast the source has been lately.
+        source_bytes_per_s: how fast the source can be: the fastest lately.
     """
 
     def __init__(self, cache: Cache, queue_bytes: int) -> None:
         self.cache = cache
         self.why_stopped = cache.why_not_writable
         self.samples = self.bytes = self.left = 0
-        self.busy_s = self.idle_s = self.waiting = 0.0
+        self.busy_s = self.idle_s = 0.0
+        self.waiting = 1.0
         self.source_bytes_per_s = 0.0
-        self._seen_bytes, self._seen_since = 0, time.monotonic()
+        self._seen_bytes, self._seen_since = 0, 0.0
+        self._credit_bytes = float(_CREDIT_BYTES)
         self._queue_bytes = queue_bytes
         self._queued_bytes = 0
         self._queue: deque[Offer] = deque()
@@ -103,22 +116,37 @@ class Tee:
         with self._changed:
             # The buffer stays as long as any of its samples waits.
             held = max(len(batch.data), 1)
-            if self._queue and self._queued_bytes + held > self._queue_bytes:
+            full = self._queue and self._queued_bytes + held > self._queue_bytes
+            if full or self._credit_bytes < 0.0:
                 self.left += len(missing)
                 return
+            self._credit_bytes -= size
             self.cache.places[batch.indices[missing]] = IN_TAIL
             self._queue.append((batch, missing, size))
             self._queued_bytes += held
             self._start()
             self._changed.notify_all()
 
-    def saw(self, nbytes: int, *, waited: bool) -> None:
-        """Take note of a batch from the source, and of whether the consumer had to wait for it."""
+    def saw(self, nbytes: int, source_bytes: int, *, waited: bool) -> None:
+        """Take note of a batch.
+
+        Args:
+            nbytes: its bytes.
+            source_bytes: how many of them came from the source.
+            waited: whether the consumer had to wait for it.
+        """
         self.waiting += _WAITING_WEIGHT * (float(waited) - self.waiting)
-        self._seen_bytes += nbytes
+        share = writer_share(self.source_bytes_per_s, self.waiting)
+        saved_most = max(nbytes, _CREDIT_BYTES)
+        self._credit_bytes = min(self._credit_bytes + share * nbytes, saved_most)
         now = time.monotonic()
+        if not self._seen_since:  # the first batch took the opening as well
+            self._seen_since = now
+            return
+        self._seen_bytes += source_bytes
         if now - self._seen_since > _RATE_WINDOW_S:
-            self.source_bytes_per_s = self._seen_bytes / (now - self._seen_since)
+            rate = self._seen_bytes / (now - self._seen_since)
+            self.source_bytes_per_s = max(rate, _RATE_KEPT * self.source_bytes_per_s)
             self._seen_bytes, self._seen_since = 0, now
 
     def publish(self) -> None:
@@ -168,9 +196,7 @@ class Tee:
                     self._write(offer)
                 elif publish or ending:
                     self._publish()
-                worked_s = time.monotonic() - began
-                self.busy_s += worked_s
-                self._rest(worked_s)
+                self.busy_s += time.monotonic() - began
                 if ending and offer is None:
                     return
         except OSError as e:
@@ -180,14 +206,6 @@ class Tee:
             _log.exception("the cache %s is not written any more", self.cache.folder)
         finally:
             self._forget()
-
-    def _rest(self, worked_s: float) -> None:
-        """Leave disk and processors to the reader, if the consumer waits for it."""
-        duty = writer_duty(self.source_bytes_per_s, self.waiting)
-        until = time.monotonic() + worked_s * (1 / duty - 1)
-        with self._changed:
-            while not self._stopping and (left_s := until - time.monotonic()) > 0:
-                self._changed.wait(left_s)
 
     def _next(self) -> tuple[Offer | None, bool, bool]:
         """Wait for something to do: (what to write, whether to publish, whether to end)."""
@@ -242,7 +260,8 @@ class Tee:
                 self._give_up(_no_room(self.cache))
                 return
             capacity = min(wanted, room) - _ROOM_MIN
-            self._tail = Tail(self.cache.folder, capacity, self.cache.part_names)
+            direct = writes_direct(self.source_bytes_per_s)
+            self._tail = Tail(self.cache.folder, capacity, self.cache.part_names, direct=direct)
         self._tail_since = time.monotonic()
 
     def _publish(self) -> None:
