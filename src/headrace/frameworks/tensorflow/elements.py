@@ -2,7 +2,7 @@
 
 The buffer crosses into TensorFlow without a copy: a numpy array keeps its memory there, if that is
 aligned to 64 bytes, and headrace's buffers are aligned to pages. TensorFlow owns the memory of its strings, so
-`strings` are cut out of the buffer on the other side (`strings`), one copy of each sample.
+`strings` are cut out of the buffer on the other side (`strings`), by reference where it can be.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def writes_direct(source_bytes_per_s: float) -> bool:
     """Whether the cache is written past the page cache.
 
     Beside a slow source, processors have time for the page cache, and what it keeps makes the next epoch
-    faster than the disk. A fast one needs the time: a buffered write takes 0.4 CPU s/GB and a thread
-    of the kernel's for writing back, a direct one 0.15.
+    faster than the disk. A fast one needs the time: a buffered write takes 0.5 to 1.1 CPU s/GB and
+    a thread of the kernel's for writing back, a direct one 0.3 (measured on a loaded machine).
 
     Args:
         source_bytes_per_s: how fast the source can be, see `Tee.saw`; 0.0: not known yet.
