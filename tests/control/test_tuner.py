@@ -1,5 +1,6 @@
 """The tuner on simulated plants: what must hold for all of them, and what for known storages."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -50,16 +51,30 @@ def test_limits_are_never_passed_whatever_the_plant(storage, consumer, most, see
         assert 1 <= decision.knobs.reads_in_flight <= most
 
 
-@given(storages, consumers, st.integers(0, 3))
-@SIMULATED
-def test_any_plant_is_served_within_five_seconds(storage, consumer, seed):
+def drawn_plant(seed):
+    """Any storage and consumer; the same for a seed."""
+    draw = random.Random(seed)
+    storage = Storage(
+        latency_s=draw.uniform(0.0005, 0.05), sigma=draw.uniform(0.0, 0.8),
+        bytes_per_s=draw.uniform(0.1e9, 2e9), parallelism=draw.randint(1, 300),
+    )  # fmt: skip
+    batch = draw.choice([8, 32, 64])
+    return storage, Consumer(samples_per_s=draw.uniform(200, 2000), batch=batch)
+
+
+def test_any_plant_is_served_within_five_seconds():
     """As well as with all the resources that the limits allow."""
-    free = Plant(storage, consumer, Knobs(512, 1 << 30), seed)
-    free.advance(1.0)
-    best = free.advance(6.0).samples / 6.0
-    _, run = tuned(Plant(storage, consumer, START, seed), 12)
-    # One seed and a few seconds: slow reads that come together and trials of less are in it.
-    assert run.rate(5, 12) >= 0.92 * best
+    shares = []
+    for seed in range(24):
+        storage, consumer = drawn_plant(seed)
+        free = Plant(storage, consumer, Knobs(512, 1 << 30), seed)
+        free.advance(1.0)
+        best = free.advance(6.0).samples / 6.0
+        _, run = tuned(Plant(storage, consumer, START, seed), 12)
+        shares.append(run.rate(5, 12) / best)
+    # A few seconds of one seed: slow reads that come together and trials of less are in it.
+    assert min(shares) >= 0.88
+    assert sum(share >= 0.95 for share in shares) >= 22
 
 
 @pytest.mark.parametrize(
