@@ -56,7 +56,9 @@ struct SlowAnswer {
   int error = 0;  // 0 or EIO
 };
 
-class SlowModel {
+// Shared from within, so that threads of readers that outlive the interpreter let go of it without
+// it.
+class SlowModel : public std::enable_shared_from_this<SlowModel> {
  public:
   // Throws Error(kInvalidArgument) for figures that make no sense.
   explicit SlowModel(SlowFigures figures);
