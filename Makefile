@@ -129,7 +129,7 @@ test-slow: $(DONE)/test $(DONE)/build
 .PHONY: test-frameworks
 test-frameworks: $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/tensorflow
-	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/grain
+	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/grain tests/store/test_array_record.py
 
 # The same build folder as the extension's, so that each native source is compiled once.
 .PHONY: native-test

@@ -38,6 +38,15 @@ def root(tmp_path, files):
     return str(tmp_path / "a.hr")
 
 
+@pytest.fixture(autouse=True)
+def forget_instances():
+    """fsspec keeps file systems that it made itself, and so their stores, until the process ends."""
+    yield
+    for instance in HeadraceFileSystem._cache.values():
+        instance.invalidate_cache()
+    HeadraceFileSystem.clear_instance_cache()
+
+
 @pytest.fixture
 def fs():
     found = HeadraceFileSystem(skip_instance_cache=True)
