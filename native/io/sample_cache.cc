@@ -22,19 +22,19 @@ uint64_t align_up(uint64_t value) { return (value + kAlignment - 1) / kAlignment
 }  // namespace
 
 std::shared_ptr<SampleCache> SampleCache::make(uint64_t samples, uint64_t parts,
-                                               uint64_t quota_bytes) {
+                                               uint64_t quota_bytes, Memory delivered) {
   if (parts == 0 || samples >= UINT32_MAX) {
     throw Error(ErrorKind::kInvalidArgument,
                 "a cache of " + std::to_string(samples) + " samples of " + std::to_string(parts) +
                     " parts, expected fewer than 2^32 - 1 samples of at least one part");
   }
-  return std::shared_ptr<SampleCache>(new SampleCache(samples, parts, quota_bytes));
+  return std::shared_ptr<SampleCache>(new SampleCache(samples, parts, quota_bytes, delivered));
 }
 
-SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes)
+SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory delivered)
     : parts_(parts),
       memory_(Arena::make(0)),
-      delivered_(Arena::make(kDeliveredRetained)),
+      delivered_(Arena::make(kDeliveredRetained, delivered)),
       quota_bytes_(quota_bytes),
       entry_of_(samples) {}
 
