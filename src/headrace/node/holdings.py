@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, SourceChanged
 from headrace.node.quota import share_out
 from headrace.node.served import ServedData
 from headrace.node.wire import Status
@@ -36,15 +37,13 @@ _log = logging.getLogger("headrace.node")
 DATASETS_MAX = 64
 """Data sets that are open at a time; one more closes the one that nobody uses for the longest."""
 
-Answer = "Callable[[ServedData | None, Status, str], None]"
-
 
 class Holdings:
     """The daemon's data sets. All methods are for its loop alone.
 
     Args:
         options: memory, and how data is read.
-        working: threads that open data sets and put batches together.
+        working: threads that put batches together.
         call_soon: runs a function in the daemon's loop; thread-safe.
     """
 
@@ -70,7 +69,9 @@ class Holdings:
             self._opening[key].append(answer)
         else:
             self._opening[key] = [answer]
-            self._working.submit(self._open, key, request)
+            threading.Thread(
+                target=self._open, args=(key, request), name="headrace-node-open", daemon=True
+            ).start()
 
     def _open(self, key: tuple[str, ...], request: Open) -> None:
         """Runs in a thread: a folder of a million files takes its time."""
@@ -85,16 +86,14 @@ class Holdings:
             if missing:
                 status, text = Status.MISMATCH, f"there is no part {missing[0]!r}"
         except HeadraceError as e:
-            status = Status.MISMATCH if type(e).__name__ == "SourceChanged" else Status.NOT_FOUND
+            status = Status.MISMATCH if isinstance(e, SourceChanged) else Status.NOT_FOUND
             text = str(e)
-        except Exception as e:  # whatever it is, somebody waits for an answer
+        except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             _log.exception("%s cannot be opened", request.path)
             status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
         self._call_soon(lambda: self._opened(key, store, status, text))
 
-    def _opened(
-        self, key: tuple[str, ...], store: Store | None, status: Status, text: str
-    ) -> None:
+    def _opened(self, key: tuple[str, ...], store: Store | None, status: Status, text: str) -> None:
         data = None
         if store is not None and status is Status.OK:
             try:
@@ -117,8 +116,10 @@ class Holdings:
         # Room is shared out as soon as somebody uses it.
         tiers = replace(self._options.tiers, ram_bytes=1)
         return ServedData(
-            number, store, parts, self._options.reader, tiers, self._working, self._call_soon
-        )
+            number, store, parts,
+            options=self._options.reader, tiers=tiers,
+            gathering=self._working, call_soon=self._call_soon,
+        )  # fmt: skip
 
     def _make_room(self) -> None:
         while len(self._data) >= DATASETS_MAX:

@@ -208,8 +208,9 @@ class Link:
             return True
 
     def _read(self) -> bytes:
-        flags = socket.MSG_CMSG_CLOEXEC
-        data, control, flags, _ = self._sock.recvmsg(_CHUNK_BYTES, _RIGHTS_BYTES, flags)
+        data, control, flags, _ = self._sock.recvmsg(
+            _CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -253,7 +254,6 @@ class Link:
             self._sock.close()
         while self._fds:
             os.close(self._fds.popleft())
-
 
     def __del__(self) -> None:
         if hasattr(self, "_sock"):

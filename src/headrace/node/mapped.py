@@ -182,9 +182,9 @@ class Mappings:
         if not len(offsets) == len(lengths) == slots or len(labels) != len(indices):
             raise WireError(f"batch {reply.ticket} has other samples than were asked for")
         if slots and not (
-            0 <= offsets.min()
+            offsets.min() >= 0
             and offsets.max() <= reply.nbytes
-            and 0 <= lengths.min()
+            and lengths.min() >= 0
             and lengths.max() <= reply.nbytes
             and (offsets + lengths).max() <= reply.nbytes
         ):

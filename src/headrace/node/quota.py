@@ -33,9 +33,7 @@ class Want:
     """When it was last used; any clock."""
 
 
-def share_out(
-    total_bytes: int, job_bytes: int | None, wants: Sequence[Want]
-) -> tuple[int, ...]:
+def share_out(total_bytes: int, job_bytes: int | None, wants: Sequence[Want]) -> tuple[int, ...]:
     """Return the quota of each data set, in bytes.
 
     Args:

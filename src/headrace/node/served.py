@@ -50,9 +50,6 @@ class Outcome:
     ram_bytes: int = 0
 
 
-Done = "Callable[[Outcome], None]"
-
-
 @dataclass(slots=True, eq=False)
 class _Reading:
     """A batch that is being read."""
@@ -96,6 +93,7 @@ class ServedData:
         number: int,
         store: Store,
         part_names: Sequence[str],
+        *,
         options: ReaderOptions,
         tiers: TierOptions,
         gathering: Executor,
@@ -185,7 +183,8 @@ class ServedData:
         try:
             pending = self.chain.top.submit(indices)
         except (HeadraceError, OSError) as e:
-            self._call_soon(lambda: self._finish(reading, Outcome(None, str(e))))
+            outcome = Outcome(None, str(e))
+            self._call_soon(lambda: self._finish(reading, outcome))
             return
         self._readings[reading.number] = reading
         self._by_key[reading.key] = reading
@@ -204,7 +203,7 @@ class ServedData:
     def _take(self, reading: _Reading, pending: PendingReads) -> None:
         try:
             batch = pending.take()
-        except Exception as e:  # whatever it is, somebody waits for an answer
+        except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             if not isinstance(e, (HeadraceError, OSError)):
                 _log.exception("data set %d: a batch failed", self.number)
             outcome = Outcome(None, f"{type(e).__name__}: {e}")

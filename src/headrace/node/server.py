@@ -141,7 +141,7 @@ class Server:
             sock, _address = self._listener.accept()
         except OSError as e:
             if e.errno in (errno.EMFILE, errno.ENFILE):
-                _log.error("no client can be accepted: %s", e)  # noqa: TRY400 - no bug of ours
+                _log.error("no client can be accepted: %s", e)
                 time.sleep(0.05)
             return
         line = Line(sock, time.monotonic())

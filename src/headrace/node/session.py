@@ -38,6 +38,8 @@ from headrace.node.wire import (
     Working,
 )
 
+from headrace.plane.tiers.memory import available_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
@@ -238,6 +240,10 @@ class Session:
             if not (mine and jobs):
                 return
             self._drop_first()
+            if size > self._host.window_bytes and size > available_memory() // 2:
+                del self._asked[asked.ticket]
+                self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"), ())
+                continue
             asked.reserved_bytes = size
             self._hold(size)
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]

@@ -99,7 +99,7 @@ class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True)
     """Base of all messages."""
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     """First message of a client."""
 
     protocol: Count
@@ -107,7 +107,7 @@ class Hello(_Message, tag="hello"):
     """Clients of one job share a quota."""
 
 
-class Direct(_Message):
+class Direct(_Message, frozen=True):
     """How a source that is no store is opened; see `SourceOptions`."""
 
     extensions: Annotated[list[Text], Meta(max_length=64)] | None
@@ -116,7 +116,7 @@ class Direct(_Message):
     label: Text | None
 
 
-class Open(_Message, tag="open"):
+class Open(_Message, frozen=True, tag="open"):
     """Asks for a data set."""
 
     ticket: Ticket
@@ -128,7 +128,7 @@ class Open(_Message, tag="open"):
     direct: Direct | None
 
 
-class Ask(_Message, tag="ask"):
+class Ask(_Message, frozen=True, tag="ask"):
     """Asks for a batch."""
 
     ticket: Ticket
@@ -139,37 +139,37 @@ class Ask(_Message, tag="ask"):
     """Leases that are given back."""
 
 
-class Hurry(_Message, tag="hurry"):
+class Hurry(_Message, frozen=True, tag="hurry"):
     """The client waits for this batch, and uses all that it was given."""
 
     ticket: Ticket
 
 
-class Release(_Message, tag="release"):
+class Release(_Message, frozen=True, tag="release"):
     """Gives leases back."""
 
     leases: list[Ticket]
 
 
-class Abandon(_Message, tag="abandon"):
+class Abandon(_Message, frozen=True, tag="abandon"):
     """Gives leases back whose memory may be looked at for ever."""
 
     leases: list[Ticket]
 
 
-class StatusAsked(_Message, tag="status"):
+class StatusAsked(_Message, frozen=True, tag="status"):
     """Asks for a report."""
 
     ticket: Ticket
 
 
-class StopAsked(_Message, tag="stop"):
+class StopAsked(_Message, frozen=True, tag="stop"):
     """Asks the daemon to end."""
 
     ticket: Ticket
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     """Answers `Hello`."""
 
     status: Status
@@ -181,7 +181,7 @@ class Welcome(_Message, tag="welcome"):
     """Requests that may wait for an answer."""
 
 
-class Opened(_Message, tag="opened"):
+class Opened(_Message, frozen=True, tag="opened"):
     """Answers `Open`."""
 
     ticket: int
@@ -190,20 +190,20 @@ class Opened(_Message, tag="opened"):
     dataset: int
 
 
-class Buffers(_Message, tag="buffers"):
+class Buffers(_Message, frozen=True, tag="buffers"):
     """Brings memory, one descriptor for each; `Samples` refer to it."""
 
     buffers: Annotated[list[tuple[int, int]], Meta(max_length=FDS_MAX)]
     """(identity, bytes)."""
 
 
-class Retired(_Message, tag="retired"):
+class Retired(_Message, frozen=True, tag="retired"):
     """These buffers will not be referred to again."""
 
     buffers: list[int]
 
 
-class Samples(_Message, tag="samples"):
+class Samples(_Message, frozen=True, tag="samples"):
     """Answers `Ask`. The lease is the ticket."""
 
     ticket: int
@@ -221,14 +221,14 @@ class Samples(_Message, tag="samples"):
     """How much of it was in memory."""
 
 
-class Working(_Message, tag="working"):
+class Working(_Message, frozen=True, tag="working"):
     """Answers `Hurry` where the batch is under way, or has been answered."""
 
     ticket: int
     status: Status
 
 
-class Report(_Message, tag="report"):
+class Report(_Message, frozen=True, tag="report"):
     """Answers `StatusAsked` and `StopAsked`."""
 
     ticket: int
@@ -303,7 +303,9 @@ class Splitter:
             while len(self._pending) - at >= _LENGTH.size:
                 (size,) = _LENGTH.unpack_from(self._pending, at)
                 if not 1 <= size <= self.frame_bytes_max:
-                    raise WireError(f"a frame of {size} bytes, expected 1 to {self.frame_bytes_max}")
+                    raise WireError(
+                        f"a frame of {size} bytes, expected 1 to {self.frame_bytes_max}"
+                    )
                 end = at + _LENGTH.size + size
                 if len(self._pending) < end:
                     break

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from headrace.order import Order, Slices
     from headrace.plane.batch import Batch
     from headrace.plane.skipped import OnError, Skipped
-    from headrace.plane.store_reader import Over
     from headrace.plane.stage import Stage
+    from headrace.plane.store_reader import Over
     from headrace.plane.tiers import CacheReport
 
 __all__ = ["Loader", "LoaderStats", "SampleSource", "Tuning"]

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Fetched", "Over", "SampleSource", "StoreReader"]
 
 
-
 BATCHES_AHEAD_MAX = 4096
 """However small they are: a submitted batch costs memory for its indices."""
 
