@@ -65,18 +65,31 @@ def serving(folder, **options):
         assert not thread.is_alive()
 
 
+PROGRAM = """
+{limits}
+import logging, sys
+from headrace.errors import NodeError
+from headrace.node.daemon import run
+from headrace.node.options import NodeOptions
+from headrace.node.runtime import runtime_folder
+logging.basicConfig(level="INFO")
+try:
+    run(runtime_folder(), NodeOptions(**({{"ram_bytes": 64 << 20}} | {options!r})))
+except NodeError as e:
+    sys.exit(str(e))
+"""
+
+
 class DaemonProcess:
     """A daemon in a process of its own."""
 
-    def __init__(self, folder, *arguments, limits="", wait=True):
+    def __init__(self, folder, *, limits="", wait=True, **options):
         self.folder = folder
         self.environment = os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path)}
-        program = f"{limits}\nfrom headrace.cli import main; main()"
+        program = PROGRAM.format(limits=limits, options=options)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "node", "start", "--foreground", "--ram", "64M",
-             *arguments],
-            env=self.environment, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", program], env=self.environment, stderr=subprocess.PIPE
+        )
         if wait:
             until(self.serves)
 
@@ -105,8 +118,8 @@ def daemon(folder):
     """Starts daemons in processes; all are ended after the test."""
     started = []
 
-    def start(*arguments, **options):
-        started.append(DaemonProcess(folder, *arguments, **options))
+    def start(**options):
+        started.append(DaemonProcess(folder, **options))
         return started[-1]
 
     yield start

@@ -61,7 +61,7 @@ class Line:
         self.greeted = False
         self._splitter = Splitter(HELLO_BYTES_MAX)
         self._deadline: float | None = now + MESSAGE_S
-        self._out: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._out: deque[tuple[memoryview, Sequence[int], object]] = deque()
         self._out_bytes = 0
 
     @property
@@ -105,10 +105,10 @@ class Line:
             elif self._deadline is None:
                 self._deadline = time.monotonic() + MESSAGE_S
 
-    def send(self, message: Struct, fds: Sequence[int] = ()) -> None:
-        """Queue a message. Descriptors are duplicated: theirs may be closed before they are sent."""
+    def send(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
+        """Queue a message, with descriptors that stay open as long as `owner` lives."""
         data = memoryview(encode(message))
-        self._out.append((data, tuple(os.dup(fd) for fd in fds)))
+        self._out.append((data, fds, owner))
         self._out_bytes += len(data)
 
     def flush(self) -> None:
@@ -118,26 +118,21 @@ class Line:
             OSError: the connection is broken.
         """
         while self._out:
-            data, fds = self._out[0]
+            data, fds, _ = self._out[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             try:
                 sent = self.sock.sendmsg([data], rights)
             except BlockingIOError:
                 return
-            for fd in fds:
-                os.close(fd)
             self._out_bytes -= sent
             if sent == len(data):
                 self._out.popleft()
             else:
-                self._out[0] = (data[sent:], ())
+                self._out[0] = (data[sent:], (), None)
 
     def close(self) -> None:
         """Hang up."""
         self.sock.close()
-        for _, fds in self._out:
-            for fd in fds:
-                os.close(fd)
         self._out.clear()
         if self.pidfd >= 0:
             os.close(self.pidfd)

@@ -118,7 +118,10 @@ class Server:
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):
-            self._soon.popleft()()
+            try:
+                self._soon.popleft()()
+            except Exception:  # a mistake of ours must not cost everybody the daemon
+                _log.exception("something failed that should not")
 
     def _tick(self, now: float) -> None:
         for line in tuple(self._lines):

@@ -41,7 +41,7 @@ from headrace.node.wire import (
 from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from msgspec import Struct
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.node.served import Outcome, ServedData
 
-__all__ = ["Host", "Job", "Session"]
+__all__ = ["Host", "Job", "Send", "Session"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -69,6 +69,13 @@ class Job:
     window_bytes: int
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
+
+
+class Send(Protocol):
+    """Queues messages for a client."""
+
+    def __call__(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
+        """Queue one, with descriptors that stay open as long as `owner` lives."""
 
 
 class Host(Protocol):
@@ -116,7 +123,7 @@ class Session:
         host: the daemon.
         number: names it in logs and reports.
         pid: the client's process; 0 where it is not known.
-        send: queues a message for it, with descriptors.
+        send: queues a message for it.
     """
 
     def __init__(
@@ -124,7 +131,7 @@ class Session:
         host: Host,
         number: int,
         pid: int,
-        send: Callable[[Struct, Sequence[int]], None],
+        send: Send,
     ) -> None:
         self._host = host
         self.number = number
@@ -170,10 +177,10 @@ class Session:
                 self._host.open(self, request)
             case StatusAsked():
                 self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.OK, self._host.report()), ())
+                self._send(Report(request.ticket, Status.OK, self._host.report()))
             case StopAsked():
                 self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.STOPPING, b"{}"), ())
+                self._send(Report(request.ticket, Status.STOPPING, b"{}"))
                 self._host.stop()
             case Hello():
                 raise WireError("a second hello")
@@ -184,11 +191,11 @@ class Session:
         ours = (PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
         if request.protocol != PROTOCOL:
             text = f"the daemon speaks protocol {PROTOCOL}, the client {request.protocol}"
-            self._send(Welcome(Status.VERSION, text, *ours), ())
+            self._send(Welcome(Status.VERSION, text, *ours))
             raise WireError(text)
         self.job = self._host.job(request.job)
         self.job.sessions.add(self)
-        self._send(Welcome(Status.OK, "", *ours), ())
+        self._send(Welcome(Status.OK, "", *ours))
 
     def _new_ticket(self, ticket: int) -> None:
         if ticket <= self._last_ticket:
@@ -203,7 +210,7 @@ class Session:
             self._data[data.number] = data
             assert self.job is not None
             data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
-        self._send(Opened(ticket, status, message, data.number if data else 0), ())
+        self._send(Opened(ticket, status, message, data.number if data else 0))
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -242,7 +249,7 @@ class Session:
             self._drop_first()
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self._asked[asked.ticket]
-                self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"), ())
+                self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
                 continue
             asked.reserved_bytes = size
             self._hold(size)
@@ -265,32 +272,32 @@ class Session:
         self._hold(-asked.reserved_bytes)
         batch = outcome.batch
         if batch is None:
-            self._send(Samples(asked.ticket, Status.FAILED, outcome.message), ())
+            self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
-            self._send(Samples(asked.ticket, Status.FAILED, "not in shared memory"), ())
+            self._send(Samples(asked.ticket, Status.FAILED, "not in shared memory"))
         else:
             fd, buffer, capacity = memory
             if buffer not in self._known:
                 self._known.add(buffer)
-                self._send(Buffers([(buffer, capacity)]), (fd,))
+                self._send(Buffers([(buffer, capacity)]), (fd,), batch)
             self.leases[asked.ticket] = _Lease(batch, capacity)
             self._hold(capacity)
             self.batches += 1
-            self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes), ())
+            self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
 
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
         if asked is None or asked.reserved_bytes or asked is not self._waiting[0]:
-            self._send(Working(ticket, Status.WORKING), ())
+            self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
         self._drop_first()
         del self._asked[ticket]
         self.busy += 1
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
-        self._send(Samples(ticket, Status.BUSY, text), ())
+        self._send(Samples(ticket, Status.BUSY, text))
 
     def _give_back(self, leases: Collection[int], *, abandoned: bool) -> None:
         for ticket in leases:
@@ -309,7 +316,7 @@ class Session:
         gone = [b for b in buffers if b in self._known]
         self._known.difference_update(gone)
         for at in range(0, len(gone), FDS_MAX):
-            self._send(Retired(gone[at : at + FDS_MAX]), ())
+            self._send(Retired(gone[at : at + FDS_MAX]))
 
     def close(self) -> None:
         """The client is gone. What it holds may be looked at still, by it or its children."""
