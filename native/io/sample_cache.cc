@@ -16,6 +16,8 @@ constexpr uint64_t kSlabBytesMax = uint64_t{64} << 20;
 constexpr uint64_t kSlabBytesMin = uint64_t{64} << 10;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kDeliveredRetained = uint64_t{64} << 20;
+// Shared buffers go round among many clients, and cost each of them a mapping when they are new.
+constexpr uint64_t kSharedRetained = uint64_t{256} << 20;
 
 uint64_t align_up(uint64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -34,7 +36,8 @@ std::shared_ptr<SampleCache> SampleCache::make(uint64_t samples, uint64_t parts,
 SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory delivered)
     : parts_(parts),
       memory_(Arena::make(0)),
-      delivered_(Arena::make(kDeliveredRetained, delivered)),
+      delivered_(Arena::make(delivered == Memory::kShared ? kSharedRetained : kDeliveredRetained,
+                             delivered)),
       quota_bytes_(quota_bytes),
       entry_of_(samples) {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,6 +46,10 @@ HURRY_AGAIN_S = 0.5
 FIRST_S = 5.0
 """The first batch waits so long for a daemon that is there to open the data set."""
 
+AHEAD_FIRST = 4
+"""Batches asked for before the first one has said how large they are."""
+AHEAD_MIN = 2
+
 BUSY_MAX = 4
 """After so many refusals in a row, requests go round the daemon for `BUSY_S`."""
 BUSY_S = 1.0
@@ -52,7 +57,10 @@ BUSY_S = 1.0
 
 def over_node(chain: Chain, source: Any, part_names: Sequence[str], /) -> Chain:
     """A chain that asks the daemon of this user first."""
-    reads = NodeReads(chain.top, source, part_names, runtime_folder(), job_name())
+    budget_bytes = int(chain.source.stats()["buffer_bytes"])
+    reads = NodeReads(
+        chain.top, source, part_names, runtime_folder(), job_name(), budget_bytes=budget_bytes
+    )
     return replace(chain, top=reads, stages=(*chain.stages, reads))
 
 
@@ -100,6 +108,7 @@ class NodeReads:
         part_names: the parts that are read.
         folder: where the daemon is.
         job: clients of one job share a quota.
+        budget_bytes: batches that may be read ahead.
     """
 
     name = "node"
@@ -111,12 +120,17 @@ class NodeReads:
         part_names: Sequence[str],
         folder: RuntimeFolder,
         job: str,
+        *,
+        budget_bytes: int = 64 << 20,
     ) -> None:
         self._below = below
         self._samples_count = len(store)
         self._parts = len(part_names)
         self._pid = os.getpid()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _Pending] = {}  # asked for, and not taken
+        self._unsent: deque[_Pending] = deque()
+        self._budget_bytes = budget_bytes
+        self._batch_bytes = 0.0  # of a batch, lately
         self._busy = 0
         self._around_until = 0.0
         self._attached: Attached | None = None
@@ -148,15 +162,27 @@ class NodeReads:
         if attached is None or not self._askable(indices):
             self._direct += 1
             return self._below.submit(indices)
+        pending = _Pending(self, attached, indices)
+        self._unsent.append(pending)
+        self._send(attached)
+        return pending
+
+    def _send(self, attached: Attached) -> None:
+        """Ask for what may be under way: as many bytes ahead of the consumer as without a daemon."""
         link = attached.link
+        ahead = AHEAD_FIRST
+        if self._batch_bytes > 0.0:
+            ahead = max(AHEAD_MIN, 1 + int(self._budget_bytes / self._batch_bytes))
         try:
-            ticket = link.new_ticket()
-            pending = self._pending[ticket] = _Pending(self, attached, ticket, indices)
-            released = link.take_released()
-            link.send(Ask(ticket, attached.dataset, indices.tobytes(), released))
+            while self._unsent and len(self._pending) < min(ahead, link.requests_max):
+                pending = self._unsent.popleft()
+                pending.ticket = link.new_ticket()
+                self._pending[pending.ticket] = pending
+                released = link.take_released()
+                indices = pending.indices.tobytes()
+                link.send(Ask(pending.ticket, attached.dataset, indices, released))
         except LinkLost as e:
             self.lose(attached, str(e))
-        return pending
 
     def _askable(self, indices: NDArray[np.int64]) -> bool:
         if not len(indices) or len(indices) * self._parts > INDICES_MAX:
@@ -165,8 +191,7 @@ class NodeReads:
             return False
         if not 0 <= indices.min() <= indices.max() < self._samples_count:
             return False  # below says what is wrong
-        assert self._attached is not None
-        return len(self._pending) < self._attached.link.requests_max // 2
+        return True
 
     def _attach(self) -> Attached | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""
@@ -181,8 +206,8 @@ class NodeReads:
 
     def _on_reply(self, message: Any) -> None:
         if isinstance(message, Samples):
-            pending = self._pending.pop(message.ticket, None)
-            if pending is None:
+            pending = self._pending.get(message.ticket)
+            if pending is None or not pending.waiting:
                 raise WireError(f"batch {message.ticket} was not asked for")
             pending.answer(message)
         elif not isinstance(message, Working):
@@ -226,7 +251,8 @@ class NodeReads:
             self._attached = None
             self._why = reason
             _log.warning("the node daemon is lost (%s): reading directly.", reason)
-        unanswered = [p for p in tuple(self._pending.values()) if p.attached is attached]
+        unanswered = [p for p in (*self._pending.values(), *self._unsent) if p.waiting]
+        self._unsent.clear()
         for pending in unanswered:
             self._pending.pop(pending.ticket, None)
             self._direct += 1
@@ -236,6 +262,9 @@ class NodeReads:
 
     def finish(self, pending: _Pending, reply: Samples) -> _native.Batch:
         """The batch of an answer; read below if the answer is not one."""
+        self._pending.pop(pending.ticket, None)
+        if self._attached is pending.attached:
+            self._send(pending.attached)
         if reply.status is Status.OK:
             try:
                 batch = pending.attached.link.mappings.batch(reply, pending.indices, self._parts)
@@ -257,7 +286,9 @@ class NodeReads:
         self._busy = 0
         self._batches += 1
         self._samples += batch.samples
-        self._bytes += int(batch.lengths.sum())
+        size = int(batch.lengths.sum())
+        self._bytes += size
+        self._batch_bytes += (size - self._batch_bytes) * (0.1 if self._batch_bytes else 1.0)
         self._ram_bytes += reply.ram_bytes
 
     # -- the rest of what a stage does ------------------------------------------------------------
@@ -275,6 +306,7 @@ class NodeReads:
         if attached is not None and os.getpid() == self._pid:
             attached.link.close()
         self._pending.clear()
+        self._unsent.clear()
         self._below.close()
 
     def stats(self) -> StageStats:
@@ -308,10 +340,10 @@ class _Pending:
     """A batch that the daemon was asked for."""
 
     def __init__(
-        self, reads: NodeReads, attached: Attached, ticket: int, indices: NDArray[np.int64]
+        self, reads: NodeReads, attached: Attached, indices: NDArray[np.int64]
     ) -> None:
         self.attached = attached
-        self.ticket = ticket
+        self.ticket = 0  # it is not sent
         self.indices = indices
         self._reads = reads
         self._reply: Samples | None = None

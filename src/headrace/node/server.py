@@ -64,6 +64,7 @@ class Server:
         self._started_s = time.monotonic()
         self._stopping = False
         self._selector = selectors.DefaultSelector()
+        self._spare_fd = _spare_fd()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._soon: deque[Callable[[], None]] = deque()
         self._working = ThreadPoolExecutor(
@@ -97,7 +98,8 @@ class Server:
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run a function in the loop. Thread-safe."""
         self._soon.append(function)
-        os.eventfd_write(self._wake, 1)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """End the loop, from within it or from a signal handler."""
@@ -144,8 +146,7 @@ class Server:
             sock, _address = self._listener.accept()
         except OSError as e:
             if e.errno in (errno.EMFILE, errno.ENFILE):
-                _log.error("no client can be accepted: %s", e)
-                time.sleep(0.05)
+                self._turn_away(e)
             return
         line = Line(sock, time.monotonic())
         refusal = ""
@@ -170,6 +171,20 @@ class Server:
             self._selector.register(
                 line.pidfd, selectors.EVENT_READ, lambda _: self._hang_up(line, "it died")
             )
+
+    def _turn_away(self, error: OSError) -> None:
+        """Hang up on a client that cannot be served, so that it reads directly at once."""
+        _log.error("no client can be accepted: %s", error)
+        self._refused += 1
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        try:
+            self._spare_fd = _spare_fd()
+        except OSError:
+            self._spare_fd = -1
+            time.sleep(0.05)  # it cannot even be turned away
 
     def _ready(self, line: Line, events: int) -> None:
         if not events & selectors.EVENT_READ or line not in self._lines:
@@ -275,6 +290,15 @@ class Server:
         self._holdings.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()
+        for fd in (self._spare_fd, self._wake):
+            if fd >= 0:
+                os.close(fd)
+        self._spare_fd = self._wake = -1
+
+
+def _spare_fd() -> int:
+    """A descriptor to be let go of when there are no more, see `_turn_away`."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _listen(path: str) -> socket.socket:
