@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError, LinkLost):
             state = ask_status(folder)
             if state["pid"] == process.pid:
-                process.returncode = 0  # it is nobody's child from now on
+                # So that it is no zombie when it ends, should this process live so long.
+                threading.Thread(target=process.wait, daemon=True).start()
                 return state
         if process.poll() is not None:
             break
