@@ -37,6 +37,10 @@ __all__ = ["Outcome", "ServedData"]
 _log = logging.getLogger("headrace.node")
 
 READS_MAX = 1 << 30
+
+GATHER_HERE_MAX = 1 << 20
+"""A batch of fewer bytes is put together in the loop: 100 us."""
+
 _SLAB_SLACK = 4 << 20
 
 
@@ -162,9 +166,11 @@ class ServedData:
             self.shared_batches += 1
             same.waiters.append(done)
             return
-        numbers = np.unique(self._reader_of[indices])
-        others = [self._readings[int(n)] for n in numbers if n]
-        if not others or not self._keeps():
+        numbers = self._reader_of[indices]
+        others = []
+        if numbers.any() and self._keeps():
+            others = [self._readings[n] for n in sorted(set(numbers.tolist()) - {0})]
+        if not others:
             self._begin(indices, done)
             return
         self.postponed += 1
@@ -189,7 +195,10 @@ class ServedData:
         self._readings[reading.number] = reading
         self._by_key[reading.key] = reading
         if pending.done:  # in memory: others need not wait for those that read
-            self._gathering.submit(self._take, reading, pending)
+            if getattr(pending, "ram_bytes", GATHER_HERE_MAX) < GATHER_HERE_MAX:
+                self._take(reading, pending)  # shorter than the way to a thread and back
+            else:
+                self._gathering.submit(self._take, reading, pending)
             return
         self._reader_of[indices] = reading.number
         self._queue.put((reading, pending))
