@@ -14,10 +14,6 @@
 
 #include "core/error.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 namespace headrace {
 namespace {
 
@@ -47,7 +43,6 @@ std::byte* map_private(size_t capacity) {
   if (data == MAP_FAILED) {
     refuse(capacity, ENOMEM, "use a smaller batch or raise the job's memory limit");
   }
-  if (capacity >= kHugePageBytes) madvise(data, capacity, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
 }
 
@@ -64,37 +59,6 @@ size_t available_bytes() {
   return found ? kibibytes * 1024 : size_t{1} << 30;
 }
 
-// Maps shared memory where huge pages fit: copies into small ones cost half as much again.
-void* map_aligned(size_t capacity, int fd) {
-  const size_t reserved = capacity + kHugePageBytes;
-  void* place = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (place == MAP_FAILED) return place;
-  const auto begin = reinterpret_cast<uintptr_t>(place);
-  const uintptr_t at = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  void* data = mmap(reinterpret_cast<void*>(at), capacity, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | MAP_FIXED, fd, 0);
-  const int error = errno;
-  if (data == MAP_FAILED) {
-    munmap(place, reserved);
-    errno = error;
-    return data;
-  }
-  if (at > begin) munmap(place, at - begin);
-  munmap(reinterpret_cast<void*>(at + capacity), begin + reserved - at - capacity);
-  if (capacity >= kHugePageBytes) madvise(data, capacity, MADV_HUGEPAGE);
-  return data;
-}
-
-// Allocates all of it; an errno where that cannot be done.
-int populate(void* data, size_t capacity, int fd) {
-  int error = 0;
-  do {
-    error = madvise(data, capacity, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
-  } while (error == EINTR || error == EAGAIN);
-  if (error != EINVAL) return error;
-  return posix_fallocate(fd, 0, static_cast<off_t>(capacity));  // before Linux 5.14
-}
-
 // Memory that others may map but never write. It is allocated at once: a page that cannot be had
 // later would end the process with SIGBUS. What is more than half of all that is left is refused
 // first, because the kernel would kill somebody rather than say no.
@@ -103,17 +67,18 @@ std::byte* map_shared(size_t capacity, int* fd_out) {
   const int fd = memfd_create("headrace", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) refuse(capacity, errno, "too many files are open, or memory is short");
   void* data = MAP_FAILED;
-  int error = ftruncate(fd, static_cast<off_t>(capacity)) == 0 ? 0 : errno;
+  int error = posix_fallocate(fd, 0, static_cast<off_t>(capacity));
   if (error == 0) {
-    data = map_aligned(capacity, fd);
+    data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (data == MAP_FAILED) error = errno;
   }
-  if (error == 0) error = populate(data, capacity, fd);
   // Ours is the last mapping that may write (Linux 5.1); nobody changes the size any more.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-  if (error == 0 && fcntl(fd, F_ADD_SEALS, kSeals) != 0) error = errno;
+  if (error == 0 && fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+    error = errno;
+    munmap(data, capacity);
+  }
   if (error != 0) {
-    if (data != MAP_FAILED) munmap(data, capacity);
     ::close(fd);
     refuse(capacity, error, "shared memory needs Linux 5.1, and room within the job's limits");
   }
@@ -191,6 +156,7 @@ BufferPtr Arena::acquire(size_t bytes) {
       }
       throw;
     }
+    if (capacity >= kHugePageBytes) madvise(buffer.data, capacity, MADV_HUGEPAGE);
     buffer.capacity = capacity;
   }
   return BufferPtr(new Buffer(buffer), [arena = shared_from_this()](const Buffer* b) {
