@@ -23,10 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run as a file, whose folder would hide HF's `datasets` behind ours
@@ -39,6 +38,9 @@ from benchmarks.check import Checker, FlatBatch
 from benchmarks.targets import Target
 from headrace.node.daemon import ask_status, start, stop
 from headrace.node.runtime import RuntimeFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RESULTS = ROOT / "benchmarks/results"
 PLANES = ("process", "node")

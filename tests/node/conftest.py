@@ -20,9 +20,11 @@ from headrace.node.link import Link, LinkLost
 from headrace.node.options import NodeOptions
 from headrace.node.runtime import RuntimeFolder
 from headrace.node.server import Server
-from plane.conftest import packed, store  # noqa: F401 - fixtures
+from plane import conftest as plane_stores
 
 WAIT_S = 20.0
+
+packed, store = plane_stores.packed, plane_stores.store
 
 
 def until(condition, seconds=WAIT_S):

@@ -70,7 +70,7 @@ def named_memory(process):
     found = [line.split(maxsplit=5)[-1] for line in (root / "maps").read_text().splitlines()]
     for fd in (root / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(fd))
+            found.append(str(fd.readlink()))
     return [name for name in found if name.startswith("/dev/shm") or "/psm_" in name]
 
 
@@ -187,9 +187,7 @@ def test_a_client_that_died_is_seen_although_its_child_keeps_the_socket(folder, 
         "    print(os.getpid(), flush=True); time.sleep(60)\n"
         "time.sleep(60)"
     )
-    run = subprocess.Popen(
-        [sys.executable, "-c", code, packed], stdout=subprocess.PIPE, text=True
-    )
+    run = subprocess.Popen([sys.executable, "-c", code, packed], stdout=subprocess.PIPE, text=True)
     child = int(run.stdout.readline())
     assert [s["pid"] for s in one.status()["sessions"] if s["leases"]] == [run.pid]
     run.kill()
@@ -270,7 +268,7 @@ def test_few_descriptors_are_no_end(folder, daemon, store):
     assert one.process.poll() is None
     for loader in loaders:
         loader.close()
-    until(lambda: one.serves())
+    until(one.serves)
 
 
 def test_no_daemon_is_no_delay_and_one_that_comes_is_found(folder, store, monkeypatch):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -197,13 +198,13 @@ def test_a_slow_drip_ends_at_its_deadline(folder, store, monkeypatch):
 
 def test_descriptors_of_a_client_are_not_taken(folder, store):
     with serving(folder) as server, a_good_client(folder, store):
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         sock = raw(folder)
         fds = array.array("i", [0] * 50)
         sock.sendmsg([HELLO], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         sock.recv(100)
         assert len(server.describe()["sessions"]) == 2
-        assert len(os.listdir("/proc/self/fd")) < before + 10
+        assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
         sock.close()
 
 
@@ -331,8 +332,10 @@ def test_jobs_have_a_window_too(folder, store, link):
             for part in np.array_split(everything, 20):
                 one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
         until(
-            lambda: not any(d["reading"] for d in server.describe()["datasets"])
-            and _session(server, "other")["waiting"] > 0
+            lambda: (
+                not any(d["reading"] for d in server.describe()["datasets"])
+                and _session(server, "other")["waiting"] > 0
+            )
         )
         held = {job["name"]: job["held_bytes"] for job in server.describe()["jobs"]}
         assert 0 < held["job"] <= (1 << 20) * 9 // 8
@@ -367,11 +370,11 @@ def test_a_daemon_that_lies_is_left(folder, store, monkeypatch):
 
     honest = session._samples
     lies = [
-        lambda r: {"buffer": 10**6},
-        lambda r: {"nbytes": 1 << 40},
-        lambda r: {"offsets": np.full(32, 1 << 62).tobytes()},
-        lambda r: {"lengths": np.full(32, -1).tobytes()},
-        lambda r: {"labels": b""},
+        {"buffer": 10**6},
+        {"nbytes": 1 << 40},
+        {"offsets": np.full(32, 1 << 62).tobytes()},
+        {"lengths": np.full(32, -1).tobytes()},
+        {"labels": b""},
     ]
     for lie in lies:
         told = threading.Event()
@@ -380,8 +383,7 @@ def test_a_daemon_that_lies_is_left(folder, store, monkeypatch):
             import msgspec
 
             told.set()
-            reply = honest(*given)
-            return msgspec.structs.replace(reply, **lie(reply))
+            return msgspec.structs.replace(honest(*given), **lie)
 
         monkeypatch.setattr(session, "_samples", samples)
         with serving(folder):

@@ -1,5 +1,6 @@
 """Frames and messages: whatever comes in, an error or a message comes out, within bounded memory."""
 
+import contextlib
 import struct
 
 import msgspec
@@ -112,10 +113,8 @@ def test_truncated_and_flipped_messages_are_an_error_or_a_message(message, data)
     for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=4)):
         body[at] ^= data.draw(st.integers(1, 255))
     for decode in (decode_request, decode_reply):
-        try:
+        with contextlib.suppress(WireError):
             decode(bytes(body[:cut]))
-        except WireError as e:
-            assert str(e)
 
 
 @pytest.mark.parametrize("size", [0, 1001, 1 << 31, (1 << 32) - 1])

@@ -9,6 +9,8 @@ P16  many data sets and splits, counters live         here
 F2   two jobs fetch one data set once, quotas hold    here; tests/node/test_quota.py
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,7 @@ def test_p6_a_missing_file_is_an_error_by_its_name_to_its_reader_only(
     photos,  # noqa: F811
     tmp_path,
 ):
-    root, files = photos
+    _, files = photos
     for name in list(files)[:40]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(files[name])
@@ -66,7 +68,7 @@ def test_p10_samples_come_in_the_daemons_memory(folder, store):  # noqa: F811
         loader = node_loader(store)
         batch = next(iter(loader))
         address = batch.data.ctypes.data
-        with open("/proc/self/maps") as maps:
+        with Path("/proc/self/maps").open() as maps:
             for line in maps:
                 low, high = (int(end, 16) for end in line.split()[0].split("-"))
                 if low <= address < high:

@@ -189,9 +189,8 @@ class NodeReads:
             return False
         if self._around_until and time.monotonic() < self._around_until:
             return False
-        if not 0 <= indices.min() <= indices.max() < self._samples_count:
-            return False  # below says what is wrong
-        return True
+        # Of others, those below say what is wrong.
+        return bool(0 <= indices.min() <= indices.max() < self._samples_count)
 
     def _attach(self) -> Attached | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""
@@ -339,9 +338,7 @@ class NodeReads:
 class _Pending:
     """A batch that the daemon was asked for."""
 
-    def __init__(
-        self, reads: NodeReads, attached: Attached, indices: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, reads: NodeReads, attached: Attached, indices: NDArray[np.int64]) -> None:
         self.attached = attached
         self.ticket = 0  # it is not sent
         self.indices = indices

@@ -122,7 +122,7 @@ class Server:
         for _ in range(len(self._soon)):
             try:
                 self._soon.popleft()()
-            except Exception:  # a mistake of ours must not cost everybody the daemon
+            except Exception:  # noqa: BLE001 - a mistake of ours must not cost everybody the daemon
                 _log.exception("something failed that should not")
 
     def _tick(self, now: float) -> None:

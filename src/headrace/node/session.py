@@ -37,7 +37,6 @@ from headrace.node.wire import (
     WireError,
     Working,
 )
-
 from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
