@@ -158,6 +158,15 @@ def _scale(options: Options, name: datasets.Name) -> float:
     return options.scale if name == "A" else options.scale / 4
 
 
+def warm(store: Path) -> None:
+    """Read the store into the page cache: what a process finds hot there, the daemon has in memory."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as f:
+                while f.read(16 << 20):
+                    pass
+
+
 def forget(store: Path) -> None:
     """Drop the store's pages, and nobody else's."""
     for path in store.rglob("*"):
@@ -197,6 +206,7 @@ def hot(options: Options, name: datasets.Name, clients: int, batch: int) -> dict
         given["daemon"] = ask_status(folder)["pid"]
         for _ in range(options.rounds):
             for plane in PLANES:
+                warm(store)
                 runs = run_clients(folder, clients, {**given, "plane": plane})
                 # The clients overlap: each sees what the daemon did for all while it ran.
                 daemons = max(run["daemon_cpu_s"] for run in runs) if plane == "node" else 0.0
