@@ -330,3 +330,25 @@ def test_without_msgspec_the_message_says_what_to_install(store):
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert "headrace[node]" in ended.stderr
+
+
+def test_a_cache_on_the_local_disk_below_the_memory(folder, store, tmp_path, monkeypatch):
+    """The next daemon finds there what this one has read."""
+    from headrace.config import TierOptions
+    from headrace.plane.tiers import shelf
+
+    monkeypatch.setattr(shelf, "disk_reserve", lambda _: 0)
+    alone = hr.loader(store, 32, seed=3)
+    expected = seen(alone)
+    alone.close()
+    tiers = TierOptions(cache_dir=str(tmp_path / "cache"))
+    sources = []
+    for _ in range(2):
+        with serving(folder, ram_bytes=0, tiers=tiers) as server:
+            loader = node_loader(store)
+            assert seen(loader) == expected
+            assert report_of(loader).direct_batches == 0
+            loader.close()
+            sources.append(data_of(server)["source_samples_bytes"])
+    assert sources[0] == store.nbytes
+    assert sources[1] < store.nbytes // 2
