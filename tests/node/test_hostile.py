@@ -375,6 +375,7 @@ def test_a_daemon_that_lies_is_left(folder, store, monkeypatch):
         {"offsets": np.full(32, 1 << 62).tobytes()},
         {"lengths": np.full(32, -1).tobytes()},
         {"labels": b""},
+        {"offsets": bytes(32 * 8 - 1)},
     ]
     for lie in lies:
         told = threading.Event()

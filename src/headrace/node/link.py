@@ -91,8 +91,10 @@ class Link:
         self._ticket = 0
         self.heard_s = time.monotonic()
         self._sock = connect(str(folder.socket))
-        self._poll = select.poll()  # select.select ends at descriptor 1023
-        self._poll.register(self._sock, select.POLLIN)
+        self._sock.setblocking(False)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(self._sock, select.POLLIN)
+        self._writable.register(self._sock, select.POLLOUT)
         try:
             self._check_peer(folder)
             self.send(Hello(PROTOCOL, job))
@@ -140,9 +142,17 @@ class Link:
             if self.lost:
                 raise LinkLost(self.lost)
             try:
-                self._sock.sendall(data)
+                self._send_all(memoryview(data))
             except OSError as e:
                 raise self._lose(f"sending failed: {e}") from e
+
+    def _send_all(self, data: memoryview) -> None:
+        while data:
+            try:
+                data = data[self._sock.send(data) :]
+            except BlockingIOError:
+                if not self._writable.poll(ALIVE_S * 1000):
+                    raise TimeoutError(f"nothing was taken for {ALIVE_S:g} s") from None
 
     def take_released(self) -> list[int]:
         """Leases to be given back with the next request; abandons those that must not be."""
@@ -196,10 +206,10 @@ class Link:
         with self.lock:
             if self.lost:
                 raise LinkLost(self.lost)
-            if not self._poll.poll(max(0.0, seconds) * 1000):
-                return False
             try:
-                data = self._read()
+                data = self._read(seconds)
+                if data is None:
+                    return False
                 self.heard_s = time.monotonic()
                 for body in self._splitter.feed(data):
                     self._take(decode_reply(body))
@@ -207,10 +217,15 @@ class Link:
                 raise self._lose(str(e)) from e
             return True
 
-    def _read(self) -> bytes:
-        data, control, flags, _ = self._sock.recvmsg(
-            _CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
-        )
+    def _read(self, seconds: float) -> bytes | None:
+        """What has come; None if nothing does within so many seconds."""
+        try:
+            given = self._sock.recvmsg(_CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            if seconds <= 0 or not self._readable.poll(seconds * 1000):
+                return None
+            return self._read(0.0)
+        data, control, flags, _ = given
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")

@@ -173,19 +173,19 @@ class Mappings:
         mapping = self._mappings.get(reply.buffer)
         if mapping is None or not 0 <= reply.nbytes <= mapping.size:
             raise WireError(f"batch {reply.ticket} lies in no buffer that has come")
+        slots = len(indices) * parts
+        sizes = len(reply.offsets), len(reply.lengths), len(reply.labels)
+        if sizes != (8 * slots, 8 * slots, 8 * len(indices)):
+            raise WireError(f"batch {reply.ticket} has other samples than were asked for")
         self.ledger.live.add(reply.ticket)
         lease: Any = _Lease(mapping, reply.nbytes, reply.ticket, self.ledger.end)
         offsets = np.frombuffer(reply.offsets, np.int64)
         lengths = np.frombuffer(reply.lengths, np.int64)
         labels = np.frombuffer(reply.labels, np.int64)
-        slots = len(indices) * parts
-        if not len(offsets) == len(lengths) == slots or len(labels) != len(indices):
-            raise WireError(f"batch {reply.ticket} has other samples than were asked for")
+        # As unsigned numbers, negative ones are too large as well.
         if slots and not (
-            offsets.min() >= 0
-            and offsets.max() <= reply.nbytes
-            and lengths.min() >= 0
-            and lengths.max() <= reply.nbytes
+            offsets.view(np.uint64).max() <= reply.nbytes
+            and lengths.view(np.uint64).max() <= reply.nbytes
             and (offsets + lengths).max() <= reply.nbytes
         ):
             raise WireError(f"batch {reply.ticket} has samples outside its bytes")
