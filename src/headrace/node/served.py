@@ -196,7 +196,8 @@ class ServedData:
         self._by_key[reading.key] = reading
         if pending.done:  # in memory: others need not wait for those that read
             if getattr(pending, "ram_bytes", GATHER_HERE_MAX) < GATHER_HERE_MAX:
-                self._take(reading, pending)  # shorter than the way to a thread and back
+                # Shorter than the way to a thread and back.
+                self._finish(reading, self._taken(pending))
             else:
                 self._gathering.submit(self._take, reading, pending)
             return
@@ -210,15 +211,17 @@ class ServedData:
             del item
 
     def _take(self, reading: _Reading, pending: PendingReads) -> None:
+        outcome = self._taken(pending)
+        self._call_soon(lambda: self._finish(reading, outcome))
+
+    def _taken(self, pending: PendingReads) -> Outcome:
         try:
             batch = pending.take()
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             if not isinstance(e, (HeadraceError, OSError)):
                 _log.exception("data set %d: a batch failed", self.number)
-            outcome = Outcome(None, f"{type(e).__name__}: {e}")
-        else:
-            outcome = self._outcome(batch, pending)
-        self._call_soon(lambda: self._finish(reading, outcome))
+            return Outcome(None, f"{type(e).__name__}: {e}")
+        return self._outcome(batch, pending)
 
     def _outcome(self, batch: _native.Batch, pending: PendingReads) -> Outcome:
         if batch.failed:

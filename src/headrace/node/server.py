@@ -195,6 +195,8 @@ class Server:
                 session.handle(decode_request(body))
                 if not line.greeted and session.job is not None:
                     line.greet()
+                if line.sending:  # the client can work on it while the next is handled
+                    line.flush()
         except EOFError:
             self._hang_up(line, "")
         except OSError as e:

@@ -145,6 +145,7 @@ class Session:
         self._asked: dict[int, _Asked] = {}
         self._waiting: deque[_Asked] = deque()
         self._waiting_bytes = 0
+        self._pumping = False
         self._known: set[int] = set()  # buffers that the client has mapped
         self.batches = self.busy = 0
 
@@ -237,6 +238,15 @@ class Session:
 
     def pump(self) -> None:
         """Begin requests that wait, as far as the windows reach."""
+        if self._pumping:  # what is begun may end at once, and comes back here
+            return
+        self._pumping = True
+        try:
+            self._begin_waiting()
+        finally:
+            self._pumping = False
+
+    def _begin_waiting(self) -> None:
         job = self.job
         while self._waiting and not self.closed and job is not None:
             asked = self._waiting[0]
