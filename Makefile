@@ -183,10 +183,11 @@ fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
 
 # -- the rest --------------------------------------------------------------------------------------
 
-# Both take the same options: make bench BENCH=--quick.
+# All take the same options: make bench BENCH=--quick.
 bench: $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/loader.py $(BENCH)
 	$(BIN)/python benchmarks/plane.py $(BENCH)
+	$(BIN)/python benchmarks/node.py $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

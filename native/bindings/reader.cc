@@ -77,11 +77,12 @@ struct ReaderHandle {
   ReaderHandle(const CatalogHandle& catalog, std::vector<int> parts, const std::string& engine,
                const std::string& direct, unsigned queue_depth, unsigned threads, unsigned workers,
                unsigned reads_in_flight, uint64_t budget_bytes, bool verify, double deadline_s,
-               std::shared_ptr<io::SlowModel> simulate, nb::object remote) {
+               std::shared_ptr<io::SlowModel> simulate, nb::object remote, bool shared) {
     io::ReaderOptions options;
     options.reads_in_flight = reads_in_flight;
     options.remote_deadline_s = deadline_s;
     options.slow = std::move(simulate);
+    options.buffers = shared ? Memory::kShared : Memory::kPrivate;
     options.remote = remote_engine_of(std::move(remote));
     options.engine = choice<io::EngineChoice>(engine,
                                               {{"auto", io::EngineChoice::kAuto},
@@ -223,7 +224,18 @@ void register_batch(nb::module_& m) {
       .def_prop_ro("parts", [](const Batch& b) { return b.parts; })
       .def_prop_ro("failed", [](const Batch& b) { return b.failures.size(); })
       .def_prop_ro("stats", &stats, nb::sig("def stats(self, /) -> dict[str, int]"),
-                   "Reads by route, and bytes asked for.");
+                   "Reads by route, and bytes asked for.")
+      .def_prop_ro(
+          "shared",
+          [](const Batch& b) -> nb::object {
+            if (b.buffer->fd < 0) return nb::none();
+            return nb::make_tuple(b.buffer->fd, b.buffer->id, b.buffer->capacity);
+          },
+          nb::sig("def shared(self, /) -> tuple[int, int, int] | None"),
+          "The buffer's memfd, identity and size in bytes; None in private memory.")
+      .def(
+          "abandon", [](const Batch& b) { b.buffer->abandoned = true; },
+          "Never recycle the buffer: somebody may look at it for ever.");
 }
 
 void register_catalog(nb::module_& m) {
@@ -264,6 +276,8 @@ void register_catalog(nb::module_& m) {
 }  // namespace
 
 void register_reader(nb::module_& m) {
+  m.def("retired_buffers", &Arena::take_retired_shared,
+        "Identities of shared buffers that were unmapped since the last call.");
   register_batch(m);
   register_catalog(m);
   nb::class_<Job>(m, "Job", "A submitted batch.")
@@ -274,15 +288,16 @@ void register_reader(nb::module_& m) {
   nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
       .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
                     unsigned, unsigned, unsigned, unsigned, uint64_t, bool, double,
-                    std::shared_ptr<io::SlowModel>, nb::object>(),
+                    std::shared_ptr<io::SlowModel>, nb::object, bool>(),
            "catalog"_a, nb::kw_only(), "parts"_a, "engine"_a, "direct"_a, "queue_depth"_a,
            "threads"_a, "workers"_a, "reads_in_flight"_a = 0, "budget_bytes"_a, "verify"_a,
            "deadline_s"_a = 300.0, "simulate"_a = nb::none(), "remote"_a = nb::none(),
+           "shared"_a = false,
            nb::sig("def __init__(self, catalog: Catalog, *, parts: collections.abc.Sequence[int], "
                    "engine: str, direct: str, queue_depth: int, threads: int, workers: int, "
                    "reads_in_flight: int = 0, budget_bytes: int, verify: bool, "
                    "deadline_s: float = 300.0, simulate: SlowModel | None = None, "
-                   "remote: typing.Any = None) -> None"))
+                   "remote: typing.Any = None, shared: bool = False) -> None"))
       .def(
           "submit",
           [](ReaderHandle& h, const ArrayIn<int64_t>& indices) {

@@ -28,7 +28,8 @@ using io::SampleCache;
 struct Assembler {
   std::shared_ptr<Arena> arena;
 
-  explicit Assembler(uint64_t retained_bytes) : arena(Arena::make(retained_bytes)) {}
+  Assembler(uint64_t retained_bytes, bool shared)
+      : arena(Arena::make(retained_bytes, shared ? Memory::kShared : Memory::kPrivate)) {}
 
   std::shared_ptr<Batch> assemble(const ArrayIn<int64_t>& indices, const nb::list& parts) const {
     std::vector<io::Part> list;
@@ -84,7 +85,7 @@ ArrayOut<int64_t> failed_samples(const Batch& batch) {
 
 void register_sample_cache(nb::module_& m) {
   nb::class_<Assembler>(m, "Assembler", "Puts batches together from what several tiers have read.")
-      .def(nb::init<uint64_t>(), "retained_bytes"_a)
+      .def(nb::init<uint64_t, bool>(), "retained_bytes"_a, "shared"_a = false)
       .def_prop_ro("mapped_bytes", [](const Assembler& a) { return a.arena->mapped_bytes(); })
       .def(
           "assemble", &Assembler::assemble, "indices"_a, "parts"_a,
@@ -98,7 +99,11 @@ void register_sample_cache(nb::module_& m) {
                    "int64, positions in `indices` that are not held.")
       .def_prop_ro("bytes", [](const Hits& h) { return h.bytes; });
   nb::class_<SampleCache>(m, "SampleCache", "Samples in memory, within a quota.")
-      .def(nb::new_(&SampleCache::make), nb::kw_only(), "samples"_a, "parts"_a, "quota_bytes"_a)
+      .def(nb::new_([](uint64_t samples, uint64_t parts, uint64_t quota_bytes, bool shared) {
+             return SampleCache::make(samples, parts, quota_bytes,
+                                      shared ? Memory::kShared : Memory::kPrivate);
+           }),
+           nb::kw_only(), "samples"_a, "parts"_a, "quota_bytes"_a, "shared"_a = false)
       .def("insert", &SampleCache::insert, "batch"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Copies what is not held and still fits; returns the number of samples.")
       .def(

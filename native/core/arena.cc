@@ -1,11 +1,14 @@
 #include "core/arena.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -24,17 +27,89 @@ size_t size_class(size_t bytes) {
   return (least + step - 1) / step * step;
 }
 
-}  // namespace
+std::atomic<uint64_t> next_id{1};
 
-std::shared_ptr<Arena> Arena::make(size_t retained_bytes_max) {
-  return std::shared_ptr<Arena>(new Arena(retained_bytes_max));
+std::mutex retired_mutex;
+std::vector<uint64_t> retired_shared;
+
+[[noreturn]] void refuse(size_t capacity, int error, const char* advice) {
+  throw Error(ErrorKind::kVolume,
+              "cannot allocate a batch buffer of " + std::to_string(capacity) + " bytes; " + advice,
+              {}, -1, error);
 }
 
-Arena::Arena(size_t retained_bytes_max)
-    : retained_bytes_max_(retained_bytes_max), owner_pid_(getpid()) {}
+std::byte* map_private(size_t capacity) {
+  void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    refuse(capacity, ENOMEM, "use a smaller batch or raise the job's memory limit");
+  }
+  return static_cast<std::byte*>(data);
+}
+
+// Bytes that can be had without swapping; a guess on the safe side where the system does not say.
+size_t available_bytes() {
+  FILE* file = std::fopen("/proc/meminfo", "re");
+  unsigned long long kibibytes = 0;
+  bool found = false;
+  char line[128];
+  while (file != nullptr && !found && std::fgets(line, sizeof line, file) != nullptr) {
+    found = std::sscanf(line, "MemAvailable: %llu", &kibibytes) == 1;
+  }
+  if (file != nullptr) std::fclose(file);
+  return found ? kibibytes * 1024 : size_t{1} << 30;
+}
+
+// Memory that others may map but never write. It is allocated at once: a page that cannot be had
+// later would end the process with SIGBUS. What is more than half of all that is left is refused
+// first, because the kernel would kill somebody rather than say no.
+std::byte* map_shared(size_t capacity, int* fd_out) {
+  if (capacity > available_bytes() / 2) refuse(capacity, ENOMEM, "memory is short");
+  const int fd = memfd_create("headrace", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) refuse(capacity, errno, "too many files are open, or memory is short");
+  void* data = MAP_FAILED;
+  int error = posix_fallocate(fd, 0, static_cast<off_t>(capacity));
+  if (error == 0) {
+    data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (data == MAP_FAILED) error = errno;
+  }
+  // Ours is the last mapping that may write (Linux 5.1); nobody changes the size any more.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+  if (error == 0 && fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+    error = errno;
+    munmap(data, capacity);
+  }
+  if (error != 0) {
+    ::close(fd);
+    refuse(capacity, error, "shared memory needs Linux 5.1, and room within the job's limits");
+  }
+  *fd_out = fd;
+  return static_cast<std::byte*>(data);
+}
+
+void unmap(const Buffer& buffer) {
+  munmap(buffer.data, buffer.capacity);
+  if (buffer.fd < 0) return;
+  ::close(buffer.fd);
+  std::lock_guard lock(retired_mutex);
+  retired_shared.push_back(buffer.id);
+}
+
+}  // namespace
+
+std::shared_ptr<Arena> Arena::make(size_t retained_bytes_max, Memory memory) {
+  return std::shared_ptr<Arena>(new Arena(retained_bytes_max, memory));
+}
+
+Arena::Arena(size_t retained_bytes_max, Memory memory)
+    : retained_bytes_max_(retained_bytes_max), memory_(memory), owner_pid_(getpid()) {}
 
 Arena::~Arena() {
-  for (const Buffer& buffer : free_) munmap(buffer.data, buffer.capacity);
+  for (const Buffer& buffer : free_) unmap(buffer);
+}
+
+std::vector<uint64_t> Arena::take_retired_shared() {
+  std::lock_guard lock(retired_mutex);
+  return std::exchange(retired_shared, {});
 }
 
 BufferPtr Arena::acquire(size_t bytes) {
@@ -65,26 +140,23 @@ BufferPtr Arena::acquire(size_t bytes) {
           ++i;
         }
       }
-      buffer.id = next_id_++;
+      buffer.id = next_id++;
       mapped_bytes_ += capacity;
     }
   }
-  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
+  for (const Buffer& b : surplus) unmap(b);
   if (buffer.data == nullptr) {
-    void* data =
-        mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) {
+    try {
+      buffer.data = memory_ == Memory::kShared && !foreign ? map_shared(capacity, &buffer.fd)
+                                                           : map_private(capacity);
+    } catch (const Error&) {
       if (!foreign) {
         std::lock_guard lock(mutex_);
         mapped_bytes_ -= capacity;
       }
-      throw Error(ErrorKind::kVolume,
-                  "cannot allocate a batch buffer of " + std::to_string(capacity) +
-                      " bytes; use a smaller batch or raise the job's memory limit",
-                  {}, -1, ENOMEM);
+      throw;
     }
-    if (capacity >= kHugePageBytes) madvise(data, capacity, MADV_HUGEPAGE);
-    buffer.data = static_cast<std::byte*>(data);
+    if (capacity >= kHugePageBytes) madvise(buffer.data, capacity, MADV_HUGEPAGE);
     buffer.capacity = capacity;
   }
   return BufferPtr(new Buffer(buffer), [arena = shared_from_this()](const Buffer* b) {
@@ -115,10 +187,11 @@ void Arena::release(const Buffer& buffer) {
     std::lock_guard lock(mutex_);
     free_.push_back(buffer);
     free_bytes_ += buffer.capacity;
+    if (buffer.abandoned) retire_locked(free_.size() - 1, &surplus);
     // The oldest go first: they have the sizes that nobody asked for lately.
     while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }
-  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
+  for (const Buffer& b : surplus) unmap(b);
 }
 
 int Arena::listen() {
@@ -144,7 +217,7 @@ void Arena::retain_at_most(size_t bytes) {
     retained_bytes_max_ = bytes;
     while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }
-  for (const Buffer& b : surplus) munmap(b.data, b.capacity);
+  for (const Buffer& b : surplus) unmap(b);
 }
 
 size_t Arena::mapped_bytes() const {

@@ -5,6 +5,10 @@
 // reused, by which engines register it with the kernel once. Thread-safe. Buffers may outlive the
 // user's reference to the arena. A forked child may use it too, without recycling: its buffers have
 // the id 0, which engines do not register.
+//
+// An arena of shared memory makes each buffer a sealed memfd, which other processes may map but
+// never write: what is read or gathered into it reaches them without another copy. Such a buffer
+// that somebody may still look at must be abandoned, so that it is not handed out again.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +23,23 @@ namespace headrace {
 
 class Arena;
 
+enum class Memory { kPrivate, kShared };
+
 // Memory of one batch. Goes back to its arena when the last owner lets go.
 struct Buffer {
   std::byte* data = nullptr;
   size_t capacity = 0;
-  uint64_t id = 0;
+  uint64_t id = 0;  // unique in this process
+  int fd = -1;      // of shared memory
+  // Unmapped rather than recycled when the last owner lets go. Set by an owner.
+  mutable bool abandoned = false;
   std::span<std::byte> memory() const { return {data, capacity}; }
 };
 using BufferPtr = std::shared_ptr<const Buffer>;
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
-  static std::shared_ptr<Arena> make(size_t retained_bytes_max);
+  static std::shared_ptr<Arena> make(size_t retained_bytes_max, Memory memory = Memory::kPrivate);
   ~Arena();
 
   // At least `bytes` bytes at a 4,096-byte boundary. Throws Error(kVolume, ENOMEM).
@@ -46,8 +55,11 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // Keeps at most so many bytes of free buffers from now on.
   void retain_at_most(size_t bytes);
 
+  // The ids of shared buffers, of whatever arena, that were unmapped since the last call.
+  static std::vector<uint64_t> take_retired_shared();
+
  private:
-  explicit Arena(size_t retained_bytes_max);
+  Arena(size_t retained_bytes_max, Memory memory);
   void release(const Buffer& buffer);
   void retire_locked(size_t i, std::vector<Buffer>* surplus);
 
@@ -58,7 +70,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   size_t free_bytes_ = 0;
   size_t mapped_bytes_ = 0;
   size_t retained_bytes_max_;
-  uint64_t next_id_ = 1;
+  const Memory memory_;
   const int owner_pid_;
 };
 

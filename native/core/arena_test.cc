@@ -2,6 +2,9 @@
 #include "core/arena.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -172,4 +175,47 @@ TEST_CASE("a forked child takes and gives back memory whatever the parent's thre
   busy.join();
   CHECK(clean == 20);
   CHECK(kept->data[100] == std::byte{5});
+}
+
+TEST_CASE("others may map shared buffers and see what is written, but never write or resize them") {
+  const auto arena = Arena::make(8 * kMebi, Memory::kShared);
+  auto buffer = arena->acquire(kMebi);
+  REQUIRE(buffer->fd >= 0);
+  CHECK(mmap(nullptr, kMebi, PROT_READ | PROT_WRITE, MAP_SHARED, buffer->fd, 0) == MAP_FAILED);
+  CHECK(pwrite(buffer->fd, "x", 1, 0) == -1);
+  CHECK(ftruncate(buffer->fd, 1) == -1);
+  CHECK(fallocate(buffer->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == -1);
+  void* theirs = mmap(nullptr, buffer->capacity, PROT_READ, MAP_SHARED, buffer->fd, 0);
+  REQUIRE(theirs != MAP_FAILED);
+  write_all(buffer, 7);
+  CHECK(static_cast<const std::byte*>(theirs)[kMebi - 1] == std::byte{7});
+  munmap(theirs, buffer->capacity);
+}
+
+TEST_CASE("an abandoned buffer is unmapped, never handed out again, and reported once") {
+  const auto arena = Arena::make(8 * kMebi, Memory::kShared);
+  Arena::take_retired_shared();
+  auto buffer = arena->acquire(kMebi);
+  auto other = arena->acquire(kMebi);
+  const uint64_t id = buffer->id, other_id = other->id;
+  buffer->abandoned = true;
+  buffer.reset();
+  other.reset();
+  CHECK(Arena::take_retired_shared() == std::vector<uint64_t>{id});
+  CHECK(Arena::take_retired_shared().empty());
+  CHECK(arena->acquire(kMebi)->id == other_id);
+  CHECK(arena->acquire(kMebi)->id != id);
+}
+
+TEST_CASE("shared memory that cannot be had is an error, not a signal") {
+  const auto end = testing::in_child([] {
+    const auto arena = Arena::make(0, Memory::kShared);
+    try {
+      arena->acquire(size_t{1} << 55);
+    } catch (const Error& e) {
+      return arena->mapped_bytes() == 0 ? 0 : 2;
+    }
+    return 1;
+  });
+  CHECK(end.exit_code == 0);
 }

@@ -55,7 +55,7 @@ Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
       remote_(options.remote ? options.remote : catalog_->remote()),
       options_(with_places(options, in_flight_)),
       planner_(catalog_, options_, std::move(parts)),
-      arena_(Arena::make(options.budget_bytes)),
+      arena_(Arena::make(options.budget_bytes, options.buffers)),
       owner_pid_(getpid()),
       budget_bytes_(options.budget_bytes) {}
 

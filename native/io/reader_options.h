@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/arena.h"
 #include "io/engine.h"
 #include "io/remote_engine.h"
 #include "io/slow_model.h"
@@ -23,6 +24,8 @@ struct ReaderOptions {
   unsigned reads_in_flight = 0;
   uint64_t budget_bytes = 64 << 20;
   bool verify = true;
+  // Batches lie in memory that other processes may map: see `Arena`.
+  Memory buffers = Memory::kPrivate;
   // A gap up to this many bytes between two extents is read rather than skipped: on an NVMe device
   // a request costs about as much as 16 KiB of bandwidth.
   uint64_t coalesce_gap_bytes = 16 << 10;

@@ -16,25 +16,28 @@ constexpr uint64_t kSlabBytesMax = uint64_t{64} << 20;
 constexpr uint64_t kSlabBytesMin = uint64_t{64} << 10;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kDeliveredRetained = uint64_t{64} << 20;
+// Shared buffers go round among many clients, and cost each of them a mapping when they are new.
+constexpr uint64_t kSharedRetained = uint64_t{256} << 20;
 
 uint64_t align_up(uint64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
 std::shared_ptr<SampleCache> SampleCache::make(uint64_t samples, uint64_t parts,
-                                               uint64_t quota_bytes) {
+                                               uint64_t quota_bytes, Memory delivered) {
   if (parts == 0 || samples >= UINT32_MAX) {
     throw Error(ErrorKind::kInvalidArgument,
                 "a cache of " + std::to_string(samples) + " samples of " + std::to_string(parts) +
                     " parts, expected fewer than 2^32 - 1 samples of at least one part");
   }
-  return std::shared_ptr<SampleCache>(new SampleCache(samples, parts, quota_bytes));
+  return std::shared_ptr<SampleCache>(new SampleCache(samples, parts, quota_bytes, delivered));
 }
 
-SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes)
+SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory delivered)
     : parts_(parts),
       memory_(Arena::make(0)),
-      delivered_(Arena::make(kDeliveredRetained)),
+      delivered_(Arena::make(delivered == Memory::kShared ? kSharedRetained : kDeliveredRetained,
+                             delivered)),
       quota_bytes_(quota_bytes),
       entry_of_(samples) {}
 

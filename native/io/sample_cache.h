@@ -34,8 +34,9 @@ struct Hits {
 class SampleCache {
  public:
   // `samples`: in the data set. `parts`: slots per sample. The index takes 4 bytes for each sample
-  // of the data set, beside the quota.
-  static std::shared_ptr<SampleCache> make(uint64_t samples, uint64_t parts, uint64_t quota_bytes);
+  // of the data set, beside the quota. `delivered`: the memory of delivered batches.
+  static std::shared_ptr<SampleCache> make(uint64_t samples, uint64_t parts, uint64_t quota_bytes,
+                                           Memory delivered = Memory::kPrivate);
 
   // Copies the batch's samples that are not held, have not failed, and still fit. Returns how many.
   uint64_t insert(const Batch& batch);
@@ -62,7 +63,7 @@ class SampleCache {
     int64_t index;
   };
 
-  SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes);
+  SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory delivered);
   std::byte* reserve(uint64_t bytes, Entry* entry);
 
   const uint64_t parts_;

@@ -173,6 +173,9 @@ class RemoteRequests:
         The same for bytes that lie in `buffer`: copies them, without the interpreter's lock.
         """
 
+def retired_buffers() -> list[int]:
+    """Identities of shared buffers that were unmapped since the last call."""
+
 class Batch:
     """Bytes of some samples in one buffer."""
 
@@ -208,6 +211,15 @@ class Batch:
     @property
     def stats(self, /) -> dict[str, int]:
         """Reads by route, and bytes asked for."""
+
+    @property
+    def shared(self, /) -> tuple[int, int, int] | None:
+        """
+        The buffer's memfd, identity and size in bytes; None in private memory.
+        """
+
+    def abandon(self) -> None:
+        """Never recycle the buffer: somebody may look at it for ever."""
 
 class Catalog:
     """Directories and volumes of an open store."""
@@ -248,7 +260,7 @@ class Job:
 class Reader:
     """Reads submitted batches ahead, in order."""
 
-    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None) -> None: ...
+    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None, shared: bool = False) -> None: ...
 
     def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
         """Queues one batch; returns at once."""
@@ -405,7 +417,7 @@ def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dic
 class Assembler:
     """Puts batches together from what several tiers have read."""
 
-    def __init__(self, retained_bytes: int) -> None: ...
+    def __init__(self, retained_bytes: int, shared: bool = False) -> None: ...
 
     @property
     def mapped_bytes(self) -> int: ...
@@ -432,7 +444,7 @@ class Hits:
 class SampleCache:
     """Samples in memory, within a quota."""
 
-    def __init__(self, *, samples: int, parts: int, quota_bytes: int) -> None: ...
+    def __init__(self, *, samples: int, parts: int, quota_bytes: int, shared: bool = False) -> None: ...
 
     def insert(self, batch: Batch) -> int:
         """Copies what is not held and still fits; returns the number of samples."""

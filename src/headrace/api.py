@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions, TierOptions
     from headrace.control import TuningHandle
     from headrace.plane.skipped import OnError
+    from headrace.plane.store_reader import Over
 
 __all__ = [
     "append",
@@ -33,6 +34,7 @@ __all__ = [
     "open",
     "order_for",
     "pack",
+    "plane_over",
     "repair",
     "verify",
 ]
@@ -141,7 +143,7 @@ def loader(
         memory_bytes: what all buffers of this process may take; by default a part of what the job's
             own limits leave, see `headrace.control.limits`. HEADRACE_MEMORY_BYTES likewise.
         options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
-            (`cache_dir`, `ram_bytes`, ...), none of which changes what is delivered.
+            (`cache_dir`, `ram_bytes`, `plane="node"`, ...), none of which changes what is delivered.
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
@@ -157,7 +159,12 @@ def loader(
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
-    made = Loader(store, chosen, slices, resolved, parts=parts, on_error=on_error, tiers=tiers)
+    made = Loader(
+        store, chosen, slices, resolved,
+        parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
+    )  # fmt: skip
+    # The node daemon's knobs are its own.
+    tune = tune and tiers.plane == "process"
     made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
     return made
 
@@ -178,6 +185,27 @@ def _within(
     share = left // (_BUFFERS_WITH_CACHE if tiers.cache_dir is not None else 1)
     least = max(share, BUDGET_BYTES_MIN)
     return max(1, share), replace(options, budget_bytes=min(options.budget_bytes, least))
+
+
+def plane_over(tiers: TierOptions, reading: ReaderOptions) -> Over | None:
+    """What puts the node daemon on top of a chain, where the options ask for it.
+
+    Raises:
+        ImportError: it needs a package that is not installed.
+        ValueError: storage that is simulated in this process cannot be another's.
+    """
+    if tiers.plane == "process":
+        return None
+    if reading.simulate is not None:
+        raise ValueError(
+            "plane is 'node' and simulate is given: let the daemon simulate "
+            "(headrace node start --simulate)"
+        )
+    try:
+        from headrace.node.reads import over_node
+    except ModuleNotFoundError as e:
+        raise ImportError(f"plane='node' needs {e.name}: pip install 'headrace[node]'") from e
+    return over_node
 
 
 _KNOB_OPTIONS = {

@@ -119,9 +119,15 @@ class TierOptions:
     reads_per_s: float | None = None
     """Limit on reads from the source. None: no limit."""
 
+    plane: Literal["process", "node"] = "process"
+    """Who reads: this process, or the node daemon, which shares one cache among all processes. Where
+    no daemon runs, this process does."""
+
     def __post_init__(self) -> None:
         if isinstance(self.ram_bytes, str) and self.ram_bytes != "auto":
             raise ValueError(f"ram_bytes is {self.ram_bytes!r}, expected bytes or 'auto'")
+        if self.plane not in ("process", "node"):
+            raise ValueError(f"plane is {self.plane!r}, expected 'process' or 'node'")
         for name in ("cache_bytes", "ram_bytes", "bytes_per_s", "reads_per_s"):
             value = getattr(self, name)
             if isinstance(value, str) or value is None:
@@ -175,6 +181,7 @@ _TIER_KINDS = {
     "ram_bytes": "int",
     "bytes_per_s": "float",
     "reads_per_s": "float",
+    "plane": "str",
 }
 
 

@@ -13,6 +13,7 @@
     + VolumeTimeout    (also TimeoutError)
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
+  x NodeError         the node daemon cannot be started, reached or stopped
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -30,6 +31,7 @@ __all__ = [
     "CorruptStore",
     "DecodeError",
     "HeadraceError",
+    "NodeError",
     "OrderError",
     "SampleNotFound",
     "SourceChanged",
@@ -140,6 +142,10 @@ class OrderError(HeadraceError, ValueError):
 
 class StateMismatch(OrderError):
     """A saved state belongs to other data or to another order."""
+
+
+class NodeError(HeadraceError):
+    """The node daemon cannot be started, reached or stopped."""
 
 
 class DecodeError(HeadraceError):

@@ -1,6 +1,7 @@
 """What the documents say must be so: snippets run, commands run, links resolve."""
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -61,8 +62,9 @@ def test_console_commands_run(page, tmp_path):
             command, _, target = line.removeprefix("$ headrace ").partition(" > ")
             arguments = shlex.split(command, comments=True)
             ended = subprocess.run(
-                [*program, *arguments], cwd=tmp_path, check=False, capture_output=True, timeout=120
-            )
+                [*program, *arguments], cwd=tmp_path, check=False, capture_output=True, timeout=120,
+                env=os.environ | {"HEADRACE_RUNTIME_DIR": str(tmp_path / "run")},
+            )  # fmt: skip
             assert ended.returncode == 0, f"{line}\n{ended.stderr.decode()}"
             if target:
                 assert ended.stdout[:4] == b"\x89PNG", line

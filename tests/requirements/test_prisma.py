@@ -5,10 +5,10 @@ P3, P4, P5  concurrent readers, divergence, unplanned files    tests/plane/ahead
 P7          every buffer keeps its budget of bytes             here; files: tests/plane/ahead
 P8          plan and start do not grow with epochs             here
 P9          cost per sample flat from 1 to 64 consumers        tests/plane/ahead
-P10, P12    ranges as they arrive, sockets                     the node daemon
+P10, P12    shared memory, sockets                             test_prisma_node.py, tests/node
 P11         tuning never ends, shrinks, obeys, explains        here; tests/control
 P13         the GIL is free while reading, failures raise      here
-P14         sockets of jobs                                    the node daemon
+P14         sockets of jobs                                    test_prisma_node.py, tests/node
 P15         order by (seed, epoch, rank, world size) alone     here; tests/order
 P16         any number of data sets and splits, any source     tests/plane, tests/store, tests/io
 P17         a clean checkout builds and tests                  make test

@@ -19,6 +19,7 @@ from headrace.cli import (
     index,
     info,
     ls,
+    node,
     pack,
     read,
     repair,
@@ -111,3 +112,4 @@ for _command in (
 ):
     app.command()(_command)
 app.add_typer(cache.app, name="cache")
+app.add_typer(node.app, name="node")

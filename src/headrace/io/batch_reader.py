@@ -72,6 +72,7 @@ class BatchReader:
         catalog: the store's directories and volumes.
         parts: numbers of the parts to read (`Catalog.part_names`), in this order.
         options: how to read.
+        shared: read into memory that other processes may map (`Batch.shared`).
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class BatchReader:
         catalog: _native.Catalog,
         parts: Sequence[int],
         options: ReaderOptions,
+        *,
+        shared: bool = False,
     ) -> None:
         self._pid = os.getpid()
         self._deadline_s = options.deadline_s
@@ -95,6 +98,7 @@ class BatchReader:
             verify=options.verify,
             deadline_s=options.deadline_s,
             simulate=_model_of(options.simulate),
+            shared=shared,
         )
 
     @property

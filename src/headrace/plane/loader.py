@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.plane.batch import Batch
     from headrace.plane.skipped import OnError, Skipped
     from headrace.plane.stage import Stage
+    from headrace.plane.store_reader import Over
     from headrace.plane.tiers import CacheReport
 
 __all__ = ["Loader", "LoaderStats", "SampleSource", "Tuning"]
@@ -148,6 +149,7 @@ class Loader:
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
         tiers: where samples are kept nearer than the source, and limits.
+        over: puts another stage on top, see `StoreReader`.
 
     Attributes:
         tuning: whoever does; None: nobody.
@@ -163,13 +165,14 @@ class Loader:
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
         tiers: TierOptions | None = None,
+        over: Over | None = None,
     ) -> None:
         self.source = source
         self.order = order
         self.slices = slices
         self.options = options
         self._cursor = Cursor(order, slices, source.fingerprint)
-        self._reader = StoreReader(source, options, parts, on_error, tiers)
+        self._reader = StoreReader(source, options, parts, on_error, tiers, over=over)
         self._prefetch = PrefetchStage(self._reader, options)
         # Not of this loader's own method: a cycle would keep files and threads open after the last
         # reference has gone, until garbage is collected.

@@ -34,11 +34,18 @@ if TYPE_CHECKING:
     from headrace.plane.stage import Stage
     from headrace.plane.tiers import CacheReport, Chain, Reads
 
-__all__ = ["Fetched", "SampleSource", "StoreReader"]
+__all__ = ["Fetched", "Over", "SampleSource", "StoreReader"]
 
 
 BATCHES_AHEAD_MAX = 4096
 """However small they are: a submitted batch costs memory for its indices."""
+
+
+class Over(Protocol):
+    """Puts another stage on top of a chain."""
+
+    def __call__(self, chain: Chain, source: Any, part_names: Sequence[str], /) -> Chain:
+        """The chain with the stage: over the source, for these parts."""
 
 
 class SampleSource(Protocol):
@@ -83,6 +90,7 @@ class StoreReader:
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be read.
         tiers: where samples are kept nearer than the source, and limits.
+        over: puts another stage on top of the chain, of the source and the names of parts.
 
     Attributes:
         part_names: the parts that are read.
@@ -100,9 +108,12 @@ class StoreReader:
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
         tiers: TierOptions | None = None,
+        *,
+        over: Over | None = None,
     ) -> None:
         self.source = source
         self.options = options
+        self._over = over
         self.part_names = tuple(parts) or tuple(source.parts)
         self.skipped: list[Skipped] = []
         self._part_numbers = _numbers_of(self.part_names, source.parts)
@@ -239,6 +250,8 @@ class StoreReader:
             self._chain = build_chain(
                 self.source, self.part_names, self._part_numbers, self.options, self._tiers
             )
+            if self._over is not None:
+                self._chain = self._over(self._chain, self.source, self.part_names)
             if self._turned:
                 self._chain.source.turn(**self._turned)
         return self._chain.top

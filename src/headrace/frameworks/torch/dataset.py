@@ -144,4 +144,7 @@ class Dataset(torch_data.Dataset[Decoded]):
         self._reader = self._new_reader()
 
     def _new_reader(self) -> StoreReader:
-        return StoreReader(self.store, self._options, self.parts, self.on_error, self._tiers)
+        over = api.plane_over(self._tiers, self._options)
+        return StoreReader(
+            self.store, self._options, self.parts, self.on_error, self._tiers, over=over
+        )

@@ -50,12 +50,14 @@ class Chain:
         top: what order and prefetch ask for batches.
         stages: the tiers and limits, the lowest first; the source's reader is none of them.
         disk: the disk tier, if there is one.
+        ram: the RAM tier, if there is one.
     """
 
     top: Reads
     source: BatchReader
     stages: tuple[Stage, ...] = ()
     disk: DiskTier | None = None
+    ram: RamTier | None = None
 
     @property
     def active(self) -> BatchReader:
@@ -86,6 +88,8 @@ def build_chain(
     part_numbers: Sequence[int],
     options: ReaderOptions,
     tiers: TierOptions,
+    *,
+    shared: bool = False,
 ) -> Chain:
     """Make the stages that the options ask for.
 
@@ -95,11 +99,12 @@ def build_chain(
         part_numbers: their numbers in the source.
         options: how to read.
         tiers: which stages.
+        shared: deliver in memory that other processes may map.
     """
     cache = None
     if tiers.cache_dir is not None:
         cache = Cache(Shelf(tiers.cache_dir, tiers.cache_bytes), source, part_names)
-    reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache))
+    reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)
     top: Reads = reader
     stages: list[Stage] = []
     if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
@@ -114,14 +119,17 @@ def build_chain(
     disk = None
     if cache is not None:
         tee = Tee(cache, min(_QUEUE_BYTES, options.budget_bytes))
-        top = disk = DiskTier(top, cache, options, tee)
+        top = disk = DiskTier(top, cache, options, tee, shared=shared)
         stages.append(disk)
+    ram = None
     quota = _ram_bytes(source, options, tiers)
     if quota > 0:
         yielding = not isinstance(tiers.ram_bytes, int)
-        top = ram = RamTier(top, len(source), len(part_numbers), quota, yielding=yielding)
+        top = ram = RamTier(
+            top, len(source), len(part_numbers), quota, yielding=yielding, shared=shared
+        )
         stages.append(ram)
-    return Chain(top, reader, tuple(stages), disk)
+    return Chain(top, reader, tuple(stages), disk, ram)
 
 
 def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:

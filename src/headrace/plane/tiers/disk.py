@@ -82,6 +82,7 @@ class DiskTier:
         cache: the data set's cache.
         options: how to read the cache.
         tee: writes what was read from the source.
+        shared: deliver in memory that other processes may map.
     """
 
     name = "disk"
@@ -92,12 +93,15 @@ class DiskTier:
         cache: Cache,
         options: ReaderOptions,
         tee: Tee,
+        *,
+        shared: bool = False,
     ) -> None:
         self._below = below
         self.cache = cache
         self.tee = tee
         self._options = replace(options, simulate=None)  # which stands for the source alone
-        self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes))
+        self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes), shared)
+        self._shared = shared
         self._local: _Local | None = None
         self._whole: BatchReader | None = None
         self._looked_at = time.monotonic()
@@ -308,7 +312,7 @@ class DiskTier:
             numbers = [names.index(part) for part in self.cache.part_names]
             # Batches under way keep the reader before this one until they are taken.
             local = self._local = _Local(
-                store, BatchReader(store.catalog, numbers, self._budgeted())
+                store, BatchReader(store.catalog, numbers, self._budgeted(), shared=self._shared)
             )
         return local
 

@@ -39,6 +39,7 @@ class RamTier:
         quota_bytes: memory that may be taken, not counting batches under way.
         yielding: give memory back when it runs short.
         available: bytes of memory that can still be taken.
+        shared: deliver in memory that other processes may map.
     """
 
     name = "ram"
@@ -52,9 +53,12 @@ class RamTier:
         *,
         yielding: bool = False,
         available: Callable[[], int] = available_memory,
+        shared: bool = False,
     ) -> None:
         self._below = below
-        self._cache = _native.SampleCache(samples=samples, parts=parts, quota_bytes=quota_bytes)
+        self._cache = _native.SampleCache(
+            samples=samples, parts=parts, quota_bytes=quota_bytes, shared=shared
+        )
         self._yielding = yielding
         self._available = available
         self._looked_at = time.monotonic()
@@ -170,6 +174,11 @@ class _Pending:
         self._tier = tier
         self._hits = hits
         self._job = job
+
+    @property
+    def ram_bytes(self) -> int:
+        """Bytes of the batch that are held."""
+        return self._hits.bytes
 
     @property
     def done(self) -> bool:

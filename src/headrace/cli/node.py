@@ -1,0 +1,221 @@
+"""`headrace node`: one data plane for all processes of a user on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import exit_codes
+from headrace.cli.output import Json, Output
+from headrace.cli.units import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from headrace.node.runtime import RuntimeFolder
+
+__all__ = ["app", "logs", "start", "status", "stop", "unit"]
+
+app = typer.Typer(
+    help="Start, stop and watch the node daemon: one cache for all jobs (`plane='node'`).",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def start(
+    *,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay here, and log to stderr.")
+    ] = False,
+    ram: Annotated[
+        str | None, typer.Option(help="Memory for samples (8G). Default: half of what is free.")
+    ] = None,
+    job_ram: Annotated[str | None, typer.Option(help="The same for one job. Default: all.")] = None,
+    window: Annotated[str, typer.Option(help="Batches that one client may hold.")] = "256M",
+    job_window: Annotated[str, typer.Option(help="The same for one job.")] = "1G",
+    cache_dir: Annotated[
+        str | None, typer.Option(help="Folder on a local disk to keep samples in.")
+    ] = None,
+    cache: Annotated[str | None, typer.Option(help="Quota of that folder.")] = None,
+    simulate: Annotated[
+        str | None, typer.Option(help="Slow storage to simulate: lustre, nfs, s3, hdd.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start the daemon, in the background if not told otherwise."""
+    from headrace.config import ReaderOptions, TierOptions
+    from headrace.node.daemon import run
+    from headrace.node.daemon import start as start_daemon
+    from headrace.node.options import NodeOptions, automatic_ram_bytes
+    from headrace.node.runtime import runtime_folder
+
+    cache_bytes = None if cache is None else _bytes(cache)
+    options = NodeOptions(
+        ram_bytes=automatic_ram_bytes() if ram is None else _bytes(ram),
+        job_ram_bytes=None if job_ram is None else _bytes(job_ram),
+        window_bytes=_bytes(window),
+        job_window_bytes=_bytes(job_window),
+        reader=ReaderOptions(simulate=simulate),
+        tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
+    )
+    folder = runtime_folder()
+    if foreground:
+        _log_to_stderr()
+        run(folder, options)
+        return
+    given = {
+        "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
+        "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
+    }  # fmt: skip
+    arguments = [word for name, value in given.items() if value for word in (name, value)]
+    state = start_daemon(folder, arguments)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document(state)
+    else:
+        output.line(
+            f"process {state['pid']} serves {state['folder']} "
+            f"with {bytes_text(state['ram_bytes'])} of memory"
+        )
+
+
+@app.command()
+def stop(
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Kill it if it does not answer.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Stop the daemon. Its clients go on by reading directly."""
+    from headrace.node.daemon import stop as stop_daemon
+    from headrace.node.runtime import runtime_folder
+
+    output = Output(as_json=as_json)
+    folder = runtime_folder()
+    try:
+        pid = stop_daemon(folder, force=force)
+    except FileNotFoundError:
+        return _not_running(output, folder)
+    if as_json:
+        output.document({"pid": pid, "running": False})
+    else:
+        output.line(f"process {pid} has ended")
+    return exit_codes.OK
+
+
+@app.command()
+def status(*, as_json: Json = False) -> int:
+    """Say what the daemon holds, and for whom."""
+    from headrace.errors import NodeError
+    from headrace.node.daemon import ask_status
+    from headrace.node.link import LinkLost
+    from headrace.node.runtime import runtime_folder
+
+    output = Output(as_json=as_json)
+    folder = runtime_folder()
+    try:
+        state = ask_status(folder)
+    except FileNotFoundError:
+        return _not_running(output, folder)
+    except LinkLost as e:
+        raise NodeError(
+            f"{folder.path}: the node daemon does not answer: {e}.",
+            path=str(folder.path),
+            next_step="Kill it: headrace node stop --force.",
+        ) from e
+    if as_json:
+        output.document({"running": True, **state})
+    else:
+        _print(output, state)
+    return exit_codes.OK
+
+
+@app.command()
+def logs(
+    *,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Print the end of the log of a daemon in the background."""
+    from headrace.node.daemon import tail
+    from headrace.node.runtime import runtime_folder
+
+    folder = runtime_folder()
+    text = tail(folder, lines)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document({"path": str(folder.log), "lines": text.splitlines()})
+    else:
+        for line in text.splitlines():
+            output.line(line)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def unit(context: typer.Context, *, as_json: Json = False) -> None:
+    """Print a systemd unit and Slurm lines; options of `start` go into them."""
+    import shutil
+
+    from headrace.node.unit import slurm_snippet, systemd_unit
+
+    program = shutil.which("headrace") or sys.argv[0]
+    texts = {
+        "systemd": systemd_unit(program, context.args),
+        "slurm": slurm_snippet(program, context.args),
+    }
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document(texts)
+    else:
+        output.line("\n".join(texts.values()).rstrip("\n"))
+
+
+def _not_running(output: Output, folder: RuntimeFolder) -> int:
+    if output.as_json:
+        output.document({"running": False, "folder": str(folder.path)})
+    else:
+        output.line(f"no node daemon runs in {folder.path}")
+    return exit_codes.FINDING
+
+
+def _print(output: Output, state: dict[str, Any]) -> None:
+    output.line(
+        f"process {state['pid']} in {state['folder']}, up {state['uptime_s']:.0f} s: "
+        f"{bytes_text(state['held_bytes'])} of {bytes_text(state['ram_bytes'])} held, "
+        f"{len(state['sessions'])} clients of {len(state['jobs'])} jobs"
+    )
+    for data in state["datasets"]:
+        output.line(
+            f"  {data['path']}: {count_text(data['held_samples'])} of "
+            f"{count_text(data['samples'])} samples held, {bytes_text(data['source_bytes'])} read, "
+            f"{bytes_text(data['delivered_bytes'])} delivered "
+            f"({bytes_text(data['ram_bytes'])} from memory)"
+        )
+
+
+def _bytes(text: str) -> int:
+    """`8G`, `512M`, `1024` in bytes."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
+    if number and number[-1] in units:
+        number, shift = number[:-1], units[number[-1]]
+    try:
+        return int(float(number) * (1 << shift))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no size, expected bytes, or as 512M, 8G") from None
+
+
+def _absolute(path: str | None) -> str | None:
+    from pathlib import Path
+
+    return None if path is None else str(Path(path).absolute())
+
+
+def _log_to_stderr() -> None:
+    import logging
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("headrace")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

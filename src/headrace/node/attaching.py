@@ -1,0 +1,194 @@
+"""Attaching: finds the daemon and opens the data set there, in a thread that costs batches nothing.
+
+Without a daemon it looks again, less and less often; when one is found and has the data, the link waits
+to be taken. A daemon that will never do (another version, another user, other data) is asked once a
+minute: somebody may start another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import NodeError
+from headrace.node.link import Link, LinkLost
+from headrace.node.wire import Direct, Hurry, Open, Opened, Status
+from headrace.store.reopening import recipe_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.node.runtime import RuntimeFolder
+    from headrace.store import Store
+    from headrace.store.reopening import Recipe
+
+__all__ = ["Attached", "Attaching"]
+
+_log = logging.getLogger("headrace")
+
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 5.0
+HOPELESS_S = 60.0
+OPEN_S = 600.0
+"""Listing a folder of millions of files takes minutes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attached:
+    """A link on which the data set is open."""
+
+    link: Link
+    dataset: int
+
+
+class Attaching:
+    """Attaches a data set to the daemon whenever it is not, until closed.
+
+    Args:
+        store: the data set.
+        part_names: the parts that are read.
+        folder: where the daemon is.
+        job: clients of one job share a quota.
+
+    Attributes:
+        attachments: how often it was attached.
+        why: why it is not.
+    """
+
+    def __init__(
+        self, store: Store, part_names: Sequence[str], folder: RuntimeFolder, job: str
+    ) -> None:
+        self.attachments = 0
+        self.why = ""
+        self.folder = folder
+        self.job = job
+        self._part_names = list(part_names)
+        recipe = recipe_of(store)
+        self._recipe: Recipe | None = None if isinstance(recipe, str) else recipe
+        self._ready: Attached | None = None
+        self._lock = threading.Lock()
+        self._tried = threading.Event()  # something is known: attached, or not for now
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._recipe is None:
+            self.why = f"{recipe}"
+            self._tried.set()
+            _log.warning("the node daemon cannot serve %s: %s.", store.path, recipe)
+        else:
+            self.again()
+
+    def take(self, wait_s: float = 0.0) -> Attached | None:
+        """What was attached, once; waits so long for a daemon that is being asked."""
+        if wait_s:
+            self._tried.wait(wait_s)
+        if self._ready is None:
+            return None
+        with self._lock:
+            ready, self._ready = self._ready, None
+        return ready
+
+    def again(self) -> None:
+        """Begin to look for a daemon."""
+        with self._lock:
+            if self._ended.is_set() or self._recipe is None:
+                return
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._tried.clear()
+            self._thread = threading.Thread(
+                target=_attach, args=(weakref.ref(self),), name="headrace-attach", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.link.close()
+
+    def __del__(self) -> None:
+        self._ended.set()
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def attempt(self) -> float | None:
+        """Try once; returns the seconds until the next attempt, 0.0 for the usual; None: it is done."""
+        try:
+            link = Link(self.folder, self.job)
+        except FileNotFoundError:
+            return self._failed("no node daemon runs")
+        except (LinkLost, OSError) as e:
+            return self._failed(str(e))
+        except NodeError as e:
+            return self._failed(e.message, HOPELESS_S, loud=True)
+        try:
+            opened = self._open(link)
+        except LinkLost as e:
+            link.close(str(e))
+            return self._failed(str(e))
+        if opened.status is not Status.OK:
+            link.close(opened.message)
+            return self._failed(opened.message, HOPELESS_S, loud=True)
+        with self._lock:
+            if not self._ended.is_set():
+                self._ready = Attached(link, opened.dataset)
+                self.attachments += 1
+        if self._ended.is_set():
+            link.close()
+        self.why = ""
+        self._tried.set()
+        return None
+
+    def _open(self, link: Link) -> Opened:
+        assert self._recipe is not None
+        recipe, direct = self._recipe, None
+        if recipe.direct is not None:
+            given = recipe.direct
+            direct = Direct(
+                None if given.extensions is None else list(given.extensions),
+                given.prefix_names,
+                None if given.column is None else list(given.column),
+                given.label,
+            )
+        ticket = link.new_ticket()
+        link.send(
+            Open(
+                ticket, os.fsencode(recipe.path), recipe.segments, recipe.fingerprint,
+                self._part_names, direct,
+            )
+        )  # fmt: skip
+        opened: Opened = link.wait(Opened, OPEN_S, ping=Hurry(ticket))
+        return opened
+
+    def _failed(self, why: str, pause_s: float = 0.0, *, loud: bool = False) -> float:
+        if loud and why != self.why:
+            _log.warning("the node daemon does not serve this loader: %s", why)
+        self.why = why
+        self._tried.set()
+        return pause_s
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when nobody wants a daemon any more."""
+        return self._ended
+
+
+def _attach(ref: weakref.ref[Attaching]) -> None:
+    """Look for a daemon until there is one. Keeps nothing alive while it waits."""
+    pause_s = RETRY_FIRST_S
+    while True:
+        attaching = ref()
+        if attaching is None or attaching.ended.is_set():
+            return
+        ended = attaching.ended
+        wanted_s = attaching.attempt()
+        del attaching
+        if wanted_s is None or ended.wait(wanted_s or pause_s):
+            return
+        pause_s = min(RETRY_MAX_S, 2 * pause_s)

@@ -1,0 +1,225 @@
+"""The daemon as a process: started in the foreground or the background, asked for its state, ended.
+
+What ends it: `stop`, SIGTERM, SIGINT. A second one does not start where one rules. One that does not
+answer is killed only on request, and only the process that the kernel names as the listener's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import NodeError
+from headrace.node.link import Link, LinkLost
+from headrace.node.server import Server
+from headrace.node.wire import Report, StatusAsked, StopAsked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.node.options import NodeOptions
+    from headrace.node.runtime import RuntimeFolder
+
+__all__ = ["ask_status", "run", "start", "stop", "tail"]
+
+_log = logging.getLogger("headrace.node")
+
+START_S = 20.0
+STOP_S = 10.0
+_POLL_S = 0.02
+_TAIL_BYTES = 64 << 10
+
+
+def run(folder: RuntimeFolder, options: NodeOptions) -> None:
+    """Be the daemon, until it is stopped.
+
+    Raises:
+        NodeError: another one rules, or the folder is not safe.
+    """
+    claim = folder.claim()
+    server = None
+    before = {}
+    try:
+        server = Server(claim, options)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, lambda *_: server.stop())
+        if claim.stale_socket:
+            _log.info("took over from a daemon that was killed")
+        _log.info(
+            "process %d serves %s with %d MiB", os.getpid(), folder.path, options.ram_bytes >> 20
+        )
+        server.run()
+        _log.info("ends")
+    finally:
+        if server is not None:
+            server.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        claim.release()
+
+
+def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
+    """Start a daemon in the background, and return its state when it serves.
+
+    Args:
+        folder: where.
+        arguments: options of `headrace node start` for it.
+
+    Raises:
+        NodeError: one runs already, or it did not come up; the message has the end of its log.
+    """
+    running = _pid_of(folder)
+    if running is not None:
+        raise NodeError(
+            f"{folder.path}: a node daemon runs already, process {running}.",
+            path=str(folder.path),
+            next_step="Use it, or stop it first: headrace node stop.",
+        )
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.path.mkdir(mode=0o700)
+    folder.check()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    log = os.open(folder.log, flags, 0o600)
+    program = "from headrace.cli import main; main()"
+    command = [sys.executable, "-c", program, "node", "start", "--foreground", *arguments]
+    try:
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd="/",
+            env=os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path)},
+        )  # fmt: skip
+    finally:
+        os.close(log)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, LinkLost):
+            state = ask_status(folder)
+            if state["pid"] == process.pid:
+                # So that it is no zombie when it ends, should this process live so long.
+                threading.Thread(target=process.wait, daemon=True).start()
+                return state
+        if process.poll() is not None:
+            break
+        time.sleep(_POLL_S)
+    else:
+        process.kill()
+        process.wait()
+    raise NodeError(
+        f"the node daemon did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
+        path=str(folder.log),
+        next_step="Run it in the foreground: headrace node start --foreground.",
+    )
+
+
+def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
+    """The daemon's state.
+
+    Raises:
+        FileNotFoundError: no daemon runs.
+        LinkLost: it does not answer.
+        NodeError: the folder is not safe, or the daemon is of another version.
+    """
+    link = Link(folder, "status")
+    try:
+        link.send(StatusAsked(link.new_ticket()))
+        report: Report = link.wait(Report, STOP_S)
+    finally:
+        link.close()
+    state: dict[str, Any] = json.loads(report.json)
+    return state
+
+
+def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
+    """End the daemon; returns its process id when it is gone.
+
+    Args:
+        folder: where it is.
+        force: kill it if it does not end by itself.
+
+    Raises:
+        FileNotFoundError: no daemon runs.
+        NodeError: it does not end in time.
+    """
+    pid, pidfd = _open_pid(folder)
+    try:
+        try:
+            link = Link(folder, "stop")
+            try:
+                link.send(StopAsked(link.new_ticket()))
+                link.wait(Report, STOP_S)
+            finally:
+                link.close()
+        except LinkLost as e:
+            if not force:
+                raise _silent(folder, pid, str(e)) from e
+        if _ended(pidfd, STOP_S if not force else 1.0):
+            return pid
+        if not force:
+            raise _silent(folder, pid, f"it did not end within {STOP_S:g} s")
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _ended(pidfd, STOP_S)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(NodeError):  # somebody has started another one already
+        folder.claim().release()
+    return pid
+
+
+def _silent(folder: RuntimeFolder, pid: int, why: str) -> NodeError:
+    return NodeError(
+        f"{folder.path}: the node daemon, process {pid}, does not end: {why}.",
+        path=str(folder.path),
+        next_step="Kill it: headrace node stop --force.",
+    )
+
+
+def _pid_of(folder: RuntimeFolder) -> int | None:
+    try:
+        pid, pidfd = _open_pid(folder)
+    except FileNotFoundError:
+        return None
+    os.close(pidfd)
+    return pid
+
+
+def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
+    """The process that listens, as the kernel says, and a descriptor of it."""
+    from headrace.node.line import peer_of
+    from headrace.node.link import connect
+
+    folder.check()
+    sock = connect(str(folder.socket))
+    try:
+        pid, _ = peer_of(sock)
+        return pid, os.pidfd_open(pid)
+    except ProcessLookupError as e:
+        raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
+    finally:
+        sock.close()
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def tail(folder: RuntimeFolder, lines: int) -> str:
+    """The end of the log of a daemon in the background; '' where there is none."""
+    try:
+        with folder.log.open("rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            text = f.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""

@@ -1,0 +1,176 @@
+"""Holdings: the data sets that the daemon has open, and how memory is shared out among them.
+
+A data set is known by its fingerprint and the parts that are read, and opened once. It stays open when
+its last user goes: the next job finds its samples in memory. What nobody uses makes room for what
+somebody does (`quota`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError, SourceChanged
+from headrace.node.quota import share_out
+from headrace.node.served import ServedData
+from headrace.node.wire import Status
+from headrace.plane.tiers.memory import available_memory
+from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
+from headrace.store.reopening import reopen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from headrace.node.options import NodeOptions
+    from headrace.node.wire import Open
+    from headrace.store import Store
+
+__all__ = ["Holdings"]
+
+_log = logging.getLogger("headrace.node")
+
+DATASETS_MAX = 64
+"""Data sets that are open at a time; one more closes the one that nobody uses for the longest."""
+
+
+class Holdings:
+    """The daemon's data sets. All methods are for its loop alone.
+
+    Args:
+        options: memory, and how data is read.
+        working: threads that put batches together.
+        call_soon: runs a function in the daemon's loop; thread-safe.
+    """
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        working: Executor,
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._options = options
+        self._working = working
+        self._call_soon = call_soon
+        self._data: dict[tuple[str, ...], ServedData] = {}
+        self._opening: dict[tuple[str, ...], list[Any]] = {}
+        self._next = 1
+
+    def open(self, request: Open, answer: Callable[[ServedData | None, Status, str], None]) -> None:
+        """Open a data set, or find it open; `answer` is called in the loop, soon."""
+        key = (request.fingerprint, *request.parts)
+        if key in self._data:
+            answer(self._data[key], Status.OK, "")
+        elif key in self._opening:
+            self._opening[key].append(answer)
+        else:
+            self._opening[key] = [answer]
+            threading.Thread(
+                target=self._open, args=(key, request), name="headrace-node-open", daemon=True
+            ).start()
+
+    def _open(self, key: tuple[str, ...], request: Open) -> None:
+        """Runs in a thread: a folder of a million files takes its time."""
+        store, status, text = None, Status.OK, ""
+        try:
+            store = reopen(
+                os.fsdecode(request.path), request.segments, request.fingerprint,
+                _source_options(request),
+            )  # fmt: skip
+            _ = store.nbytes  # looked at here rather than in the loop
+            missing = [part for part in request.parts if part not in store.parts]
+            if missing:
+                status, text = Status.MISMATCH, f"there is no part {missing[0]!r}"
+        except HeadraceError as e:
+            status = Status.MISMATCH if isinstance(e, SourceChanged) else Status.NOT_FOUND
+            text = str(e)
+        except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
+            _log.exception("%s cannot be opened", request.path)
+            status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
+        self._call_soon(lambda: self._opened(key, store, status, text))
+
+    def _opened(self, key: tuple[str, ...], store: Store | None, status: Status, text: str) -> None:
+        data = None
+        if store is not None and status is Status.OK:
+            try:
+                data = self._serve(store, key[1:])
+            except (HeadraceError, OSError) as e:
+                status, text = Status.NOT_FOUND, str(e)
+            else:
+                self._data[key] = data
+                _log.info("serves %s (%d samples)", store.path, len(store))
+        if data is None and store is not None:
+            store.close()
+        for answer in self._opening.pop(key):
+            answer(data, status, text)
+        self.share()
+
+    def _serve(self, store: Store, parts: tuple[str, ...]) -> ServedData:
+        self._make_room()
+        number = self._next
+        self._next += 1
+        # Room is shared out as soon as somebody uses it.
+        tiers = replace(self._options.tiers, ram_bytes=1)
+        return ServedData(
+            number, store, parts,
+            options=self._options.reader, tiers=tiers,
+            gathering=self._working, call_soon=self._call_soon,
+        )  # fmt: skip
+
+    def _make_room(self) -> None:
+        while len(self._data) >= DATASETS_MAX:
+            idle = [(d.used_s, key) for key, d in self._data.items() if not d.users]
+            if not idle:
+                return
+            self._data.pop(min(idle)[1]).close()
+
+    def share(self) -> None:
+        """Share memory out anew: somebody came, went, or memory is short."""
+        everything = list(self._data.values())
+        wants = [data.want() for data in everything]
+        held = sum(want.held_bytes for want in wants)
+        total = self._options.ram_bytes
+        short = RAM_RESERVE_BYTES // 2 - available_memory()
+        if short > 0 and self._options.yielding:
+            total = min(total, max(0, held - short))
+        quotas = share_out(total, self._options.job_ram_bytes, wants)
+        # Those that shrink go first: their memory is what the others get.
+        order = sorted(range(len(wants)), key=lambda i: quotas[i] - wants[i].held_bytes)
+        for i in order:
+            everything[i].set_quota(quotas[i])
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody uses any of it."""
+        return any(data.users for data in self._data.values())
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The figures of each data set."""
+        now = time.monotonic()
+        return [
+            {**data.report(), "idle_s": round(now - data.used_s, 3)} for data in self._data.values()
+        ]
+
+    def close(self) -> None:
+        """Close all."""
+        for data in self._data.values():
+            data.close()
+        self._data.clear()
+
+
+def _source_options(request: Open) -> Any:
+    from headrace.store.sources.scan import SourceOptions
+
+    given = request.direct
+    if given is None:
+        return None
+    return SourceOptions(
+        extensions=None if given.extensions is None else tuple(given.extensions),
+        prefix_names=given.prefix_names,
+        column=None if given.column is None else tuple(given.column),
+        label=given.label,
+    )

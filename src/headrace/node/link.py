@@ -1,0 +1,306 @@
+"""Link: a client's connection to the daemon: requests out, replies in, each with a deadline.
+
+A daemon that does not answer is lost after `ALIVE_S`, one that hangs up at once; what happens then is
+`reads`' business. One thread at a time reads from the socket and hands replies to whom they are for.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import NodeError
+from headrace.node.line import peer_of
+from headrace.node.mapped import Ledger, Mappings
+from headrace.node.wire import (
+    FDS_MAX,
+    PROTOCOL,
+    Abandon,
+    Buffers,
+    Hello,
+    Release,
+    Retired,
+    Splitter,
+    Status,
+    Welcome,
+    WireError,
+    decode_reply,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msgspec import Struct
+
+    from headrace.node.runtime import RuntimeFolder
+
+__all__ = ["ALIVE_S", "Link", "LinkLost", "connect"]
+
+ALIVE_S = 2.0
+"""A daemon says something within this time of being asked, or it is given up."""
+
+PING_S = 0.5
+
+_CHUNK_BYTES = 256 << 10
+_RIGHTS_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+class LinkLost(Exception):
+    """The daemon hung up, does not answer, or breaks the protocol."""
+
+
+class Link:
+    """A connection on which hello was said.
+
+    Args:
+        folder: where the daemon is.
+        job: clients of one job share a quota.
+
+    Attributes:
+        lost: why the connection is of no use any more; '' while it is.
+
+    Raises:
+        FileNotFoundError: no daemon runs here.
+        LinkLost: it does not answer, or not as it should.
+        NodeError: the folder is not safe, or the daemon does not serve us.
+    """
+
+    def __init__(self, folder: RuntimeFolder, job: str) -> None:
+        folder.check()
+        self.pid = os.getpid()
+        self.lost = ""
+        self.ledger = Ledger()
+        self.mappings = Mappings(self.ledger)
+        self.on_reply: Callable[[Any], None] = self._keep
+        self.lock = threading.RLock()
+        self._send_lock = threading.Lock()
+        self._kept: deque[Any] = deque()
+        self._splitter = Splitter()
+        self._fds: deque[int] = deque()
+        self._ticket = 0
+        self.heard_s = time.monotonic()
+        self._sock = connect(str(folder.socket))
+        self._sock.setblocking(False)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(self._sock, select.POLLIN)
+        self._writable.register(self._sock, select.POLLOUT)
+        try:
+            self._check_peer(folder)
+            self.send(Hello(PROTOCOL, job))
+            self._welcome(self.wait(Welcome, ALIVE_S))
+        except BaseException:
+            self.close("no hello")
+            raise
+        _links.add(self)
+
+    def _check_peer(self, folder: RuntimeFolder) -> None:
+        self.peer_pid, uid = peer_of(self._sock)
+        if uid != os.geteuid():
+            raise NodeError(
+                f"{folder.socket}: user {uid} listens there, expected {os.geteuid()}.",
+                path=str(folder.socket),
+                next_step="Remove the socket and start a daemon: headrace node start.",
+            )
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if welcome.status is not Status.OK:
+            raise NodeError(
+                f"the node daemon refuses: {welcome.message}.",
+                next_step="Stop it and start the one of this version: headrace node stop; "
+                "headrace node start.",
+                status=int(welcome.status),
+            )
+        self.requests_max = welcome.requests_max
+        self.window_bytes = welcome.window_bytes
+
+    def new_ticket(self) -> int:
+        """A number for a request."""
+        self._ticket += 1
+        return self._ticket
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(self, message: Struct) -> None:
+        """Send one message.
+
+        Raises:
+            LinkLost: the daemon is gone, or does not take it within the deadline.
+        """
+        data = encode(message)
+        with self._send_lock:
+            if self.lost:
+                raise LinkLost(self.lost)
+            try:
+                self._send_all(memoryview(data))
+            except OSError as e:
+                raise self._lose(f"sending failed: {e}") from e
+
+    def _send_all(self, data: memoryview) -> None:
+        while data:
+            try:
+                data = data[self._sock.send(data) :]
+            except BlockingIOError:
+                if not self._writable.poll(ALIVE_S * 1000):
+                    raise TimeoutError(f"nothing was taken for {ALIVE_S:g} s") from None
+
+    def take_released(self) -> list[int]:
+        """Leases to be given back with the next request; abandons those that must not be."""
+        released, abandoned = self.ledger.take_ended()
+        if abandoned:
+            self.send(Abandon(abandoned))
+        return released
+
+    def give_back(self) -> None:
+        """Give ended leases back now."""
+        if self.ledger.ended:
+            released = self.take_released()
+            if released:
+                self.send(Release(released))
+
+    # -- receiving --------------------------------------------------------------------------------
+
+    def wait(self, kind: type[Any], seconds: float, ping: Struct | None = None) -> Any:
+        """The next message of a kind, for exchanges before there are batches.
+
+        Args:
+            kind: the message's type.
+            seconds: how long to wait for it.
+            ping: sent now and then; a daemon that lives answers it.
+
+        Raises:
+            LinkLost: it does not come in time, or the daemon says nothing at all.
+        """
+        began = pinged_s = time.monotonic()
+        while True:
+            while self._kept:
+                message = self._kept.popleft()
+                if isinstance(message, kind):
+                    return message
+            now = time.monotonic()
+            if now - began >= seconds:
+                raise self._lose(f"no {kind.__name__} within {seconds:g} s")
+            if ping is not None and now - pinged_s > PING_S:
+                if now - max(self.heard_s, began) > ALIVE_S:
+                    raise self._lose(f"the daemon said nothing for {ALIVE_S:g} s")
+                pinged_s = now
+                self.send(ping)
+            self.receive(min(PING_S, seconds - (now - began)))
+
+    def receive(self, seconds: float) -> bool:
+        """Take in what has come, waiting at most so long for it; whether anything had.
+
+        Raises:
+            LinkLost: the daemon hung up or broke the protocol.
+        """
+        with self.lock:
+            if self.lost:
+                raise LinkLost(self.lost)
+            try:
+                data = self._read(seconds)
+                if data is None:
+                    return False
+                self.heard_s = time.monotonic()
+                for body in self._splitter.feed(data):
+                    self._take(decode_reply(body))
+            except (OSError, WireError) as e:
+                raise self._lose(str(e)) from e
+            return True
+
+    def _read(self, seconds: float) -> bytes | None:
+        """What has come; None if nothing does within so many seconds."""
+        try:
+            given = self._sock.recvmsg(_CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            if seconds <= 0 or not self._readable.poll(seconds * 1000):
+                return None
+            return self._read(0.0)
+        data, control, flags, _ = given
+        for level, kind, content in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise WireError("descriptors were lost: too many files are open")
+        if not data:
+            raise WireError("the daemon hung up")
+        return data
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Buffers):
+            fds = [self._fds.popleft() for _ in range(min(len(message.buffers), len(self._fds)))]
+            try:
+                self.mappings.add(message.buffers, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        elif isinstance(message, Retired):
+            self.mappings.retire(message.buffers)
+        else:
+            self.on_reply(message)
+
+    def _keep(self, message: Any) -> None:
+        self._kept.append(message)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _lose(self, reason: str) -> LinkLost:
+        self.lost = self.lost or reason
+        return LinkLost(self.lost)
+
+    def close(self, reason: str = "closed") -> None:
+        """Hang up. Batches stay valid: the daemon will not write where they lie."""
+        if os.getpid() == self.pid and not self.lost:
+            with contextlib.suppress(LinkLost):
+                self.give_back()
+        self._lose(reason)
+        with self._send_lock:
+            self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sock"):
+            self._sock.close()
+
+
+def connect(path: str) -> socket.socket:
+    """A connection to whoever listens.
+
+    Raises:
+        FileNotFoundError: nobody does.
+        LinkLost: it does not accept.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(ALIVE_S)
+        sock.connect(path)
+    except ConnectionRefusedError as e:  # a socket file that a killed daemon left
+        sock.close()
+        raise FileNotFoundError(e.errno, "nobody listens", path) from e
+    except TimeoutError as e:
+        sock.close()
+        raise LinkLost(f"the daemon does not accept within {ALIVE_S:g} s") from e
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _before_fork() -> None:
+    for link in tuple(_links):
+        link.ledger.fork()
+
+
+os.register_at_fork(before=_before_fork)

@@ -1,0 +1,192 @@
+"""Mapped: the daemon's memory as a client sees it: read-only mappings, and leases of batches in them.
+
+A batch's arrays keep its lease alive, and the lease its mapping. When the last array, view or tensor
+over a batch is gone, its lease is put on a list that goes back to the daemon with the next request;
+until then the daemon does not write there. Nothing here waits, sends or locks: a lease may end in the
+middle of anything.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.node.wire import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.node.wire import Samples
+
+__all__ = ["Ledger", "Mappings", "NodeBatch"]
+
+
+class Ledger:
+    """Which leases live, and which have ended and wait to be given back."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.live: set[int] = set()
+        self.ended: list[int] = []
+        self._forked: set[int] = set()
+
+    def end(self, ticket: int) -> None:
+        """A lease's last user is gone; called wherever that happens."""
+        if os.getpid() == self.pid:
+            self.live.discard(ticket)
+            self.ended.append(ticket)
+
+    def fork(self) -> None:
+        """A child will look at what lives now for as long as it likes."""
+        if os.getpid() == self.pid:
+            self._forked |= self.live.copy()
+
+    def take_ended(self) -> tuple[list[int], list[int]]:
+        """Leases that ended since: to be given back, and to be abandoned."""
+        if not self.ended:
+            return [], []
+        count = len(self.ended)
+        ended, self.ended[:count] = self.ended[:count], []
+        if not self._forked:
+            return ended, []
+        forked = [t for t in ended if t in self._forked]
+        self._forked.difference_update(forked)
+        return [t for t in ended if t not in set(forked)], forked
+
+
+class _Mapping:
+    """One buffer of the daemon's."""
+
+    __slots__ = ("address", "memory", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.size = size
+        self.memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
+
+
+class _Lease:
+    """Memory of one batch: what its arrays stand on."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_end", "_mapping", "_ticket")
+
+    def __init__(
+        self, mapping: _Mapping, nbytes: int, ticket: int, end: Callable[[int], None]
+    ) -> None:
+        self._mapping = mapping
+        self._ticket = ticket
+        self._end = end
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (mapping.address, True),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._end(self._ticket)
+
+
+class NodeBatch:
+    """A batch in the daemon's memory; has what `headrace.plane.Batch` takes of a native one.
+
+    Attributes:
+        data: uint8, shape (bytes,), read-only.
+        offsets, lengths: int64, shape (samples x parts,).
+        indices, labels: int64, shape (samples,).
+    """
+
+    __slots__ = ("data", "indices", "labels", "lengths", "offsets", "parts", "samples")
+    failed = 0
+
+    def __init__(
+        self,
+        data: NDArray[np.uint8],
+        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        labels: NDArray[np.int64],
+    ) -> None:
+        self.data = data
+        self.indices = indices
+        self.offsets = offsets
+        self.lengths = lengths
+        self.labels = labels
+        self.samples = len(indices)
+        self.parts = len(lengths) // self.samples if self.samples else 1
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Nothing was read here."""
+        return {}
+
+
+class Mappings:
+    """The buffers that a client has mapped.
+
+    Args:
+        ledger: hears of leases.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._mappings: dict[int, _Mapping] = {}
+
+    def __len__(self) -> int:
+        return len(self._mappings)
+
+    @property
+    def bytes(self) -> int:
+        """Address space that they take; the memory is the daemon's."""
+        return sum(mapping.size for mapping in tuple(self._mappings.values()))
+
+    def add(self, buffers: Sequence[tuple[int, int]], fds: Sequence[int]) -> None:
+        """Map buffers that have come.
+
+        Raises:
+            WireError: descriptors are missing, or smaller than said.
+            OSError: no more can be mapped.
+        """
+        if len(buffers) != len(fds):
+            raise WireError(f"{len(buffers)} buffers came with {len(fds)} descriptors")
+        for (number, size), fd in zip(buffers, fds, strict=True):
+            if size < 1 or os.fstat(fd).st_size < size:
+                raise WireError(f"buffer {number} is smaller than its {size} bytes")
+            self._mappings[number] = _Mapping(fd, size)
+
+    def retire(self, buffers: Sequence[int]) -> None:
+        """Let go of buffers; batches in them stay valid."""
+        for number in buffers:
+            self._mappings.pop(number, None)
+
+    def batch(self, reply: Samples, indices: NDArray[np.int64], parts: int) -> NodeBatch:
+        """The batch of a reply. The daemon is believed in nothing that could hurt.
+
+        Raises:
+            WireError: it lies outside its buffer, or has other shapes than were asked for.
+        """
+        mapping = self._mappings.get(reply.buffer)
+        if mapping is None or not 0 <= reply.nbytes <= mapping.size:
+            raise WireError(f"batch {reply.ticket} lies in no buffer that has come")
+        slots = len(indices) * parts
+        sizes = len(reply.offsets), len(reply.lengths), len(reply.labels)
+        if sizes != (8 * slots, 8 * slots, 8 * len(indices)):
+            raise WireError(f"batch {reply.ticket} has other samples than were asked for")
+        self.ledger.live.add(reply.ticket)
+        lease: Any = _Lease(mapping, reply.nbytes, reply.ticket, self.ledger.end)
+        offsets = np.frombuffer(reply.offsets, np.int64)
+        lengths = np.frombuffer(reply.lengths, np.int64)
+        labels = np.frombuffer(reply.labels, np.int64)
+        # As unsigned numbers, negative ones are too large as well.
+        if slots and not (
+            offsets.view(np.uint64).max() <= reply.nbytes
+            and lengths.view(np.uint64).max() <= reply.nbytes
+            and (offsets + lengths).max() <= reply.nbytes
+        ):
+            raise WireError(f"batch {reply.ticket} has samples outside its bytes")
+        return NodeBatch(np.asarray(lease), indices, offsets, lengths, labels)

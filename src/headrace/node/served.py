@@ -1,0 +1,290 @@
+"""ServedData: one data set that the daemon has open: its chain of stages, and the reads under way.
+
+Requests come from the daemon's loop, and their outcomes go back to it; only the waiting is done in
+threads. A sample that somebody reads already is not read again: whoever asks for the very same
+batch gets it too, and whoever asks for some of its samples waits until they are in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import HeadraceError
+from headrace.plane.tiers import build_chain
+from headrace.plane.tiers.chain import bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
+
+    from numpy.typing import NDArray
+
+    from headrace import _native
+    from headrace.config import ReaderOptions, TierOptions
+    from headrace.node.quota import Want
+    from headrace.plane.tiers import PendingReads
+    from headrace.store import Store
+
+__all__ = ["Outcome", "ServedData"]
+
+_log = logging.getLogger("headrace.node")
+
+READS_MAX = 1 << 30
+
+GATHER_HERE_MAX = 1 << 20
+"""A batch of fewer bytes is put together in the loop: 100 us."""
+
+_SLAB_SLACK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a read ended."""
+
+    batch: _native.Batch | None
+    """None: it failed."""
+    message: str = ""
+    ram_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A batch that is being read."""
+
+    number: int
+    key: bytes
+    indices: NDArray[np.int64]
+    waiters: list[Callable[[Outcome], None]] = field(default_factory=list)
+    postponed: list[_Postponed] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Postponed:
+    """A request for samples that others read; it goes on when they have come."""
+
+    indices: NDArray[np.int64]
+    done: Callable[[Outcome], None]
+    others: int
+    """Reads that it waits for."""
+
+
+class ServedData:
+    """Serves batches of one data set. All methods are for the daemon's loop alone.
+
+    Args:
+        store: the data set.
+        part_names: the parts that are read.
+        options: how to read.
+        tiers: `ram_bytes` is what it begins with.
+        gathering: threads that put batches together from memory.
+        call_soon: runs a function in the daemon's loop; thread-safe.
+
+    Attributes:
+        number: its name in messages.
+        opened_s, used_s: on the monotonic clock.
+        users: sessions that have it open, by job.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        store: Store,
+        part_names: Sequence[str],
+        *,
+        options: ReaderOptions,
+        tiers: TierOptions,
+        gathering: Executor,
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.number = number
+        self.store = store
+        self.part_names = tuple(part_names)
+        self.users: dict[str, int] = {}
+        self.opened_s = self.used_s = time.monotonic()
+        names = list(store.parts)
+        numbers = [names.index(part) for part in part_names]
+        self.chain = build_chain(store, self.part_names, numbers, options, tiers, shared=True)
+        self._gathering = gathering
+        self._call_soon = call_soon
+        # Zeros that were never written to take no memory. 0: nobody reads the sample.
+        self._reader_of = np.zeros(len(store), np.int32)
+        self._readings: dict[int, _Reading] = {}
+        self._by_key: dict[bytes, _Reading] = {}
+        self._next = 1
+        self._queue: queue.SimpleQueue[tuple[_Reading, PendingReads] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._read, name=f"headrace-node-read-{number}", daemon=True
+        )
+        self._thread.start()
+        self.batches = self.samples = self.bytes = self.ram_bytes = 0
+        self.shared_batches = self.postponed = self.failed = 0
+
+    @property
+    def samples_count(self) -> int:
+        """How many samples it has."""
+        return len(self._reader_of)
+
+    def bytes_of(self, indices: NDArray[np.int64]) -> int:
+        """Bytes of these samples, all parts counted."""
+        return bytes_of(self.store, indices)
+
+    def want(self) -> Want:
+        """What memory it could use."""
+        from headrace.node.quota import Want
+
+        data_bytes = self.store.nbytes
+        needed = data_bytes + data_bytes // 8 + _SLAB_SLACK
+        return Want(needed, self.held_bytes, frozenset(self.users), self.used_s)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of samples that are held."""
+        return self.chain.ram.held_bytes if self.chain.ram is not None else 0
+
+    def set_quota(self, quota_bytes: int) -> None:
+        """Hold at most so much from now on."""
+        if self.chain.ram is not None:
+            self.chain.ram.turn({"cache_bytes": max(1, quota_bytes)})
+
+    def ask(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
+        """Read a batch.
+
+        Args:
+            indices: int64, all of them in the data set.
+            done: called in the loop, once.
+        """
+        self.used_s = time.monotonic()
+        same = self._by_key.get(indices.tobytes())
+        if same is not None:
+            self.shared_batches += 1
+            same.waiters.append(done)
+            return
+        numbers = self._reader_of[indices]
+        others = []
+        if numbers.any() and self._keeps():
+            others = [self._readings[n] for n in sorted(set(numbers.tolist()) - {0})]
+        if not others:
+            self._begin(indices, done)
+            return
+        self.postponed += 1
+        postponed = _Postponed(indices, done, len(others))
+        for reading in others:
+            reading.postponed.append(postponed)
+
+    def _keeps(self) -> bool:
+        """Whether what is read now will probably be in memory afterwards."""
+        ram = self.chain.ram
+        return ram is not None and ram.held_bytes < ram.knobs()["cache_bytes"] * 7 // 8
+
+    def _begin(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
+        reading = _Reading(self._next, indices.tobytes(), indices, [done])
+        self._next = self._next % READS_MAX + 1
+        try:
+            pending = self.chain.top.submit(indices)
+        except (HeadraceError, OSError) as e:
+            outcome = Outcome(None, str(e))
+            self._call_soon(lambda: self._finish(reading, outcome))
+            return
+        self._readings[reading.number] = reading
+        self._by_key[reading.key] = reading
+        if pending.done:  # in memory: others need not wait for those that read
+            if getattr(pending, "ram_bytes", GATHER_HERE_MAX) < GATHER_HERE_MAX:
+                # Shorter than the way to a thread and back.
+                self._finish(reading, self._taken(pending))
+            else:
+                self._gathering.submit(self._take, reading, pending)
+            return
+        self._reader_of[indices] = reading.number
+        self._queue.put((reading, pending))
+
+    def _read(self) -> None:
+        """Takes what was read, in the order in which it was asked for; runs in a thread."""
+        while (item := self._queue.get()) is not None:
+            self._take(*item)
+            del item
+
+    def _take(self, reading: _Reading, pending: PendingReads) -> None:
+        outcome = self._taken(pending)
+        self._call_soon(lambda: self._finish(reading, outcome))
+
+    def _taken(self, pending: PendingReads) -> Outcome:
+        try:
+            batch = pending.take()
+        except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
+            if not isinstance(e, (HeadraceError, OSError)):
+                _log.exception("data set %d: a batch failed", self.number)
+            return Outcome(None, f"{type(e).__name__}: {e}")
+        return self._outcome(batch, pending)
+
+    def _outcome(self, batch: _native.Batch, pending: PendingReads) -> Outcome:
+        if batch.failed:
+            failure = self.store.catalog.failures(batch)[0]
+            index = int(batch.indices[failure["slot"] // batch.parts])
+            return Outcome(None, str(self.store.failure_error(index, failure)))
+        return Outcome(batch, ram_bytes=int(getattr(pending, "ram_bytes", 0)))
+
+    def _finish(self, reading: _Reading, outcome: Outcome) -> None:
+        self._readings.pop(reading.number, None)
+        if self._by_key.get(reading.key) is reading:
+            del self._by_key[reading.key]
+        mine = reading.indices[self._reader_of[reading.indices] == reading.number]
+        self._reader_of[mine] = 0
+        if outcome.batch is None:
+            self.failed += 1
+        else:
+            size = int(outcome.batch.lengths.sum())
+            self.batches += len(reading.waiters)
+            self.samples += outcome.batch.samples * len(reading.waiters)
+            self.bytes += size * len(reading.waiters)
+            self.ram_bytes += outcome.ram_bytes + size * (len(reading.waiters) - 1)
+        for waiter in reading.waiters:
+            waiter(outcome)
+        for postponed in reading.postponed:
+            postponed.others -= 1
+            if postponed.others == 0:
+                self._begin_or_join(postponed)
+
+    def _begin_or_join(self, postponed: _Postponed) -> None:
+        same = self._by_key.get(postponed.indices.tobytes())
+        if same is not None:
+            same.waiters.append(postponed.done)
+        else:
+            self._begin(postponed.indices, postponed.done)
+
+    def report(self) -> dict[str, Any]:
+        """Its figures, for `headrace node status`."""
+        source = self.chain.source.stats()
+        ram = self.chain.ram
+        return {
+            "path": self.store.path,
+            "fingerprint": self.store.fingerprint,
+            "parts": list(self.part_names),
+            "samples": len(self.store),
+            "jobs": dict(self.users),
+            "held_samples": ram.held_samples if ram is not None else 0,
+            "held_bytes": self.held_bytes,
+            "quota_bytes": ram.knobs()["cache_bytes"] if ram is not None else 0,
+            "delivered_batches": self.batches,
+            "delivered_samples": self.samples,
+            "delivered_bytes": self.bytes,
+            "ram_bytes": self.ram_bytes,
+            "source_bytes": int(source["read_bytes"]) + int(source["bytes_by_tier"]["page_cache"]),
+            "source_samples_bytes": int(source["delivered_bytes"]),
+            "shared_batches": self.shared_batches,
+            "postponed_batches": self.postponed,
+            "failed_batches": self.failed,
+            "reading": len(self._readings),
+        }
+
+    def close(self) -> None:
+        """End reading. Batches that were handed out stay valid."""
+        self._queue.put(None)
+        self.chain.top.close()
+        self.store.close()

@@ -1,0 +1,319 @@
+"""Server: the daemon's loop: one thread that waits for clients, and for what other threads finished.
+
+Sockets, deadlines, deaths and nothing else: what a client may do is in `session`, data sets are in
+`holdings`. While nobody does anything the loop sleeps; with clients it looks around once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from headrace import _native
+from headrace.node.holdings import Holdings
+from headrace.node.line import Line
+from headrace.node.session import Job, Session
+from headrace.node.wire import (
+    PROTOCOL,
+    Open,
+    Status,
+    Welcome,
+    WireError,
+    decode_request,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.node.options import NodeOptions
+    from headrace.node.runtime import Claim
+    from headrace.node.served import ServedData
+
+__all__ = ["Server"]
+
+_log = logging.getLogger("headrace.node")
+
+TICK_S = 1.0
+_HASTE_S = 0.25
+"""How often deadlines are looked at while one runs."""
+_BACKLOG = 128
+_GATHERERS_MAX = 8
+
+
+class Server:
+    """Serves clients until `stop`.
+
+    Args:
+        claim: the runtime folder.
+        options: what may be taken.
+    """
+
+    def __init__(self, claim: Claim, options: NodeOptions) -> None:
+        self.options = options
+        self.window_bytes = options.window_bytes
+        self._folder = claim.folder
+        self._started_s = time.monotonic()
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._spare_fd = _spare_fd()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._soon: deque[Callable[[], None]] = deque()
+        self._working = ThreadPoolExecutor(
+            min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
+        )
+        self._holdings = Holdings(options, self._working, self.call_soon)
+        self._lines: dict[Line, Session] = {}
+        self._jobs: dict[str, Job] = {}
+        self._sessions_made = self._refused = self._wire_errors = 0
+        self._listener = _listen(str(claim.folder.socket))
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve; returns after `stop`."""
+        ticked = time.monotonic()
+        while not self._stopping:
+            for key, events in self._selector.select(self._pause_s()):
+                key.data(events)
+            self._run_soon()
+            self._retire()
+            for line in tuple(self._lines):
+                self._flush(line)
+            now = time.monotonic()
+            if now - ticked > (_HASTE_S if self._hasty() else TICK_S):
+                ticked = now
+                self._tick(now)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run a function in the loop. Thread-safe."""
+        self._soon.append(function)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """End the loop, from within it or from a signal handler."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+
+    def _pause_s(self) -> float | None:
+        if self._hasty():
+            return _HASTE_S
+        return TICK_S if self._lines else None
+
+    def _hasty(self) -> bool:
+        return any(not line.greeted for line in self._lines)
+
+    def _woken(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):
+            try:
+                self._soon.popleft()()
+            except Exception:  # noqa: BLE001 - a mistake of ours must not cost everybody the daemon
+                _log.exception("something failed that should not")
+
+    def _tick(self, now: float) -> None:
+        for line in tuple(self._lines):
+            if line.overdue(now):
+                self._hang_up(line, "a message did not come whole within its deadline")
+        if self._holdings.in_use:
+            self._holdings.share()
+
+    def _retire(self) -> None:
+        """Tell clients of buffers that are gone."""
+        gone = _native.retired_buffers()
+        if gone:
+            for session in self._lines.values():
+                session.retire(gone)
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _accept(self, _: int) -> None:
+        try:
+            sock, _address = self._listener.accept()
+        except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(e)
+            return
+        line = Line(sock, time.monotonic())
+        refusal = ""
+        if line.uid != os.geteuid():
+            refusal = f"this daemon serves user {os.geteuid()}, not {line.uid}"
+        elif len(self._lines) >= self.options.sessions_max:
+            refusal = f"{len(self._lines)} clients are served already"
+        if refusal:
+            self._refused += 1
+            _log.warning("refused process %d of user %d: %s", line.pid, line.uid, refusal)
+            line.send(Welcome(Status.REFUSED, refusal, PROTOCOL, 0, 0))
+            with contextlib.suppress(OSError):
+                line.flush()
+            line.close()
+            return
+        self._sessions_made += 1
+        self._lines[line] = Session(self, self._sessions_made, line.pid, line.send)
+        self._selector.register(
+            sock, selectors.EVENT_READ, lambda events: self._ready(line, events)
+        )
+        if line.pidfd >= 0:
+            self._selector.register(
+                line.pidfd, selectors.EVENT_READ, lambda _: self._hang_up(line, "it died")
+            )
+
+    def _turn_away(self, error: OSError) -> None:
+        """Hang up on a client that cannot be served, so that it reads directly at once."""
+        _log.error("no client can be accepted: %s", error)
+        self._refused += 1
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        try:
+            self._spare_fd = _spare_fd()
+        except OSError:
+            self._spare_fd = -1
+            time.sleep(0.05)  # it cannot even be turned away
+
+    def _ready(self, line: Line, events: int) -> None:
+        if not events & selectors.EVENT_READ or line not in self._lines:
+            return
+        session = self._lines[line]
+        try:
+            for body in line.receive():
+                session.handle(decode_request(body))
+                if not line.greeted and session.job is not None:
+                    line.greet()
+                if line.sending:  # the client can work on it while the next is handled
+                    line.flush()
+        except EOFError:
+            self._hang_up(line, "")
+        except OSError as e:
+            self._hang_up(line, str(e))
+        except WireError as e:
+            self._wire_errors += 1
+            self._hang_up(line, f"it broke the protocol: {e}")
+
+    def _flush(self, line: Line) -> None:
+        try:
+            line.flush()
+        except OSError as e:
+            self._hang_up(line, str(e))
+            return
+        wanted = 0 if line.choked else selectors.EVENT_READ
+        if line.sending:
+            wanted |= selectors.EVENT_WRITE
+        key = self._selector.get_key(line.sock)
+        if key.events != wanted:
+            self._selector.modify(line.sock, wanted, key.data)
+
+    def _hang_up(self, line: Line, reason: str) -> None:
+        session = self._lines.pop(line, None)
+        if session is None:
+            return
+        if reason:
+            _log.info("client %d (process %d): %s", session.number, session.pid, reason)
+            with contextlib.suppress(OSError):
+                line.flush()  # what was said about it
+        self._selector.unregister(line.sock)
+        if line.pidfd >= 0:
+            self._selector.unregister(line.pidfd)
+        session.close()
+        line.close()
+        if session.job is not None and not session.job.sessions:
+            self._jobs.pop(session.job.name, None)
+            self._holdings.share()
+
+    # -- what sessions need -----------------------------------------------------------------------
+
+    def job(self, name: str) -> Job:
+        """The job of this name."""
+        return self._jobs.setdefault(name, Job(name, self.options.job_window_bytes))
+
+    def open(self, session: Session, request: Open) -> None:
+        """Open a data set for a client."""
+
+        def answer(data: ServedData | None, status: Status, text: str) -> None:
+            session.opened(request.ticket, data, status, text)
+            self._holdings.share()
+
+        self._holdings.open(request, answer)
+
+    def report(self) -> bytes:
+        """The daemon's state as JSON."""
+        return json.dumps(self.describe()).encode()
+
+    def describe(self) -> dict[str, Any]:
+        """The daemon's state."""
+        datasets = self._holdings.reports()
+        return {
+            "pid": os.getpid(),
+            "protocol": PROTOCOL,
+            "folder": str(self._folder.path),
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "ram_bytes": self.options.ram_bytes,
+            "held_bytes": sum(data["held_bytes"] for data in datasets),
+            "sessions_made": self._sessions_made,
+            "refused": self._refused,
+            "protocol_errors": self._wire_errors,
+            "jobs": [
+                {"name": job.name, "sessions": len(job.sessions), "held_bytes": job.held_bytes}
+                for job in self._jobs.values()
+            ],
+            "sessions": [
+                {
+                    "number": s.number, "pid": s.pid, "job": s.job.name if s.job else "",
+                    "leases": len(s.leases), "held_bytes": s.held_bytes, "waiting": s.waiting,
+                    "batches": s.batches, "busy": s.busy,
+                }
+                for s in self._lines.values()
+            ],
+            "datasets": datasets,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Hang up on all, and let go of everything."""
+        for line in tuple(self._lines):
+            with contextlib.suppress(OSError):
+                line.flush()
+            self._hang_up(line, "")
+        self._listener.close()
+        self._holdings.close()
+        self._working.shutdown(wait=False, cancel_futures=True)
+        self._selector.close()
+        for fd in (self._spare_fd, self._wake):
+            if fd >= 0:
+                os.close(fd)
+        self._spare_fd = self._wake = -1
+
+
+def _spare_fd() -> int:
+    """A descriptor to be let go of when there are no more, see `_turn_away`."""
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _listen(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        old = os.umask(0o177)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(old)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

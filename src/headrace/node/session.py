@@ -1,0 +1,357 @@
+"""Session: one client as the daemon sees it: what it asked for, what it holds, how much it may.
+
+Knows no sockets: messages in, `send` out. A client's requests are answered in any order; those that
+would make it (or its job) hold more than the window wait until leases come back. A request larger
+than the window is begun when nothing else is held, so that it always comes to its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from headrace.node.wire import (
+    FDS_MAX,
+    INDICES_MAX,
+    PROTOCOL,
+    Abandon,
+    Ask,
+    Buffers,
+    Hello,
+    Hurry,
+    Open,
+    Opened,
+    Release,
+    Report,
+    Request,
+    Retired,
+    Samples,
+    Status,
+    StatusAsked,
+    StopAsked,
+    Welcome,
+    WireError,
+    Working,
+)
+from headrace.plane.tiers.memory import available_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from msgspec import Struct
+    from numpy.typing import NDArray
+
+    from headrace import _native
+    from headrace.node.served import Outcome, ServedData
+
+__all__ = ["Host", "Job", "Send", "Session"]
+
+_log = logging.getLogger("headrace.node")
+
+REQUESTS_MAX = 4096
+"""Requests of one client that may wait. A client that keeps to it needs no more memory than their
+indices take."""
+
+WAITING_BYTES_MAX = 64 << 20
+"""Bytes of those indices."""
+
+
+@dataclass(slots=True)
+class Job:
+    """The clients of one job, and what they hold together."""
+
+    name: str
+    window_bytes: int
+    sessions: set[Session] = field(default_factory=set)
+    held_bytes: int = 0
+
+
+class Send(Protocol):
+    """Queues messages for a client."""
+
+    def __call__(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
+        """Queue one, with descriptors that stay open as long as `owner` lives."""
+
+
+class Host(Protocol):
+    """What a session needs of the daemon."""
+
+    window_bytes: int
+
+    def job(self, name: str) -> Job:
+        """The job of this name."""
+
+    def open(self, session: Session, request: Open) -> None:
+        """Open a data set; answers by `session.opened`."""
+
+    def report(self) -> bytes:
+        """The daemon's state as JSON."""
+
+    def stop(self) -> None:
+        """End, soon."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request for a batch that has no answer yet."""
+
+    ticket: int
+    data: ServedData
+    indices: NDArray[np.int64]
+    size_bytes: int
+    reserved_bytes: int = 0
+    """0: it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """A batch that the client may look at."""
+
+    batch: _native.Batch
+    held_bytes: int
+
+
+class Session:
+    """One client.
+
+    Args:
+        host: the daemon.
+        number: names it in logs and reports.
+        pid: the client's process; 0 where it is not known.
+        send: queues a message for it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        number: int,
+        pid: int,
+        send: Send,
+    ) -> None:
+        self._host = host
+        self.number = number
+        self.pid = pid
+        self._send = send
+        self.job: Job | None = None
+        self.closed = False
+        self.leases: dict[int, _Lease] = {}
+        self.held_bytes = 0
+        self._last_ticket = 0
+        self._data: dict[int, ServedData] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._waiting: deque[_Asked] = deque()
+        self._waiting_bytes = 0
+        self._pumping = False
+        self._known: set[int] = set()  # buffers that the client has mapped
+        self.batches = self.busy = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for memory within the window."""
+        return len(self._waiting)
+
+    def handle(self, request: Request) -> None:
+        """Do what the client says.
+
+        Raises:
+            WireError: it may not say that.
+        """
+        if self.job is None:
+            self._hello(request)
+            return
+        match request:
+            case Ask():
+                self._ask(request)
+            case Hurry():
+                self._hurry(request.ticket)
+            case Release():
+                self._give_back(request.leases, abandoned=False)
+            case Abandon():
+                self._give_back(request.leases, abandoned=True)
+            case Open():
+                self._new_ticket(request.ticket)
+                self._host.open(self, request)
+            case StatusAsked():
+                self._new_ticket(request.ticket)
+                self._send(Report(request.ticket, Status.OK, self._host.report()))
+            case StopAsked():
+                self._new_ticket(request.ticket)
+                self._send(Report(request.ticket, Status.STOPPING, b"{}"))
+                self._host.stop()
+            case Hello():
+                raise WireError("a second hello")
+
+    def _hello(self, request: Request) -> None:
+        if not isinstance(request, Hello):
+            raise WireError(f"{type(request).__name__} before hello")
+        ours = (PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
+        if request.protocol != PROTOCOL:
+            text = f"the daemon speaks protocol {PROTOCOL}, the client {request.protocol}"
+            self._send(Welcome(Status.VERSION, text, *ours))
+            raise WireError(text)
+        self.job = self._host.job(request.job)
+        self.job.sessions.add(self)
+        self._send(Welcome(Status.OK, "", *ours))
+
+    def _new_ticket(self, ticket: int) -> None:
+        if ticket <= self._last_ticket:
+            raise WireError(f"ticket {ticket} after {self._last_ticket}: a message came twice")
+        self._last_ticket = ticket
+
+    def opened(self, ticket: int, data: ServedData | None, status: Status, message: str) -> None:
+        """Answer `Open`."""
+        if self.closed:
+            return
+        if data is not None:
+            self._data[data.number] = data
+            assert self.job is not None
+            data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+        self._send(Opened(ticket, status, message, data.number if data else 0))
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _ask(self, request: Ask) -> None:
+        self._new_ticket(request.ticket)
+        self._give_back(request.released, abandoned=False)
+        data = self._data.get(request.dataset)
+        if data is None:
+            raise WireError(f"data set {request.dataset} is not open")
+        if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
+            raise WireError(f"indices of {len(request.indices)} bytes")
+        if (
+            len(self._asked) >= REQUESTS_MAX
+            or self._waiting_bytes + len(request.indices) > WAITING_BYTES_MAX
+        ):
+            raise WireError(f"more than {REQUESTS_MAX} requests wait")
+        indices = np.frombuffer(request.indices, "<i8").astype(np.int64, copy=False)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < data.samples_count:
+            raise WireError(f"indices {indices.min()} to {indices.max()} of {data.samples_count}")
+        asked = _Asked(request.ticket, data, indices, max(1, data.bytes_of(indices)))
+        self._asked[asked.ticket] = asked
+        self._waiting.append(asked)
+        self._waiting_bytes += len(request.indices)
+        self.pump()
+
+    def pump(self) -> None:
+        """Begin requests that wait, as far as the windows reach."""
+        if self._pumping:  # what is begun may end at once, and comes back here
+            return
+        self._pumping = True
+        try:
+            self._begin_waiting()
+        finally:
+            self._pumping = False
+
+    def _begin_waiting(self) -> None:
+        job = self.job
+        while self._waiting and not self.closed and job is not None:
+            asked = self._waiting[0]
+            size = asked.size_bytes
+            mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
+            jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
+            if not (mine and jobs):
+                return
+            self._drop_first()
+            if size > self._host.window_bytes and size > available_memory() // 2:
+                del self._asked[asked.ticket]
+                self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
+                continue
+            asked.reserved_bytes = size
+            self._hold(size)
+            asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
+
+    def _drop_first(self) -> None:
+        asked = self._waiting.popleft()
+        self._waiting_bytes -= asked.indices.nbytes
+
+    def _hold(self, size: int) -> None:
+        assert self.job is not None
+        self.held_bytes += size
+        self.job.held_bytes += size
+
+    def _done(self, asked: _Asked, outcome: Outcome) -> None:
+        """A read ended; the client may be gone."""
+        if self.closed:
+            return
+        del self._asked[asked.ticket]
+        self._hold(-asked.reserved_bytes)
+        batch = outcome.batch
+        if batch is None:
+            self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
+        elif (memory := batch.shared) is None:
+            self._send(Samples(asked.ticket, Status.FAILED, "not in shared memory"))
+        else:
+            fd, buffer, capacity = memory
+            if buffer not in self._known:
+                self._known.add(buffer)
+                self._send(Buffers([(buffer, capacity)]), (fd,), batch)
+            self.leases[asked.ticket] = _Lease(batch, capacity)
+            self._hold(capacity)
+            self.batches += 1
+            self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
+        self.pump()
+
+    def _hurry(self, ticket: int) -> None:
+        """The client uses all that it has been given, and waits for this one."""
+        asked = self._asked.get(ticket)
+        if asked is None or asked.reserved_bytes or asked is not self._waiting[0]:
+            self._send(Working(ticket, Status.WORKING))
+            return
+        # It waits for memory that only the client itself, or its job, can give back.
+        self._drop_first()
+        del self._asked[ticket]
+        self.busy += 1
+        text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
+        self._send(Samples(ticket, Status.BUSY, text))
+
+    def _give_back(self, leases: Collection[int], *, abandoned: bool) -> None:
+        for ticket in leases:
+            lease = self.leases.pop(ticket, None)
+            if lease is None:
+                raise WireError(f"lease {ticket} is not held: a message came twice")
+            if abandoned:
+                lease.batch.abandon()
+            self._hold(-lease.held_bytes)
+        if leases and self.job is not None:
+            for session in tuple(self.job.sessions):
+                session.pump()
+
+    def retire(self, buffers: Sequence[int]) -> None:
+        """Tell the client of buffers that are gone, if it has them."""
+        gone = [b for b in buffers if b in self._known]
+        self._known.difference_update(gone)
+        for at in range(0, len(gone), FDS_MAX):
+            self._send(Retired(gone[at : at + FDS_MAX]))
+
+    def close(self) -> None:
+        """The client is gone. What it holds may be looked at still, by it or its children."""
+        self.closed = True
+        for lease in self.leases.values():
+            lease.batch.abandon()
+            self._hold(-lease.held_bytes)
+        self.leases.clear()
+        for asked in self._asked.values():
+            self._hold(-asked.reserved_bytes)
+        self._asked.clear()
+        self._waiting.clear()
+        job = self.job
+        if job is None:
+            return
+        job.sessions.discard(self)
+        for data in self._data.values():
+            data.users[job.name] -= 1
+            if not data.users[job.name]:
+                del data.users[job.name]
+        for session in tuple(job.sessions):
+            session.pump()
+
+
+def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> Samples:
+    return Samples(
+        ticket, Status.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
+        batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes,
+    )  # fmt: skip

@@ -1,0 +1,316 @@
+"""Wire: the messages between a node daemon and its clients, and their frames; see docs/protocol.md.
+
+A frame is a length (4 bytes, little-endian) and so many bytes of MessagePack. Bytes in, messages out:
+nothing here knows sockets. A length is checked before memory is taken for what follows.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Abandon",
+    "Ask",
+    "Buffers",
+    "Direct",
+    "Hello",
+    "Hurry",
+    "Open",
+    "Opened",
+    "Release",
+    "Report",
+    "Request",
+    "Retired",
+    "Samples",
+    "Splitter",
+    "Status",
+    "StatusAsked",
+    "StopAsked",
+    "Welcome",
+    "WireError",
+    "Working",
+    "decode_reply",
+    "decode_request",
+    "encode",
+]
+
+PROTOCOL = 1
+"""The version of the protocol. Both sides must have the same."""
+
+HELLO_BYTES_MAX = 4096
+"""A frame of somebody who has not said hello."""
+
+FRAME_BYTES_MAX = 16 << 20
+"""Any other frame."""
+
+INDICES_MAX = 1 << 18
+"""Samples of one batch: with three columns of int64 and several parts, a reply fits a frame."""
+
+PARTS_MAX = 64
+FDS_MAX = 16
+"""Descriptors that come with one `Buffers`."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class WireError(Exception):
+    """The other side does not keep to the protocol."""
+
+
+class Status(IntEnum):
+    """How a request ended; every reply has one."""
+
+    OK = 0
+    WORKING = 1
+    """It is under way."""
+    BUSY = 2
+    """No memory within the client's or the job's window: read directly."""
+    FAILED = 3
+    """A sample cannot be read; read directly, which says why."""
+    NOT_FOUND = 4
+    """The data set cannot be opened here."""
+    MISMATCH = 5
+    """The data here is another."""
+    BAD_REQUEST = 6
+    """The request breaks the protocol; the connection is closed."""
+    VERSION = 7
+    """The daemon speaks another version."""
+    REFUSED = 8
+    """The daemon does not serve this user, or no more clients."""
+    STOPPING = 9
+    """The daemon ends."""
+
+
+Text = Annotated[str, Meta(max_length=1024)]
+Ticket = Annotated[int, Meta(ge=1, le=1 << 62)]
+"""Numbers a client's requests, each higher than the one before. A batch is leased by its ticket."""
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+
+class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """First message of a client."""
+
+    protocol: Count
+    job: Annotated[str, Meta(max_length=256)]
+    """Clients of one job share a quota."""
+
+
+class Direct(_Message, frozen=True):
+    """How a source that is no store is opened; see `SourceOptions`."""
+
+    extensions: Annotated[list[Text], Meta(max_length=64)] | None
+    prefix_names: bool
+    column: Annotated[list[Text], Meta(max_length=64)] | None
+    label: Text | None
+
+
+class Open(_Message, frozen=True, tag="open"):
+    """Asks for a data set."""
+
+    ticket: Ticket
+    path: Annotated[bytes, Meta(max_length=4096)]
+    """Absolute, or a URL."""
+    segments: Annotated[int, Meta(ge=1, le=1 << 20)]
+    fingerprint: Annotated[str, Meta(max_length=128)]
+    parts: Annotated[list[Text], Meta(min_length=1, max_length=PARTS_MAX)]
+    direct: Direct | None
+
+
+class Ask(_Message, frozen=True, tag="ask"):
+    """Asks for a batch."""
+
+    ticket: Ticket
+    dataset: Count
+    indices: bytes
+    """int64, little-endian."""
+    released: list[Ticket]
+    """Leases that are given back."""
+
+
+class Hurry(_Message, frozen=True, tag="hurry"):
+    """The client waits for this batch, and uses all that it was given."""
+
+    ticket: Ticket
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """Gives leases back."""
+
+    leases: list[Ticket]
+
+
+class Abandon(_Message, frozen=True, tag="abandon"):
+    """Gives leases back whose memory may be looked at for ever."""
+
+    leases: list[Ticket]
+
+
+class StatusAsked(_Message, frozen=True, tag="status"):
+    """Asks for a report."""
+
+    ticket: Ticket
+
+
+class StopAsked(_Message, frozen=True, tag="stop"):
+    """Asks the daemon to end."""
+
+    ticket: Ticket
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """Answers `Hello`."""
+
+    status: Status
+    message: str
+    protocol: int
+    window_bytes: int
+    """What one client may hold; beyond it requests wait."""
+    requests_max: int
+    """Requests that may wait for an answer."""
+
+
+class Opened(_Message, frozen=True, tag="opened"):
+    """Answers `Open`."""
+
+    ticket: int
+    status: Status
+    message: str
+    dataset: int
+
+
+class Buffers(_Message, frozen=True, tag="buffers"):
+    """Brings memory, one descriptor for each; `Samples` refer to it."""
+
+    buffers: Annotated[list[tuple[int, int]], Meta(max_length=FDS_MAX)]
+    """(identity, bytes)."""
+
+
+class Retired(_Message, frozen=True, tag="retired"):
+    """These buffers will not be referred to again."""
+
+    buffers: list[int]
+
+
+class Samples(_Message, frozen=True, tag="samples"):
+    """Answers `Ask`. The lease is the ticket."""
+
+    ticket: int
+    status: Status
+    message: str = ""
+    buffer: int = 0
+    nbytes: int = 0
+    """Used bytes, from the buffer's beginning."""
+    offsets: bytes = b""
+    """int64, one per sample and part."""
+    lengths: bytes = b""
+    labels: bytes = b""
+    """int64, one per sample; -1: none."""
+    ram_bytes: int = 0
+    """How much of it was in memory."""
+
+
+class Working(_Message, frozen=True, tag="working"):
+    """Answers `Hurry` where the batch is under way, or has been answered."""
+
+    ticket: int
+    status: Status
+
+
+class Report(_Message, frozen=True, tag="report"):
+    """Answers `StatusAsked` and `StopAsked`."""
+
+    ticket: int
+    status: Status
+    json: bytes
+
+
+Request = Hello | Open | Ask | Hurry | Release | Abandon | StatusAsked | StopAsked
+Reply = Welcome | Opened | Buffers | Retired | Samples | Working | Report
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Struct) -> bytes:
+    """A message as a frame."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_request(body: bytes | bytearray | memoryview) -> Request:
+    """What a client says.
+
+    Raises:
+        WireError: it is no request.
+    """
+    return _decode(_requests, body)  # type: ignore[no-any-return]
+
+
+def decode_reply(body: bytes | bytearray | memoryview) -> Reply:
+    """What the daemon says.
+
+    Raises:
+        WireError: it is no reply.
+    """
+    return _decode(_replies, body)  # type: ignore[no-any-return]
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | bytearray | memoryview) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as e:
+        raise WireError(f"no message of protocol {PROTOCOL}: {e}") from e
+
+
+class Splitter:
+    """Cuts a stream of bytes into frames.
+
+    Args:
+        frame_bytes_max: the largest that is accepted; may be changed between frames.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._pending = bytearray()
+
+    @property
+    def partial(self) -> bool:
+        """Whether the beginning of a frame waits for its rest."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take more bytes; yields the bodies of frames that are complete.
+
+        Raises:
+            WireError: a frame is empty or too large.
+        """
+        self._pending += data
+        at = 0
+        try:
+            while len(self._pending) - at >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(self._pending, at)
+                if not 1 <= size <= self.frame_bytes_max:
+                    raise WireError(
+                        f"a frame of {size} bytes, expected 1 to {self.frame_bytes_max}"
+                    )
+                end = at + _LENGTH.size + size
+                if len(self._pending) < end:
+                    break
+                body = bytes(memoryview(self._pending)[at + _LENGTH.size : end])
+                at = end
+                yield body
+        finally:
+            del self._pending[:at]

@@ -1,0 +1,76 @@
+"""`headrace node`: started in the background, asked, stopped; nothing is left but the log."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from node.conftest import until
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))
+    monkeypatch.setenv("HEADRACE_RUNTIME_DIR", str(folder / "rt"))
+    yield folder / "rt"
+    shutil.rmtree(folder)
+
+
+def test_a_daemon_in_the_background(run, runtime, packed_photos):
+    none = run("node", "status", "--json")
+    assert (none.code, none.document["running"]) == (1, False)
+    assert run("node", "stop").code == 1
+    started = run("node", "start", "--ram", "64M", "--window", "8M", "--json")
+    assert started.code == 0, started.err
+    pid = started.document["pid"]
+    try:
+        assert started.document["ram_bytes"] == 64 << 20
+        assert os.getsid(pid) == pid  # it outlives the terminal
+        again = run("node", "start", "--json")
+        assert again.code == 3
+        assert f"process {pid}" in again.document["error"]["message"]
+        loader = hr.loader(packed_photos, 8, plane="node")
+        assert sum(len(batch) for batch in loader) == 36
+        state = run("node", "status", "--json").document
+        assert state["pid"] == pid
+        assert state["datasets"][0]["delivered_samples"] == 36
+        assert "36 of 36 samples held" in run("node", "status").out
+        loader.close()
+        assert f"process {pid} serves" in run("node", "logs").out
+        assert len(run("node", "logs", "-n", "1", "--json").document["lines"]) == 1
+    finally:
+        stopped = run("node", "stop", "--json")
+    assert stopped.document == {"pid": pid, "running": False}
+    assert [p.name for p in runtime.iterdir()] == ["node.log"]
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_one_that_cannot_start_says_why(run, runtime):
+    runtime.mkdir()
+    runtime.chmod(0o755)
+    ended = run("node", "start", "--json")
+    assert ended.code == 3
+    assert "mode 0755" in ended.document["error"]["message"]
+
+
+def test_sizes_are_read_and_refused(run, runtime):
+    from headrace.cli.node import _bytes
+
+    assert [_bytes(t) for t in ("1024", "8k", "1.5G", "2GiB", "1TB")] == [
+        1024, 8192, 3 << 29, 2 << 30, 1 << 40,
+    ]  # fmt: skip
+    for wrong in ("much", "", "8X", "1e999"):
+        assert run("node", "start", "--ram", wrong).code == 2
+    assert not runtime.exists()
+
+
+def test_units_name_the_options_of_start(run):
+    texts = run("node", "unit", "--ram", "64G", "--json").document
+    assert "node start --foreground --ram 64G" in texts["systemd"]
+    assert "node start --foreground --ram 64G" in texts["slurm"]
+    shown = run("node", "unit").out
+    assert "[Service]" in shown
+    assert "srun" in shown

@@ -1,0 +1,40 @@
+"""A training run over the node daemon that may be killed: prints what it saw, batch by batch.
+
+    python node_runner.py STORE EPOCHS [PAUSE_S]
+
+Each line is `epoch:position hash`; the last one says how the loader fared with the daemon.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import asdict
+
+import headrace as hr
+
+
+def digest(batch):
+    """A batch in one line."""
+    found = hashlib.sha256(batch.indices.tobytes() + batch.labels.tobytes())
+    for sample in batch:
+        found.update(sample)
+    return found.hexdigest()[:16]
+
+
+def main(store, epochs, pause_s=0.0, **options):
+    """Read some epochs."""
+    with hr.open(store) as opened:
+        loader = hr.loader(opened, 20, seed=5, **options)
+        for epoch in range(int(epochs)):
+            for batch in loader:
+                print(f"{epoch}:{loader.position} {digest(batch)}", flush=True)
+                time.sleep(float(pause_s))
+        for stage in loader.stages:
+            if stage.name == "node":
+                print(json.dumps(asdict(stage.report())), flush=True)
+        loader.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], plane="node")

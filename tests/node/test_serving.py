@@ -1,0 +1,354 @@
+"""What the daemon delivers: the same as without it, from memory that all clients share."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import CorruptSample, SampleNotFound
+from node.conftest import node_loader, report_of, seen, serving, until
+from plane.conftest import SAMPLES, content
+
+
+def status(server):
+    return server.describe()
+
+
+def data_of(server):
+    (data,) = status(server)["datasets"]
+    return data
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "blocked", "balanced"])
+def test_batches_order_and_state_are_those_of_the_process_plane(folder, store, order):
+    alone = hr.loader(store, 32, seed=3, order=order)
+    expected = [seen(alone) for _ in range(2)]
+    with serving(folder):
+        loader = node_loader(store, order=order)
+        assert [seen(loader) for _ in range(2)] == expected
+        assert loader.state_dict() == alone.state_dict()
+        assert loader.last_order_hash == alone.last_order_hash
+        report = report_of(loader)
+        assert report.attached
+        assert report.direct_batches == 0
+        assert report.node_batches > 0
+        loader.close()
+    alone.close()
+
+
+def test_a_run_goes_on_with_the_daemon_where_it_stopped_without(folder, store):
+    alone = hr.loader(store, 32, seed=3)
+    expected = seen(alone)
+    alone.set_epoch(0)
+    for number, _ in enumerate(alone):
+        if number == 4:
+            break
+    state = alone.state_dict()
+    with serving(folder):
+        loader = node_loader(store)
+        loader.load_state_dict(state)
+        assert seen(loader) == expected[5:]
+        assert report_of(loader).direct_batches == 0
+        loader.close()
+    alone.close()
+
+
+def test_samples_of_several_parts_and_a_choice_of_parts(folder, tmp_path):
+    import io
+    import tarfile
+
+    shard = tmp_path / "shard.tar"
+    with tarfile.open(shard, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for i in range(40):
+            for part, size in (("jpg", 100 + i), ("cls", 3)):
+                info = tarfile.TarInfo(f"{i:04d}.{part}")
+                info.size = size
+                tar.addfile(info, io.BytesIO(bytes([i]) * size))
+    for parts in ((), ("cls",)):
+        with hr.open(shard) as store, serving(folder):
+            alone = hr.loader(store, 16, seed=1, parts=parts)
+            loader = node_loader(store, 16, seed=1, parts=parts)
+            for one, other in zip(alone, loader, strict=True):
+                assert one.part_names == other.part_names
+                assert one.lengths.tolist() == other.lengths.tolist()
+                assert one.dense()[0].tobytes() == other.dense()[0].tobytes()
+            assert report_of(loader).node_batches == 3
+            loader.close()
+            alone.close()
+
+
+def test_a_second_job_and_a_second_epoch_read_nothing_from_the_source(folder, store, monkeypatch):
+    with serving(folder) as server:
+        for job in ("one", "two"):
+            monkeypatch.setenv("HEADRACE_JOB", job)
+            loader = node_loader(store, seed=len(job))
+            for _ in range(2):
+                seen(loader)
+            loader.close()
+        data = data_of(server)
+        assert data["delivered_bytes"] == 4 * store.nbytes
+        assert data["source_samples_bytes"] == store.nbytes  # each byte once
+        assert data["held_samples"] == SAMPLES
+
+
+def test_two_jobs_in_step_over_cold_data_read_each_byte_once(folder, store, monkeypatch):
+    """Same seed, same batches at the same time: what one reads, the other waits for."""
+    with serving(folder) as server:
+        loaders = []
+        for job in ("one", "two", "three"):
+            monkeypatch.setenv("HEADRACE_JOB", job)
+            loaders.append(node_loader(store, direct="always"))
+        came = [None] * 3
+
+        def consume(k):
+            came[k] = seen(loaders[k])
+
+        threads = [threading.Thread(target=consume, args=(k,)) for k in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert came[0] == came[1] == came[2]
+        data = data_of(server)
+        assert data["source_samples_bytes"] == store.nbytes
+        assert data["delivered_bytes"] == 3 * store.nbytes
+        assert [report_of(loader).direct_batches for loader in loaders] == [0, 0, 0]
+        for loader in loaders:
+            loader.close()
+
+
+def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
+    """Workers of one job; no memory for samples, so nothing but the read itself is shared."""
+    from headrace.node.wire import Ask
+
+    with serving(folder, ram_bytes=0) as server:
+        a, b = _opened(link(), store), _opened(link(), store)
+        held = threading.Event()
+        data = next(iter(server._holdings._data.values()))
+        take = data._take
+        data._take = lambda *args: (held.wait(10), take(*args))
+        indices = np.arange(10, dtype=np.int64).tobytes()
+        for one, number in (a, b):
+            one.send(Ask(one.new_ticket(), number, indices, []))
+        until(lambda: data.shared_batches == 1)
+        held.set()
+        replies = [_samples(one) for one, _ in (a, b)]
+        assert replies[0].buffer == replies[1].buffer
+        assert data_of(server)["source_samples_bytes"] == sum(len(content(i)) for i in range(10))
+
+
+def _opened(link, store, parts=("",)):
+    """A link on which a store is open, and its number there."""
+    from headrace.node.wire import Open, Opened
+
+    link.send(
+        Open(link.new_ticket(), os.fsencode(store.path), 1, store.fingerprint, list(parts), None)
+    )
+    opened = link.wait(Opened, 10)
+    assert opened.status == 0, opened.message
+    return link, opened.dataset
+
+
+def _samples(link):
+    from headrace.node.wire import Samples
+
+    return link.wait(Samples, 10)
+
+
+def test_quotas_of_memory_hold_and_what_is_beyond_is_still_right(folder, store, monkeypatch):
+    quota = 600_000
+    assert store.nbytes > 2 * quota
+    with serving(folder, ram_bytes=quota) as server:
+        loader = node_loader(store)
+        first, second = seen(loader), seen(loader)
+        assert sorted(i for b in first for i in b[2]) == list(range(SAMPLES))
+        assert len(second) == len(first)
+        held = data_of(server)["held_bytes"]
+        assert 0 < held <= quota
+        assert 0 < data_of(server)["ram_bytes"] < store.nbytes
+        loader.close()
+    with serving(folder, ram_bytes=64 << 20, job_ram_bytes=quota) as server:
+        loader = node_loader(store)
+        seen(loader)
+        assert 0 < data_of(server)["held_bytes"] <= quota
+        loader.close()
+
+
+def test_a_damaged_sample_is_reported_by_the_client_itself(folder, tmp_path):
+    path = tmp_path / "damaged.hr"
+    hr.pack(((f"{i}", bytes([i]) * 5000, 0) for i in range(50)), path)
+    volume = next(path.glob("**/*.hrv"))
+    damaged = bytearray(volume.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    volume.write_bytes(damaged)
+    with hr.open(path) as store, serving(folder) as server:
+        loader = node_loader(store, 10)
+        with pytest.raises(CorruptSample, match="checksum"):
+            seen(loader)
+        loader.close()
+        loader = node_loader(store, 10, on_error="skip")
+        assert sum(len(b[2]) for b in seen(loader)) == 49
+        assert len(loader.skipped) == 1
+        assert report_of(loader).direct_batches == 1
+        assert data_of(server)["failed_batches"] == 2
+        loader.close()
+
+
+def test_an_index_outside_is_the_same_error(folder, store):
+    with serving(folder):
+        loader = node_loader(store)
+        reader = loader.reader
+        assert bytes(reader.fetch(np.array([3])).batch[0]) == content(3)
+        with pytest.raises(SampleNotFound):
+            reader.fetch(np.array([SAMPLES]))
+        assert bytes(reader.fetch(np.array([4])).batch[0]) == content(4)
+        assert report_of(loader).node_batches == 2
+        loader.close()
+
+
+def test_other_data_under_the_same_path_is_read_directly(folder, tmp_path):
+    path = tmp_path / "data.hr"
+    hr.pack(((f"{i}", bytes([i]), 0) for i in range(20)), path)
+    with hr.open(path) as store, serving(folder):
+        seen(hr.loader(store, 5))  # its files are open from now on
+        hr.pack(((f"{i}", bytes([i, i]), 0) for i in range(20)), path, overwrite=True)
+        loader = node_loader(store, 5)
+        batches = seen(loader)
+        assert all(s == bytes([i]) for b in batches for i, s in zip(b[2], b[4], strict=True))
+        report = report_of(loader)
+        assert (report.attached, report.node_batches) == (False, 0)
+        assert "fingerprint" in report.why
+        loader.close()
+
+
+def test_batches_outlive_loader_link_and_daemon(folder, store):
+    with serving(folder):
+        loader = node_loader(store)
+        batches = list(loader)
+        assert report_of(loader).node_batches == len(batches)
+        again = seen(loader)  # what is held is not written again
+        assert len(again) == len(batches)
+        loader.close()
+    for batch in batches:
+        for index, sample in zip(batch.indices, batch, strict=True):
+            assert bytes(sample) == content(int(index))
+
+
+def test_memory_is_given_back_when_batches_go(folder, store):
+    with serving(folder) as server:
+        loader = node_loader(store)
+        for _ in range(6):
+            for _batch in loader:
+                pass
+        (session,) = status(server)["sessions"]
+        assert session["batches"] == 6 * 16
+        assert session["held_bytes"] < 8 << 20
+        # A handful of buffers goes round: nothing is mapped per batch.
+        (node,) = [s for s in loader.stages if s.name == "node"]
+        assert len(node._attached.link.mappings) < 40
+        loader.close()
+        until(lambda: not status(server)["sessions"])
+        assert status(server)["jobs"] == []
+
+
+def test_samples_cannot_be_written_by_a_client(folder, store):
+    with serving(folder):
+        loader = node_loader(store)
+        batch = next(iter(loader))
+        with pytest.raises(ValueError, match="read-only"):
+            batch.data[0] = 1
+        assert not batch.data.flags.writeable
+        assert report_of(loader).node_batches == 1
+        loader.close()
+
+
+def test_a_forked_child_looks_at_its_batches_as_long_as_it_likes(folder, store):
+    """The parent lets go and reads on; the child's memory must not change under it."""
+    with serving(folder):
+        loader = node_loader(store)
+        iterator = iter(loader)
+        batch = next(iterator)
+        index, expected = int(batch.indices[0]), bytes(batch[0])
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(read, 1)
+            os._exit(0 if bytes(batch[0]) == expected == content(index) else 1)
+        del batch
+        for _ in range(3):
+            for _batch in iterator:
+                pass
+            iterator = iter(loader)
+        assert report_of(loader).node_batches > 30
+        os.write(write, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os.close(read)
+        os.close(write)
+        loader.close()
+
+
+def test_torch_loader_and_its_workers_use_it(folder, store):
+    torch = pytest.importorskip("torch")
+    from headrace.torch import DataLoader
+
+    with serving(folder) as server:
+        loader = DataLoader(store, 32, seed=3, plane="node")
+        got = [b.indices.tolist() for b in loader]
+        alone = hr.loader(store, 32, seed=3)
+        assert got == [b.indices.tolist() for b in alone]
+        alone.close()
+        assert data_of(server)["delivered_samples"] == SAMPLES
+        decoded = DataLoader(store, 32, seed=3, plane="node", decode=len, threads=2)
+        assert sum(int(torch.as_tensor(x).sum()) for x, _ in decoded) == store.nbytes
+        assert data_of(server)["delivered_samples"] == 2 * SAMPLES
+
+
+def test_plane_comes_from_the_environment_and_is_checked(folder, store, monkeypatch):
+    with pytest.raises(ValueError, match="plane is 'cloud'"):
+        hr.loader(store, 8, plane="cloud")
+    with pytest.raises(ValueError, match="simulate"):
+        hr.loader(store, 8, plane="node", simulate="lustre")
+    monkeypatch.setenv("HEADRACE_PLANE", "node")
+    with serving(folder):
+        loader = hr.loader(store, 8)
+        next(iter(loader))
+        assert report_of(loader).node_batches == 1
+        loader.close()
+
+
+def test_without_msgspec_the_message_says_what_to_install(store):
+    code = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "import headrace as hr\n"
+        f"hr.loader({str(store.path)!r}, 8, plane='node')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert "headrace[node]" in ended.stderr
+
+
+def test_a_cache_on_the_local_disk_below_the_memory(folder, store, tmp_path, monkeypatch):
+    """The next daemon finds there what this one has read."""
+    from headrace.config import TierOptions
+    from headrace.plane.tiers import shelf
+
+    monkeypatch.setattr(shelf, "disk_reserve", lambda _: 0)
+    alone = hr.loader(store, 32, seed=3)
+    expected = seen(alone)
+    alone.close()
+    tiers = TierOptions(cache_dir=str(tmp_path / "cache"))
+    sources = []
+    for _ in range(2):
+        with serving(folder, ram_bytes=0, tiers=tiers) as server:
+            loader = node_loader(store)
+            assert seen(loader) == expected
+            assert report_of(loader).direct_batches == 0
+            loader.close()
+            sources.append(data_of(server)["source_samples_bytes"])
+    assert sources[0] == store.nbytes
+    assert sources[1] < store.nbytes // 2
