@@ -25,6 +25,21 @@ class Options:
     jobs: int = 2
     """Measurements at the same time, for parts that mostly sleep."""
 
+    @property
+    def scale(self) -> float:
+        """Fraction of data set A's samples: 20,000 of them, 2.2 GB."""
+        return 0.02 if self.quick else 0.4
+
+    @property
+    def rounds(self) -> int:
+        """How often each is measured."""
+        return 1 if self.quick else 3
+
+    @property
+    def seconds(self) -> float:
+        """A run ends after this long, or with its epoch."""
+        return 1.5 if self.quick else 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

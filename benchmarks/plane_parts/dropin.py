@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import datasets
+from benchmarks import datasets, forms
 from benchmarks.loaders.openread import sample_paths
 from benchmarks.loaders.torch_files import FileDataset, keep_bytes
 from benchmarks.plane_parts import Section
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-ROUNDS = 5
-SECONDS = 6.0
-"""A run ends after this long, or with its epoch."""
+    from benchmarks.plane_parts import Options
 
 NEVER_SLOWER = 0.98
 LIMIT_SAMPLES = 20_000
@@ -72,14 +70,15 @@ CASES = (
 )
 
 
-def run(options: Any) -> Section:
+def run(options: Options) -> Section:
     """Measure below `options.dir`."""
-    data = datasets.data_set("A", getattr(options, "scale", 1.0))
-    files = options.dir / data.folder / "files"
+    data = datasets.data_set("A", options.scale)
+    files = forms.ensure(options.dir, data, "files")
     rows: list[tuple[str, ...]] = [HEADER]
     targets = []
     for case in CASES:
-        pairs = [_pair(case, data, files, seed) for seed in range(ROUNDS)]
+        rounds = range(options.rounds)
+        pairs = [_pair(case, data, files, seed, options.seconds) for seed in rounds]
         done = [(theirs, ours) for theirs, ours in pairs if theirs and ours]
         if not done:
             rows.append((case.name, *"-" * 6, f">= {case.bound:g}"))
@@ -109,14 +108,14 @@ def _judged(case: Case, pairs: list[tuple[Measured, Measured]]) -> tuple[tuple[s
 
 
 def _pair(
-    case: Case, data: datasets.DataSet, files: Path, seed: int
+    case: Case, data: datasets.DataSet, files: Path, seed: int, seconds: float
 ) -> tuple[Measured | None, Measured | None]:
     """What torch's loader and ours did; they take turns in going first."""
     measured: dict[str, Measured | None] = {}
     for which in ("torch", "headrace") if seed % 2 else ("headrace", "torch"):
         given = {
             **dataclasses.asdict(case), "which": which, "seed": seed, "files": str(files),
-            "samples": data.samples,
+            "samples": data.samples, "seconds": seconds,
         }  # fmt: skip
         ended = subprocess.run(
             [sys.executable, "-m", "benchmarks.plane_parts.dropin", json.dumps(given)],
@@ -174,7 +173,7 @@ def _prepare(dataset: FileDataset, order: list[int], *, cold: bool) -> None:
         dataset[index]
 
 
-def _measure(loader: Any, what: str) -> Measured:
+def _measure(loader: Any, what: str, limit_s: float) -> Measured:
     """Deliver for a while."""
     samples = nbytes = 0
     cpu_s, begun = _cpu_s(), time.perf_counter()
@@ -183,7 +182,7 @@ def _measure(loader: Any, what: str) -> Measured:
         samples += len(batch[0]) if what == "tensors" else len(batch)
         if what == "files":
             nbytes += sum(map(len, batch))
-        if time.perf_counter() - begun > SECONDS:
+        if time.perf_counter() - begun > limit_s:
             break
     seconds = time.perf_counter() - begun
     del iterator, batch  # workers end, and are counted
@@ -209,7 +208,7 @@ def main() -> None:
 
         simulated = simulated_files(given["simulate"], given["files"])
     with simulated:
-        print(json.dumps(_measure(loader, given["what"])))
+        print(json.dumps(_measure(loader, given["what"], given["seconds"])))
 
 
 if __name__ == "__main__":
