@@ -7,8 +7,8 @@ stages know the run's number. The last stage counts: it runs when the consumer a
 nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step.
 
 TensorFlow keeps each Python function that a graph calls until the process ends. Ours therefore know
-the loader weakly, and the `tf.data.Dataset` keeps it, as its iterators and all that is made of it
-keep the data set: a loader that nobody holds any more lets go of its files and buffers.
+the loader weakly, and the `tf.data.Dataset` keeps it (or the graph in which that was made), as its
+iterators and all that is made of it keep the data set: a loader that nobody holds any more lets go of its files and buffers.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
         runs: begins runs, and knows them.
         steps: what happens to each batch.
     """
-    # In a graph nothing in Python stands for the data set for as long as it is used.
-    known = ref(runs) if tf.executing_eagerly() else lambda: runs
+    known = ref(runs)
     elements = steps.elements  # without the user's functions, and what those know
 
     def found() -> Runs:
@@ -118,7 +117,9 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
     if steps.endless:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     made = made.with_options(_options())
-    made.headrace_runs = runs
+    # In a graph the data set is used longer than its Python object lives.
+    keeper = made if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    keeper.headrace_runs = (*getattr(keeper, "headrace_runs", ()), runs)
     return made
 
 
