@@ -25,6 +25,8 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h')
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
 
+# Where it is set, each process that imports torch or TensorFlow compiles it again: 10 s a time.
+unexport PYTHONDONTWRITEBYTECODE
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_ROOT_USER_ACTION := ignore
 

@@ -10,7 +10,6 @@ import pytest
 import headrace as hr
 from headrace.errors import OrderError, StateMismatch
 from headrace.grain import dataset
-
 from tests_shared import own_bytes
 
 from .decoders import number_of

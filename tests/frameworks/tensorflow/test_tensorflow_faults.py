@@ -11,7 +11,6 @@ import tensorflow as tf
 import headrace as hr
 from headrace.errors import CorruptSample, DecodeError, StoreNotFound
 from headrace.tensorflow import Loader, dataset
-
 from tests_shared import descriptors, own_bytes, until
 
 from .samples import BATCH, SAMPLES, STEPS

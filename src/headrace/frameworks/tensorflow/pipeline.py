@@ -8,7 +8,8 @@ nothing of ours takes batches ahead behind it, so that the loader's state is exa
 
 TensorFlow keeps each Python function that a graph calls until the process ends. Ours therefore know
 the loader weakly, and the `tf.data.Dataset` keeps it (or the graph in which that was made), as its
-iterators and all that is made of it keep the data set: a loader that nobody holds any more lets go of its files and buffers.
+iterators and all that is made of it keep the data set: a loader that nobody holds any more lets go
+of its files and buffers.
 """
 
 from __future__ import annotations
