@@ -25,6 +25,8 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h')
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALL := $(PIP) install --no-compile
 
+# Where it is set, each process that imports torch or TensorFlow compiles it again: 10 s a time.
+unexport PYTHONDONTWRITEBYTECODE
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -115,8 +117,8 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 
 # -- tests -----------------------------------------------------------------------------------------
 
-# In this order, so that pytest's closing line comes last.
-test: $(DONE)/debian-test $(DONE)/test $(DONE)/frameworks $(DONE)/build
+# The images of the demo are those of the examples' tests too. In this order, so that pytest's closing line comes last.
+test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory test-frameworks
@@ -127,7 +129,7 @@ test-slow: $(DONE)/test $(DONE)/build
 
 # A process each: TensorFlow and JAX bring their own runtimes and threads.
 .PHONY: test-frameworks
-test-frameworks: $(DONE)/test $(DONE)/frameworks $(DONE)/build
+test-frameworks: $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/tensorflow
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/grain tests/store/test_array_record.py
 

@@ -30,8 +30,9 @@ RATE = 0.02
 
 def decode(data: memoryview) -> np.ndarray:
     """One image file to one small image, float32, shape (SIDE, SIDE, 3)."""
-    image = Image.open(io.BytesIO(data)).convert("RGBA").convert("RGB").resize((SIDE, SIDE))
-    return np.asarray(image, np.float32) / 255
+    image = Image.open(io.BytesIO(data)).convert("RGBA").resize((SIDE, SIDE))
+    white = Image.new("RGBA", image.size, "white")  # what is transparent shows it
+    return np.asarray(Image.alpha_composite(white, image).convert("RGB"), np.float32) / 255
 
 
 def new_model(classes: int) -> dict[str, jax.Array]:

@@ -22,8 +22,10 @@ SIDE = 32
 
 def decode(data: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """One image file to one small, randomly flipped image; the same for a seed, on any run."""
-    image = tf.io.decode_image(data, channels=3, expand_animations=False)
+    image = tf.io.decode_image(data, channels=4, expand_animations=False)
     image = tf.image.resize(image, (SIDE, SIDE)) / 255.0
+    color, alpha = image[..., :3], image[..., 3:]
+    image = color * alpha + 1 - alpha  # what is transparent shows white
     return tf.image.stateless_random_flip_left_right(image, seed)
 
 

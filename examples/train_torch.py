@@ -42,7 +42,9 @@ class ImageFolder(Dataset):
         """Return an image as float32, shape (3, SIDE, SIDE), half of them mirrored, and its class."""
         path, label = self.samples[index]
         with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB").resize((SIDE, SIDE)))
+            small = image.convert("RGBA").resize((SIDE, SIDE))
+        white = Image.new("RGBA", small.size, "white")  # what is transparent shows it
+        pixels = np.array(Image.alpha_composite(white, small).convert("RGB"))
         tensor = torch.from_numpy(pixels).permute(2, 0, 1).float().div(255)
         if torch.rand(()) < 0.5:
             tensor = tensor.flip(2)
@@ -62,7 +64,7 @@ def network(classes: int) -> nn.Module:
 
 
 def main() -> None:
-    """Train, and print each epoch's mean loss."""
+    """Train, and print each epoch's mean loss and accuracy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, help="folder with a folder of PNG files per class")
     parser.add_argument("--epochs", type=int, default=2)
@@ -77,16 +79,19 @@ def main() -> None:
         dataset, options.batch_size, shuffle=True, num_workers=options.workers, drop_last=True
     )
     model = network(len(dataset.classes))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for epoch in range(options.epochs):
-        losses = []
+        losses, hits = [], 0
         for images, labels in loader:
-            loss = nn.functional.cross_entropy(model(images), labels)
+            scores = model(images)
+            loss = nn.functional.cross_entropy(scores, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        print(f"epoch {epoch}: loss {sum(losses) / len(losses)!r} over {len(losses)} batches")
+            hits += int((scores.argmax(1) == labels).sum())
+        mean, accuracy = sum(losses) / len(losses), hits / (len(losses) * options.batch_size)
+        print(f"epoch {epoch}: loss {mean!r}, accuracy {accuracy:.3f}, {len(losses)} batches")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from tests_shared import CLIPART, ROOT, blocks, example, write_photos, write_real_images
 
-EPOCHS = 3
+EPOCHS = 5
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_the_example_learns_and_resumes_exactly(images, tmp_path, capsys):
     accuracy = [float(a) for a in re.findall(r"accuracy ([\d.]+)", said)]
     assert len(accuracy) == EPOCHS
     if CLIPART.is_dir():  # noise has nothing to learn but its samples by heart
-        assert accuracy[-1] > 0.4
+        assert accuracy[-1] > 0.7
     begun = run(images, tmp_path / "parts.npz", "--stop-after", str(epoch + 2))
     rest = run(images, tmp_path / "parts.npz")
     assert "resumed in epoch 1, 64 samples in" in capsys.readouterr().out

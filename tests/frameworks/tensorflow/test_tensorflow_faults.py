@@ -11,6 +11,7 @@ import tensorflow as tf
 import headrace as hr
 from headrace.errors import CorruptSample, DecodeError, StoreNotFound
 from headrace.tensorflow import Loader, dataset
+from tests_shared import descriptors, own_bytes, until
 
 from .samples import BATCH, SAMPLES, STEPS
 
@@ -93,16 +94,42 @@ def test_an_iterator_that_is_dropped_ends_its_run(path):
     assert len(list(loader)) == len(loader)
 
 
-def test_memory_stays_flat_over_many_epochs(equal_path):
-    import psutil
+@pytest.mark.parametrize("elements", ["strings", "buffer"])
+def test_a_dropped_loader_lets_go_of_its_files(path, elements):
+    """TensorFlow itself keeps every function that it was given."""
+    before = descriptors(path)
+    for _ in range(2):
+        batches = dataset(path, BATCH, seed=1, elements=elements)
+        next(iter(batches))
+        assert descriptors(path) - before
+    del batches
+    gc.collect()
+    assert until(lambda: not descriptors(path) - before)
 
-    process = psutil.Process()
-    loader = Loader(equal_path, BATCH, seed=1, elements="buffer")
-    batches = loader.dataset()
+
+@pytest.mark.parametrize("made_of", [iter, lambda d: iter(d.repeat(2).map(lambda *e: e))])
+def test_what_is_made_of_a_data_set_keeps_its_loader(path, made_of):
+    batches = made_of(dataset(path, BATCH, seed=1))
+    gc.collect()
+    assert len(list(batches)) % STEPS == 0
+
+
+def test_a_data_set_that_is_made_in_a_graph_keeps_its_loader(path):
+    def labels_of(seed):
+        return dataset(path, BATCH, order="sequential").map(lambda _, labels: labels)
+
+    nested = tf.data.Dataset.range(2).flat_map(labels_of)
+    gc.collect()
+    found = [label for labels in nested for label in labels.numpy().tolist()]
+    assert found == [i % 7 for i in range(SAMPLES)] * 2
+
+
+def test_memory_stays_flat_over_many_iterators(equal_path):
+    batches = (loader := Loader(equal_path, BATCH, seed=1, elements="buffer")).dataset()
     sizes = []
-    for _ in range(50):
+    for _ in range(24):
         for batch in batches:
             del batch
-        sizes.append(process.memory_full_info().pss)
-    assert loader.epoch == 50
-    assert max(sizes[25:]) < sizes[15] + (16 << 20)
+        sizes.append(own_bytes())
+    assert loader.epoch == 24
+    assert max(sizes[12:]) < sizes[8] + (8 << 20)

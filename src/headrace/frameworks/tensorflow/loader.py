@@ -133,7 +133,7 @@ class Loader(tf.train.experimental.PythonState):  # type: ignore[misc]
 
         Only one iterator at a time gets batches: a new one ends those before it.
         """
-        return pipeline(self._begin, self._run_of, self._steps)
+        return pipeline(self, self._steps)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over `dataset()`, with headrace's own errors instead of TensorFlow's.
@@ -239,12 +239,18 @@ class Loader(tf.train.experimental.PythonState):  # type: ignore[misc]
     ) -> None:
         self.close()
 
-    def _begin(self) -> int:
+    def begin_run(self) -> int:
+        """Begin a run for an iterator of `dataset()`, which calls it, and return its number."""
         self._run = Run(self._loader, self._epochs)
         self._runs += 1
         return self._runs
 
-    def _run_of(self, number: int) -> Run:
+    def run_of(self, number: int) -> Run:
+        """Return the run with a number, for the iterators of `dataset()`.
+
+        Raises:
+            RuntimeError: a newer one began.
+        """
         if self._run is None or number != self._runs:
             raise RuntimeError("this iterator ended when a new one was made")
         return self._run

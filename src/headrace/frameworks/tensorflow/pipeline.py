@@ -5,13 +5,19 @@
 Everything stands inside one `flat_map`, so that each iterator begins a run of its own and all its
 stages know the run's number. The last stage counts: it runs when the consumer asks for a batch, and
 nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step.
+
+TensorFlow keeps each Python function that a graph calls until the process ends. Ours therefore know
+the loader weakly, and the `tf.data.Dataset` keeps it (or the graph in which that was made), as its
+iterators and all that is made of it keep the data set: a loader that nobody holds any more lets go
+of its files and buffers.
 """
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.frameworks.tensorflow.elements import Elements
     from headrace.frameworks.tensorflow.run import Run
 
-__all__ = ["Steps", "pipeline", "takes_seed"]
+__all__ = ["Runs", "Steps", "pipeline", "takes_seed"]
 
 
 CUT_AT_A_TIME = 2
@@ -58,33 +64,46 @@ def takes_seed(decode: Callable[..., Any] | None) -> bool:
     return sum(p.kind in positional and p.default is p.empty for p in parameters) > 1
 
 
-def pipeline(
-    begin: Callable[[], int],
-    run_of: Callable[[int], Run],
-    steps: Steps,
-) -> Any:
+class Runs(Protocol):
+    """Whoever begins runs and knows them by number; the data set keeps it."""
+
+    def begin_run(self) -> int:
+        """Begin a run and return its number."""
+
+    def run_of(self, number: int) -> Run:
+        """Return the run with a number."""
+
+
+def pipeline(runs: Runs, steps: Steps) -> Any:
     """Return the `tf.data.Dataset` of finished batches.
 
     Args:
-        begin: begins a run and returns its number.
-        run_of: the run with a number.
+        runs: begins runs, and knows them.
         steps: what happens to each batch.
     """
+    known = ref(runs)
+    elements = steps.elements  # without the user's functions, and what those know
+
+    def found() -> Runs:
+        runs = known()
+        if runs is None:
+            raise RuntimeError("the loader is gone: keep it, or the data set that it gave")
+        return runs
 
     def started() -> Any:
-        return np.int64(begin())
+        return np.int64(found().begin_run())
 
     def batches(number: Any) -> Iterator[Any]:
-        run = run_of(int(number))
+        run = found().run_of(int(number))
         try:
             for batch in run.batches():
-                yield steps.elements.crossing(batch)
+                yield elements.crossing(batch)
         except Exception as e:
             run.error = e  # TensorFlow hands on its text only
             raise
 
     def count(number: Any) -> Any:
-        run_of(int(number)).delivered()
+        found().run_of(int(number)).delivered()
         return number
 
     def of_run(_: Any) -> Any:
@@ -98,7 +117,11 @@ def pipeline(
     made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
     if steps.endless:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return made.with_options(_options())
+    made = made.with_options(_options())
+    # In a graph the data set is used longer than its Python object lives.
+    keeper = made if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    keeper.headrace_runs = (*getattr(keeper, "headrace_runs", ()), runs)
+    return made
 
 
 def _finished(made: Any, steps: Steps) -> Any:
