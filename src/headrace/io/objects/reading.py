@@ -103,6 +103,7 @@ class Reading:
         self._tasks: set[asyncio.Task[Found | Failure]] = set()
         self._quiet_until: dict[str, float] = {}
         self._refreshing: dict[int, asyncio.Task[bool]] = {}
+        self._refreshed_at: dict[int, float] = {}
         self._most = _connections_most()
         self._loop = loop
         self._luck = random.Random()  # noqa: S311 - jitter, no secret
@@ -163,6 +164,7 @@ class Reading:
         """Attempts until one succeeds, none can, or the deadline comes."""
         loop, policy = self._loop, self._policy
         attempts = 0
+        began = started
         refreshed = False
         before: Fault | None = None
         while True:
@@ -171,6 +173,7 @@ class Reading:
                 async with asyncio.timeout_at(started + policy.deadline_s):
                     if self._quiet_until:
                         await self._keep_quiet(wanted.url)
+                    began = loop.time()
                     found = await self._attempt(wanted)
                 self._check(wanted, found)
             except TimeoutError:
@@ -188,7 +191,7 @@ class Reading:
                     )  # fmt: skip
                 elif fault.kind == "expired" and not refreshed:
                     refreshed = True
-                    pause = 0.0 if await self._refresh(wanted.url) else None
+                    pause = 0.0 if await self._refresh(wanted.url, began) else None
             else:
                 return found
             if pause is None:
@@ -254,16 +257,24 @@ class Reading:
         if wanted.exact and found.count != len(wanted.dest):
             raise Fault("changed", f"changed: it ends at {found.size:,}")
 
-    async def _refresh(self, url: str) -> bool:
-        """Fetches credentials anew: once for all reads that met their end together."""
+    async def _refresh(self, url: str, began: float) -> bool:
+        """Fetches credentials anew: once for all reads that met their end together.
+
+        `began`: when the attempt did that was refused. Who was refused late may find them renewed.
+        """
         transport, _ = await self._roots.transport(url)
+        if self._refreshed_at.get(id(transport), 0.0) > began:
+            return True
         running = self._refreshing.get(id(transport))
         if running is None:
             self._tally.add("refreshes")
             loop = asyncio.get_running_loop()
 
             async def refresh() -> bool:
-                return await loop.run_in_executor(self._threads, transport.refresh)
+                renewed = await loop.run_in_executor(self._threads, transport.refresh)
+                if renewed:
+                    self._refreshed_at[id(transport)] = loop.time()
+                return renewed
 
             running = self._refreshing[id(transport)] = asyncio.create_task(refresh())
             running.add_done_callback(lambda _: self._refreshing.pop(id(transport), None))
