@@ -114,8 +114,10 @@ class _Sweep:
     """Measures fixed settings one after the other on one rig."""
 
     def __init__(self, rig: Rig, plan: Plan, latency_s: float) -> None:
-        self._rig, self._plan = rig, plan
-        self._settle_s = plan.settle_s + min(2.5, 4.0 * latency_s)
+        self._rig = rig
+        self._settle_s = plan.settle_s + min(3.0, 10.0 * latency_s)
+        # Reads that take a second come in bursts: behind each slow one a buffer full.
+        self._measure_s = max(plan.measure_s, min(6.0, 20.0 * latency_s))
 
     def rate(self, reads: int, batches: int) -> float:
         rig = self._rig
@@ -124,7 +126,7 @@ class _Sweep:
         time.sleep(self._settle_s)
         start = time.perf_counter()
         # At least so many batches that one more or less is within the noise.
-        time.sleep(max(self._plan.measure_s, min(3.0, 60.0 * rig.batch / rig.rate)))
+        time.sleep(max(self._measure_s, min(3.0, 60.0 * rig.batch / rig.rate)))
         return rig.timeline.rate(start, time.perf_counter())
 
     def least(self, values: tuple[int, ...], rate_at: Callable[[int], float], bound: float) -> int:
