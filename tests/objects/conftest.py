@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.errors import SourceChanged
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.listing import write
+from headrace.io.objects.reading import RemoteObject
 from objects.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
@@ -155,6 +157,14 @@ def samples() -> dict[str, bytes]:
     return samples_of(60)
 
 
+def files_of_packed(
+    samples: dict[str, bytes], folder: Path, *, volume_bytes: int
+) -> dict[str, bytes]:
+    """Packs the samples below `folder`; the files of the store, by name."""
+    hr.pack(write_folder(samples, folder / "source"), folder / "x.hr", volume_bytes=volume_bytes)
+    return {path.name: path.read_bytes() for path in (folder / "x.hr").iterdir()}
+
+
 @pytest.fixture
 def folder(samples: dict[str, bytes], tmp_path: Path) -> Path:
     return write_folder(samples, tmp_path / "source")
@@ -165,9 +175,7 @@ def packed_files(
     samples: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     """The files of a packed store of several volumes, by name."""
-    folder = tmp_path_factory.mktemp("packed")
-    hr.pack(write_folder(samples, folder / "source"), folder / "x.hr", volume_bytes=12_000)
-    return {path.name: path.read_bytes() for path in (folder / "x.hr").iterdir()}
+    return files_of_packed(samples, tmp_path_factory.mktemp("packed"), volume_bytes=12_000)
 
 
 @pytest.fixture(scope="package")
@@ -185,6 +193,21 @@ def own_packed(moto_port: int, bucket: str, packed_files: dict[str, bytes]) -> s
 def put(port: int, url: str, data: bytes) -> None:
     """Puts an object onto the server itself."""
     ask(port, "PUT", "/" + urllib.parse.quote(url.removeprefix("s3://")), data)
+
+
+def refuses_what_was_replaced(url: str, options: dict[str, Any]) -> None:
+    """Writes an object, reads it, writes another in its place: reading on is SourceChanged."""
+    write(b"a" * 1000, url, options, create=True)
+    engine = ObjectEngine(options)
+    try:
+        found = engine.fetch(url, 0, memoryview(bytearray(10)))
+        assert found.size == 1000
+        engine.register([RemoteObject(url, found.size, found.etag, found.modified_ns)])
+        write(b"b" * 1000, url, options, create=False)
+        with pytest.raises(SourceChanged, match="status 412"):
+            engine.fetch(url, 0, memoryview(bytearray(10)))
+    finally:
+        engine.close()
 
 
 def put_store(port: int, url: str, files: dict[str, bytes]) -> str:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.errors import SourceChanged, StoreExists
-from headrace.io.objects.engine import ObjectEngine
+from headrace.errors import StoreExists
 from headrace.io.objects.listing import expand, write
+from objects.conftest import refuses_what_was_replaced
 from objects.test_index import content, tar_of
 
 if TYPE_CHECKING:
@@ -124,17 +124,4 @@ def test_shards_are_listed_and_indexed_in_place(
 
 
 def test_an_object_that_was_replaced_is_detected(container: str, azure: dict[str, Any]) -> None:
-    from headrace.io.objects.reading import RemoteObject
-
-    url = f"{container}/blob.bin"
-    write(b"a" * 1000, url, azure, create=True)
-    engine = ObjectEngine(azure)
-    try:
-        found = engine.fetch(url, 0, memoryview(bytearray(10)))
-        assert found.size == 1000
-        engine.register([RemoteObject(url, found.size, found.etag, found.modified_ns)])
-        write(b"b" * 1000, url, azure, create=False)
-        with pytest.raises(SourceChanged, match="status 412"):
-            engine.fetch(url, 0, memoryview(bytearray(10)))
-    finally:
-        engine.close()
+    refuses_what_was_replaced(f"{container}/blob.bin", azure)

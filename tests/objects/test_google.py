@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
-from headrace.errors import SourceChanged
-from headrace.io.objects.engine import ObjectEngine
-from headrace.io.objects.listing import expand, write
-from headrace.io.objects.reading import RemoteObject
-from objects.conftest import AUTHORIZATION
+from headrace.io.objects.listing import expand
+from objects.conftest import AUTHORIZATION, refuses_what_was_replaced
 from objects.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
@@ -70,15 +67,4 @@ def test_a_store_is_packed_listed_and_loaded(
 def test_an_object_that_was_replaced_is_detected(
     gs_bucket: str, gs_options: dict[str, Any]
 ) -> None:
-    url = f"{gs_bucket}/blob.bin"
-    write(b"a" * 1000, url, gs_options, create=True)
-    engine = ObjectEngine(gs_options)
-    try:
-        found = engine.fetch(url, 0, memoryview(bytearray(10)))
-        assert found.size == 1000
-        engine.register([RemoteObject(url, found.size, found.etag, found.modified_ns)])
-        write(b"b" * 1000, url, gs_options, create=False)
-        with pytest.raises(SourceChanged, match="status 412"):
-            engine.fetch(url, 0, memoryview(bytearray(10)))
-    finally:
-        engine.close()
+    refuses_what_was_replaced(f"{gs_bucket}/blob.bin", gs_options)

@@ -11,7 +11,7 @@ import pytest
 import headrace as hr
 from headrace.errors import CorruptSample, SourceChanged, VolumeError
 from headrace.io.objects.listing import remove, write
-from objects.conftest import put_store, samples_of, write_folder
+from objects.conftest import files_of_packed, put_store, samples_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,7 @@ def packed_files(
     samples: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     """The files of a packed store of six volumes."""
-    folder = tmp_path_factory.mktemp("packed")
-    hr.pack(write_folder(samples, folder / "source"), folder / "x.hr", volume_bytes=60_000)
-    return {path.name: path.read_bytes() for path in (folder / "x.hr").iterdir()}
+    return files_of_packed(samples, tmp_path_factory.mktemp("packed"), volume_bytes=60_000)
 
 
 @pytest.fixture(scope="module")

@@ -113,10 +113,10 @@ def _cover_fitted_s(latency_us: Sequence[int], read_rate: float) -> float:
 
     Mean excess of a lognormal L beyond x: E[L] Phi(d + sigma) - x Phi(d), d = (mu - ln x) / sigma.
     """
-    median, high = (latency_percentile_s(latency_us, share) for share in (0.5, 0.95))
-    if median <= 0.0 or high <= 1.02 * median:
+    median, slow = (latency_percentile_s(latency_us, share) for share in (0.5, 0.95))
+    if median <= 0.0 or slow <= 1.02 * median:
         return 0.0
-    sigma = math.log(high / median) / _Z95
+    sigma = math.log(slow / median) / _Z95
     mean = median * math.exp(sigma * sigma / 2.0)
 
     def stall(cover_s: float) -> float:
