@@ -10,6 +10,7 @@
 
 #include "core/crc32c.h"
 #include "core/error.h"
+#include "io/batch_parts.h"
 
 namespace headrace::io {
 namespace {
@@ -68,31 +69,22 @@ std::vector<uint32_t> DirectWriter::append(const Batch& batch, std::span<const i
   uint64_t at = end_ - end_ % kBlock;  // where the buffer begins in the file
   size_t filled = end_ % kBlock;
   std::memcpy(staging_.get(), last_.data(), filled);
-  for (const int64_t position : positions) {
-    if (position < 0 || static_cast<uint64_t>(position) >= batch.samples) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "the batch has no sample " + std::to_string(position));
-    }
-    for (uint64_t p = 0; p < batch.parts; ++p) {
-      const uint64_t slot = static_cast<uint64_t>(position) * batch.parts + p;
-      const std::byte* data = batch.buffer->data + batch.offsets[slot];
-      auto left = static_cast<size_t>(batch.lengths[slot]);
-      uint32_t crc = 0;
-      while (left > 0) {
-        const size_t piece = std::min(left, kStagingBytes - filled);
-        crc = crc32c_copy(crc, staging_.get() + filled, data, piece);
-        data += piece;
-        left -= piece;
-        filled += piece;
-        if (filled == kStagingBytes) {
-          write(at, filled);
-          at += filled;
-          filled = 0;
-        }
+  for_each_part(batch, positions, [&](const std::byte* data, size_t left) {
+    uint32_t crc = 0;
+    while (left > 0) {
+      const size_t piece = std::min(left, kStagingBytes - filled);
+      crc = crc32c_copy(crc, staging_.get() + filled, data, piece);
+      data += piece;
+      left -= piece;
+      filled += piece;
+      if (filled == kStagingBytes) {
+        write(at, filled);
+        at += filled;
+        filled = 0;
       }
-      checksums.push_back(crc);
     }
-  }
+    checksums.push_back(crc);
+  });
   const size_t whole = filled / kBlock * kBlock;
   const size_t rest = filled - whole;
   if (rest > 0) std::memset(staging_.get() + filled, 0, kBlock - rest);

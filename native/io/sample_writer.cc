@@ -8,6 +8,7 @@
 
 #include "core/crc32c.h"
 #include "core/error.h"
+#include "io/batch_parts.h"
 
 namespace headrace::io {
 namespace {
@@ -52,22 +53,13 @@ std::vector<uint32_t> write_samples(int fd, uint64_t offset, const Batch& batch,
     pending = 0;
     pieces.clear();
   };
-  for (const int64_t position : positions) {
-    if (position < 0 || static_cast<uint64_t>(position) >= batch.samples) {
-      throw Error(ErrorKind::kInvalidArgument,
-                  "the batch has no sample " + std::to_string(position));
-    }
-    for (uint64_t p = 0; p < batch.parts; ++p) {
-      const uint64_t slot = static_cast<uint64_t>(position) * batch.parts + p;
-      std::byte* data = batch.buffer->data + batch.offsets[slot];
-      const auto length = static_cast<size_t>(batch.lengths[slot]);
-      checksums.push_back(crc32c(0, data, length));
-      if (length == 0) continue;
-      pieces.push_back({data, length});
-      pending += length;
-      if (pieces.size() == kPiecesMax) flush();
-    }
-  }
+  for_each_part(batch, positions, [&](std::byte* data, size_t length) {
+    checksums.push_back(crc32c(0, data, length));
+    if (length == 0) return;
+    pieces.push_back({data, length});
+    pending += length;
+    if (pieces.size() == kPiecesMax) flush();
+  });
   flush();
   return checksums;
 }
