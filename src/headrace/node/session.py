@@ -166,7 +166,7 @@ class Session:
         """Requests that wait for memory within the window."""
         return len(self._waiting)
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request) -> None:  # noqa: C901 - one case a message
         """Do what the client says.
 
         Raises:
@@ -188,11 +188,7 @@ class Session:
                 self._new_ticket(request.ticket)
                 self._host.open(self, request)
             case Files():
-                self._new_ticket(request.ticket)
-                if self._has_files:
-                    raise WireError("a second request for files")
-                self._has_files = True
-                self._host.files(self, request)
+                self._files(request)
             case FilesAsked():
                 self._new_ticket(request.ticket)
                 self._send(Report(request.ticket, Status.OK, self._host.files_report(self)))
@@ -222,6 +218,13 @@ class Session:
         if ticket <= self._last_ticket:
             raise WireError(f"ticket {ticket} after {self._last_ticket}: a message came twice")
         self._last_ticket = ticket
+
+    def _files(self, request: Files) -> None:
+        self._new_ticket(request.ticket)
+        if self._has_files:
+            raise WireError("a second request for files")
+        self._has_files = True
+        self._host.files(self, request)
 
     def say(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
         """Queue a message for the client, with descriptors that stay open as long as `owner` lives."""

@@ -19,13 +19,13 @@ from headrace.node.files import memory_copy
 from headrace.node.files.figures import CopyFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer, Iterable
+    from collections.abc import Iterable
 
     import numpy as np
     from numpy.typing import NDArray
 
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
-    from headrace.node.files.memory_copy import DescriptorBudget
+    from headrace.node.files.memory_copy import Bytes, DescriptorBudget
 
 __all__ = ["Copies", "Copy", "View"]
 
@@ -153,9 +153,7 @@ class Copies:
 
     def wanted(self, path: bytes) -> bool:
         """Whether a file has no copy, is not being read, and may be."""
-        return (
-            path not in self._copies and path not in self._reserved and path not in self.spoiled
-        )
+        return path not in self._copies and path not in self._reserved and path not in self.spoiled
 
     def paths(self) -> Iterable[bytes]:
         """Files that have copies."""
@@ -247,7 +245,7 @@ class Copies:
             else:
                 self._disk_reserved -= cost
 
-    def place(self, path: bytes, row: tuple[int, ...], data: Buffer) -> None:
+    def place(self, path: bytes, row: tuple[int, ...], data: Bytes) -> None:
         """Publish a file's bytes in the room that was reserved.
 
         Raises:

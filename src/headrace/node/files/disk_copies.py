@@ -24,7 +24,7 @@ import os
 import re
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from headrace.errors import StoreError
 from headrace.plane.tiers.policy import disk_reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    from headrace.node.files.memory_copy import Bytes
 
 __all__ = ["DiskCopies", "DiskCopy", "DiskFolder"]
 
@@ -156,13 +156,14 @@ class DiskCopies:
             return None
         return copy
 
-    def write(self, path: bytes, row: tuple[int, ...], data: Buffer) -> DiskCopy:
+    def write(self, path: bytes, row: tuple[int, ...], data: Bytes) -> DiskCopy:
         """Make and publish a copy.
 
         Raises:
             OSError: the disk is full, or fails; nothing is left then.
         """
         array = np.frombuffer(data, np.uint8)
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # buffers all, to Python 3.12
         number, self._next = self._next, self._next + 1
         temporary = os.path.join(self.path, b"tmp-%d" % number)
         final = self._file(number)
@@ -170,7 +171,7 @@ class DiskCopies:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(temporary, flags, 0o400)
             try:
-                at, view = 0, memoryview(array)
+                at = 0
                 while at < len(view):
                     at += os.write(fd, view[at:])
             finally:
@@ -287,15 +288,14 @@ class DiskCopies:
                         self._next = max(self._next, int(inner) + 1)
 
 
-def _parsed(line: bytes) -> list[object] | None:
+def _parsed(line: bytes) -> list[Any] | None:
     """A record, or None for a line that is torn or no record."""
     crc, _, body = line.rstrip(b"\n").partition(b" ")
     if len(line) > _LINE_BYTES_MAX or not re.fullmatch(rb"[0-9a-f]{8}", crc):
         return None
     if zlib.crc32(body) != int(crc, 16):
         return None
-    record = json.loads(body)
+    record: Any = json.loads(body)
     kinds = [type(value) for value in record] if isinstance(record, list) else []
-    if kinds in ([int], [str, int, int, int, int, int]):
-        return record
-    return None
+    whole = kinds in ([int], [str, int, int, int, int, int])
+    return list(record) if whole else None

@@ -7,9 +7,12 @@ again (an index, a file of labels), and some programs open each file twice in a 
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Epochs"]
 

@@ -88,9 +88,7 @@ class FarReader:
         model: a simulated storage, which the root lies on.
     """
 
-    def __init__(
-        self, root: bytes, copies: Copies, model: _native.SlowModel | None = None
-    ) -> None:
+    def __init__(self, root: bytes, copies: Copies, model: _native.SlowModel | None = None) -> None:
         self._copies = copies
         self._model = model
         self._root = root
@@ -210,7 +208,7 @@ class FarReader:
                     demand.rest = None
             return None
 
-    def _start(self, view: View, file: int, ahead: bool) -> _Reading | None:  # noqa: FBT001
+    def _start(self, view: View, file: int, ahead: bool) -> _Reading | None:
         """Begin to read or check a file; None: there is nothing to do, or no room."""
         path = view.paths[file]
         row = tuple(view.stats[file, :4].tolist())

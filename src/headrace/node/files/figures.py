@@ -7,6 +7,9 @@ from typing import Any
 
 __all__ = ["AheadFigures", "CopyFigures", "OpenFigures"]
 
+TIERS: tuple[str, ...] = ("ram", "disk", "ahead", "source")
+"""Where an open was served from; `ahead`: from the source, after it was read into the page cache."""
+
 ERRORS_MAX = 16
 
 
@@ -91,7 +94,3 @@ class OpenFigures:
             "opens": dict(self.files), "bytes": dict(self.bytes), "written": self.written,
             "unknown": self.unknown, "refused": self.refused, "hostile": self.hostile,
         }  # fmt: skip
-
-
-TIERS = ("ram", "disk", "ahead", "source")
-"""Where an open was served from; `ahead`: from the source, after it was read into the page cache."""

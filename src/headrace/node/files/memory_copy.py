@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer
+    import mmap
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = bytes | memoryview | mmap.mmap | NDArray[np.uint8]
+    """Of a file."""
 
 __all__ = ["DescriptorBudget", "held_bytes", "new_copy", "seal"]
 
@@ -53,13 +59,13 @@ def seal(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
-def copy_of(data: Buffer) -> int:
+def copy_of(data: Bytes) -> int:
     """A sealed memfd with these bytes.
 
     Raises:
         OSError: no descriptors, or no memory.
     """
-    view = memoryview(data).cast("B")
+    view = memoryview(data).cast("B")  # type: ignore[arg-type]  # buffers all, to Python 3.12
     fd = new_copy(len(view))
     try:
         at = 0

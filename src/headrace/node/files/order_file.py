@@ -80,9 +80,7 @@ def read_order_file(
     return OrderFile(tuple(epochs), unknown, first)
 
 
-def _number(
-    name: bytes, roots: Sequence[tuple[bytes, bytes]], find: Callable[[bytes], int]
-) -> int:
+def _number(name: bytes, roots: Sequence[tuple[bytes, bytes]], find: Callable[[bytes], int]) -> int:
     if not name.startswith(b"/"):
         for _, resolved in roots:
             if (number := find(os.path.normpath(os.path.join(resolved, name)))) >= 0:
@@ -90,7 +88,7 @@ def _number(
         return -1
     name = os.path.normpath(name)
     for spelled, resolved in roots:
-        if name == spelled or name.startswith(spelled.rstrip(b"/") + b"/"):
-            if (number := find(resolved + name[len(spelled.rstrip(b"/")) :])) >= 0:
-                return number
+        top = spelled.rstrip(b"/")
+        if name.startswith(top + b"/") and (number := find(resolved + name[len(top) :])) >= 0:
+            return number
     return find(name)

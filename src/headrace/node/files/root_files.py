@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headrace.node.files import memory_copy
 from headrace.node.files.copies import Copies
 from headrace.node.files.far_reader import FarReader
@@ -50,6 +52,8 @@ class RootFiles:
         self.tree: FileTree | None = None
         self.copies = Copies(descriptors, disk)
         self.reader = FarReader(path, self.copies, model)
+        self._counted: FileTree | None = None
+        self._needed_bytes = 0
         self.users: dict[str, int] = {}
         self.used_s = time.monotonic()
 
@@ -73,12 +77,14 @@ class RootFiles:
 
     def want(self) -> Want:
         """What memory it could use."""
-        needed = 0
-        if self.far and self.tree is not None:
-            sizes = self.tree.stats[:, 2]
+        if self.tree is not self._counted:
+            self._counted = self.tree
+            sizes = (
+                self.tree.stats[:, 2] if self.far and self.tree is not None else np.zeros(0, int)
+            )
             pages = -(-sizes // memory_copy.PAGE) * memory_copy.PAGE
-            needed = int(pages.sum()) + memory_copy.OVERHEAD_BYTES * len(sizes)
-        return Want(needed, self.copies.held_bytes, frozenset(self.users), self.used_s)
+            self._needed_bytes = int(pages.sum()) + memory_copy.OVERHEAD_BYTES * len(sizes)
+        return Want(self._needed_bytes, self.copies.held_bytes, frozenset(self.users), self.used_s)
 
     def set_quota(self, quota_bytes: int) -> None:
         """Hold at most so much from now on."""

@@ -170,7 +170,8 @@ class Run:
         """Files that are not opened again for the longest time, the longest first."""
         with self._lock:
             found = self._foresight.passed(grace)
-        return found[self._shown[found] == _RAM]
+        in_memory: NDArray[np.int64] = found[self._shown[found] == _RAM]
+        return in_memory
 
     def awaited(self, file: int) -> bool:
         """Whether the file was asked for, and not opened since."""
@@ -201,7 +202,9 @@ class Run:
         copied = known & (what == ring.COPY)
         refused = known & (what == ring.REFUSED)
         written = known & (what == ring.WRITING)
-        other = (file == -1) & (what >= ring.UNKNOWN) & (what != ring.REFUSED) & (what <= ring.BLIND)
+        other = (
+            (file == -1) & (what >= ring.UNKNOWN) & (what != ring.REFUSED) & (what <= ring.BLIND)
+        )
         figures = self.figures
         figures.unknown += int((other & (what == ring.UNKNOWN)).sum())
         figures.refused += int(refused.sum())
