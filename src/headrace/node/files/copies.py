@@ -31,6 +31,9 @@ __all__ = ["Copies", "Copy", "View"]
 
 Tier = Literal["ram", "disk"]
 
+EVICT_SHARE = 64
+"""Of the quota, is made free at a time by files that are needed very late."""
+
 ORDER_SOON = 4096
 """A file that another run opens within so many opens is not evicted."""
 
@@ -53,8 +56,10 @@ class View(Protocol):
     def until(self, file: int) -> int | None:
         """Opens until the file is next opened; None: not known."""
 
-    def passed(self, grace: int) -> NDArray[np.int64]:
-        """Files that are not opened again for the longest time, the longest first.
+    def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Files with copies in memory, what is needed last first, and the opens until then.
+
+        None where the order is not known.
 
         Args:
             grace: opens before the last one whose files others may still be about to open.
@@ -181,13 +186,15 @@ class Copies:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def reserve(self, path: bytes, size: int, evict_for: View | None = None) -> Tier | None:
+    def reserve(
+        self, path: bytes, size: int, soon: tuple[View, int] | None = None
+    ) -> Tier | None:
         """Take room for a file that will be read: memory first, then disk; None: there is none.
 
         Args:
             path: of the file.
             size: its bytes.
-            evict_for: a run that opens the file soon: others make room for it.
+            soon: a run that opens the file after so many others: what is needed later makes room.
         """
         cost = memory_copy.held_bytes(size)
         with self._lock:
@@ -198,8 +205,8 @@ class Copies:
             if self._disk_room() >= size:
                 self._disk_reserved += size
                 return self._reserve(path, "disk", size)
-            if evict_for is not None and cost <= self.quota_bytes:
-                self._evict(cost, evict_for)
+            if soon is not None and cost <= self.quota_bytes:
+                self._evict(cost, *soon)
                 if self._take_memory(cost):
                     return self._reserve(path, "ram", cost)
             return None
@@ -330,7 +337,7 @@ class Copies:
             if self.held_bytes <= quota_bytes:
                 return
             for view in self._views:
-                self._evict(0, view)
+                self._evict(0, view, 0)
             for copy in reversed(list(self._copies.values())):
                 if self.held_bytes <= quota_bytes:
                     return
@@ -338,12 +345,16 @@ class Copies:
                     self._drop(copy)
                     self.figures.given_back_files += 1
 
-    def _evict(self, cost: int, view: View) -> None:
-        """Let go of what the run needs last, until there is room for `cost` more bytes."""
-        for file in view.passed(len(self._copies) // 4).tolist():
-            if self.held_bytes + cost <= self.quota_bytes and self._descriptors.limit > (
-                self._descriptors.taken
-            ):
+    def _evict(self, cost: int, view: View, until: int) -> None:
+        """Let go of what the run needs later than after `until` opens, until `cost` more bytes fit."""
+        files, needed = view.needed_last(len(self._copies) // 4)
+        spare = self.quota_bytes // EVICT_SHARE  # so that not each file looks for its own victim
+        for file, later in zip(files.tolist(), (needed - until).tolist(), strict=True):
+            if later <= 0:
+                return
+            free = self._descriptors.limit > self._descriptors.taken
+            enough = cost + spare if later > len(self._copies) else cost
+            if free and self.held_bytes + enough <= self.quota_bytes:
                 return
             copy = self._copies.get(view.paths[file])
             if copy is None or copy.tier != "ram" or self._needed_soon(copy, view):

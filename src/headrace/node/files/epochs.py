@@ -19,8 +19,8 @@ __all__ = ["Epochs"]
 REPEATS = 8
 """More repeats than new files by so many: an epoch has begun."""
 
-RECENT_SHARE, RECENT_MAX = 4, 64
-"""A repeat of one of the last 64 opens, or of the last quarter of an epoch, is no new epoch."""
+RECENT_SHARE, RECENT_MIN, RECENT_MAX = 4, 8, 64
+"""A repeat of one of the last 8 to 64 files (a quarter of the epoch so far) is no new epoch."""
 
 
 class Epochs:
@@ -66,7 +66,7 @@ class Epochs:
                     if not self._score:
                         self._again.clear()
                 continue
-            recent = min(RECENT_MAX, len(order) // RECENT_SHARE)
+            recent = min(RECENT_MAX, max(RECENT_MIN, len(order) // RECENT_SHARE))
             if file in self._again or at[file] >= len(order) - recent:
                 continue
             self._again[file] = None

@@ -221,7 +221,9 @@ class FarReader:
                 return None
             job: Any = self._threads().submit(self._copies.check_left, left)
             return _Reading(path, row, job, ahead, time.monotonic())
-        if self._copies.reserve(path, size, view if ahead else None) is None:
+        until = view.until(file) if ahead else None
+        soon = None if until is None else (view, until)
+        if self._copies.reserve(path, size, soon) is None:
             self._no_room(view, file, ahead=ahead)
             return None
         if size > BIG_BYTES:

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Follower"]
+__all__ = ["NEVER", "Follower"]
 
 SLACK_MIN, SLACK_MAX = 32, 4096
 """Eight workers with batches of 512 spread their opens over 4,096 positions."""
 
 SLACK_SHARE = 8
 """An eighth of a small data set: of opens at random a quarter would be expected, half are asked for."""
+
+STEP = 32
+"""Opens that are looked at together: within them all may be out of order."""
+
+NEVER = 1 << 62
 
 RECENT = 32
 JUDGED_MIN = 16
@@ -83,8 +88,11 @@ class Follower:
 
     def note(self, opened: NDArray[np.int64]) -> None:
         """Take in what was opened, in order."""
-        if not len(opened) or not len(self._now):
-            return
+        if len(self._now):
+            for at in range(0, len(opened), STEP):
+                self._note(opened[at : at + STEP])
+
+    def _note(self, opened: NDArray[np.int64]) -> None:
         self._last = np.concatenate((self._last, opened[-EVIDENCE:]))[-EVIDENCE:]
         if not self.following:
             self._find()
@@ -172,23 +180,18 @@ class Follower:
             found = np.concatenate((found, rest))
         return found
 
-    def until(self, file: int) -> int | None:
-        """Opens until the file is next opened; None: not known."""
-        if not self.following:
-            return None
-        position = int(self._now.position_of[file])
-        if position >= self.head or (position >= 0 and not self._opened[file]):
-            return max(0, position - self.head)
-        following = int(self._following_epoch().position_of[file])
-        return len(self._now) - self.head + following if following >= 0 else 1 << 62
-
-    def passed(self, grace: int) -> NDArray[np.int64]:
-        """Files that were opened this epoch, the last one first.
+    def until(self, files: NDArray[np.int64], grace: int = 0) -> NDArray[np.int64]:
+        """Opens until each of these files is next opened; `NEVER` for what is in no order.
 
         Args:
-            grace: without so many positions before the head, but never more than `slack`.
+            files: their numbers.
+            grace: files that were opened within so many positions count as opened now: other workers may
+                still be about to. Never more than `slack`.
         """
-        if not self.following:
-            return np.empty(0, np.int64)
-        behind = self._now.sequence[: max(0, self.head - min(grace, self.slack))][::-1]
-        return behind[self._opened[behind]]
+        position = self._now.position_of[files]
+        later = self._following_epoch().position_of[files]
+        again = np.where(later >= 0, len(self._now) - self.head + later, NEVER)
+        opened = self._opened[files] | (position < 0)
+        recent = opened & (position >= self.head - min(grace, self.slack))
+        found = np.where(opened, again, np.maximum(0, position - self.head))
+        return np.where(recent & (grace > 0), 0, found)

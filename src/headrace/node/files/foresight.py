@@ -130,15 +130,10 @@ class Foresight:
         best = self._best()
         return best.coming(count) if best is not None else np.empty(0, np.int64)
 
-    def until(self, file: int) -> int | None:
-        """Opens until the file is next opened; None: not known."""
+    def until(self, files: NDArray[np.int64], grace: int = 0) -> NDArray[np.int64] | None:
+        """Opens until each of these files is next opened, see `Follower.until`; None: not known."""
         best = self._best()
-        return best.until(file) if best is not None else None
-
-    def passed(self, grace: int) -> NDArray[np.int64]:
-        """Files that are not opened again for the longest time, the longest first; see `Follower`."""
-        best = self._best()
-        return best.passed(grace) if best is not None else np.empty(0, np.int64)
+        return best.until(files, grace) if best is not None else None
 
     def _best(self) -> Follower | None:
         return next((one for one in self._followers.values() if one.following), None)

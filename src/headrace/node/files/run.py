@@ -38,9 +38,13 @@ _log = logging.getLogger("headrace.node")
 AHEAD_BYTES = 128 << 20
 """Of files that are read before they are opened: a tenth of a second of an NVMe device."""
 
+AHEAD_SHARE = 4
+"""Of memory that holds only a part of the files: the rest of it stays as it is from epoch to epoch."""
+
 AHEAD_FILES_MIN, AHEAD_FILES_MAX = 64, 16384
 
 WAIT_S = 0.25
+ACTIVE_S, ACTIVE_WAIT_S = 1.0, 0.005
 BATCH_S = 0.002
 """Reports are taken in together: a program that opens a file need not wake this thread each time."""
 
@@ -164,14 +168,18 @@ class Run:
     def until(self, file: int) -> int | None:
         """Opens until the file is next opened; None: not known."""
         with self._lock:
-            return self._foresight.until(file)
+            found = self._foresight.until(np.array([file]))
+        return None if found is None else int(found[0])
 
-    def passed(self, grace: int) -> NDArray[np.int64]:
-        """Files that are not opened again for the longest time, the longest first."""
+    def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Files with copies in memory, what is needed last first, and the opens until then."""
+        files = np.flatnonzero(self._shown == _RAM)
         with self._lock:
-            found = self._foresight.passed(grace)
-        in_memory: NDArray[np.int64] = found[self._shown[found] == _RAM]
-        return in_memory
+            until = self._foresight.until(files, grace)
+        if until is None:
+            return files[:0], files[:0]
+        order = np.argsort(-until, kind="stable")
+        return files[order], until[order]
 
     def awaited(self, file: int) -> bool:
         """Whether the file was asked for, and not opened since."""
@@ -182,12 +190,15 @@ class Run:
     def _watch(self) -> None:
         while not self._ended:
             try:
-                reports = self.ring.take(WAIT_S)
+                # Opens of copies do not wake this thread each time.
+                active = time.monotonic() - self._opened_s < ACTIVE_S
+                reports = self.ring.take(ACTIVE_WAIT_S if active else WAIT_S)
                 if len(reports):
                     self._take(reports)
                     time.sleep(BATCH_S)
                 now = time.monotonic()
                 if now - self._rest_s > REST_S:
+                    self._ahead()
                     self._read_rest()
             except Exception:  # noqa: BLE001 - the program goes on without it
                 _log.exception("the opens of a program are not followed any more")
@@ -261,7 +272,7 @@ class Run:
         count = min(AHEAD_FILES_MAX, max(AHEAD_FILES_MIN, 2 * AHEAD_BYTES // mean))
         with self._lock:
             coming = self._foresight.coming(count)
-        within = np.cumsum(self._sizes[coming]) <= AHEAD_BYTES
+        within = np.cumsum(self._sizes[coming]) <= self._ahead_bytes()
         within[:1] = True
         coming = coming[within]
         new = coming[~self._asked[coming]]
@@ -272,6 +283,15 @@ class Run:
         for root, (low, high) in zip(self.roots, self._ranges, strict=True):
             if root.far:
                 root.reader.want(self, new[(new >= low) & (new < high)])
+
+    def _ahead_bytes(self) -> int:
+        """How much is read ahead: where memory for copies is short, most of it keeps what it has."""
+        short = [
+            root.copies.quota_bytes // AHEAD_SHARE
+            for root in self.roots
+            if root.far and root.copies.quota_bytes < root.want().needed_bytes
+        ]
+        return min([AHEAD_BYTES, *short])
 
     def _read_rest(self) -> None:
         """Have the rest of the data set read while there is room, and nothing more urgent."""

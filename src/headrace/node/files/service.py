@@ -124,12 +124,12 @@ class FileService:
             text = "; ".join(served.notes) or "no root"
             self._say(served, FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
+        self._share()
         if all(root.tree is not None for root in served.roots):
             self._begin(self._make_run(served, complete=False))
         threading.Thread(
             target=self._scan, args=(served,), name="headrace-node-scan", daemon=True
         ).start()
-        self._share()
 
     def end(self, session: Session) -> None:
         """A session's program has ended."""
