@@ -13,7 +13,7 @@ import pytest
 from headrace import _native
 from headrace.node.link import Link
 from headrace.node.wire import Files, FilesAsked, FilesReady, Report, Status
-from node.conftest import WAIT_S, daemon, folder, serving, until
+from node.conftest import WAIT_S, daemon, folder, until
 
 __all__ = ["Program", "daemon", "folder", "make_files", "program", "until"]
 
@@ -99,9 +99,11 @@ class Program:
 
     def seen(self, count):
         """Wait until the daemon has taken so many opens in."""
+
         def enough():
             report = self.report()
             return sum(report["opens"].values()) + report["written"] >= count
+
         until(enough)
 
     def close(self):

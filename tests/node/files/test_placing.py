@@ -134,7 +134,9 @@ def test_another_order_stops_the_reading_ahead_and_is_said(tmp_path, folder, pro
         evicted = copies.figures.evicted_files
         open_in_order(one, run, np.random.default_rng(6).permutation(400).tolist(), wait=False)
         one.seen(900)
-        assert copies.figures.evicted_files - evicted < 200  # at most one more try, with what was learned
+        assert (
+            copies.figures.evicted_files - evicted < 200
+        )  # at most one more try, with what was learned
 
 
 def test_larger_files_wait_for_an_open_and_too_large_ones_are_left_alone(tmp_path, folder, program):

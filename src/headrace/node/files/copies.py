@@ -186,9 +186,7 @@ class Copies:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def reserve(
-        self, path: bytes, size: int, soon: tuple[View, int] | None = None
-    ) -> Tier | None:
+    def reserve(self, path: bytes, size: int, soon: tuple[View, int] | None = None) -> Tier | None:
         """Take room for a file that will be read: memory first, then disk; None: there is none.
 
         Args:

@@ -9,7 +9,7 @@ While all files that are looked at are in memory anyway, only a few are looked a
 
 from __future__ import annotations
 
-import contextlib
+import mmap
 import os
 import threading
 from collections import deque
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.node.files.figures import AheadFigures
+from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ class PageCacheAhead:
 
 
 def read_into_page_cache(path: bytes) -> bool:
-    """Ask for all pages of a file; whether its first and last were there already.
+    """Ask for all pages of a file; whether they were there already.
 
     Raises:
         OSError: it cannot be opened.
@@ -167,15 +168,10 @@ def read_into_page_cache(path: bytes) -> bool:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         size = os.fstat(fd).st_size
-        if not size or (_there(fd, size - 1) and _there(fd, 0)):
+        pages = resident_pages(fd, size) if size else 0
+        if pages is not None and pages >= -(-size // mmap.PAGESIZE):
             return True
         os.posix_fadvise(fd, 0, size, os.POSIX_FADV_WILLNEED)
         return False
     finally:
         os.close(fd)
-
-
-def _there(fd: int, offset: int) -> bool:
-    with contextlib.suppress(OSError):  # EAGAIN: not in memory; or not known here
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    return False

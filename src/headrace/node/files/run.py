@@ -206,25 +206,24 @@ class Run:
 
     def _take(self, reports: NDArray[np.int64]) -> None:
         """Take in what was opened."""
-        file, what = reports[:, 0], reports[:, 2]
         ring = _native.OpenRing
-        known = (file >= 0) & (file < len(self.paths))
-        original = known & (what == ring.ORIGINAL)
-        copied = known & (what == ring.COPY)
-        refused = known & (what == ring.REFUSED)
-        written = known & (what == ring.WRITING)
-        other = (
-            (file == -1) & (what >= ring.UNKNOWN) & (what != ring.REFUSED) & (what <= ring.BLIND)
+        of_file = (reports[:, 0] >= 0) & (reports[:, 0] < len(self.paths))
+        of_file &= np.isin(reports[:, 2], (ring.ORIGINAL, ring.COPY, ring.WRITING, ring.REFUSED))
+        of_none = (reports[:, 0] == -1) & np.isin(
+            reports[:, 2], (ring.UNKNOWN, ring.ATTACHED, ring.BLIND)
         )
         figures = self.figures
-        figures.unknown += int((other & (what == ring.UNKNOWN)).sum())
+        figures.hostile += len(reports) - int((of_file | of_none).sum())
+        figures.unknown += int((of_none & (reports[:, 2] == ring.UNKNOWN)).sum())
+        file, what = reports[of_file, 0], reports[of_file, 2]
+        original, copied = what == ring.ORIGINAL, what == ring.COPY
+        refused, written = what == ring.REFUSED, what == ring.WRITING
         figures.refused += int(refused.sum())
         figures.written += int(written.sum())
-        figures.hostile += int((~(original | copied | refused | written | other)).sum())
         for number in set(file[refused | written].tolist()):
             self._spoil(number, written=bool(written[file == number].any()))
         self._count(file, original, copied)
-        opened = file[original | copied | refused]
+        opened = file[~written]
         if len(opened):
             self._opened_s = time.monotonic()
             self._note(opened)
