@@ -12,9 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "core/error.h"
 #include "preload/file_board.h"
 #include "preload/open_ring.h"
+#include "preload/run_page.h"
+#include "preload/slow_memory.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -99,10 +102,9 @@ OwnedReports take(OpenRing& ring, double timeout_s) {
   return OwnedReports(reinterpret_cast<int64_t*>(kept->data()), {kept->size(), 4}, owner);
 }
 
-nb::dict counts(const OpenRing& ring) {
+nb::dict dict_of(const preload::RingTotals& totals) {
   static constexpr const char* kNames[preload::kOpenedKinds] = {
       "original", "copy", "writing", "unknown", "refused", "attached", "blind"};
-  const preload::RingTotals totals = ring.totals();
   nb::dict d;
   for (uint32_t i = 0; i < preload::kOpenedKinds; ++i) d[kNames[i]] = totals.opened[i];
   d["tier_copy"] = totals.tier_copies;
@@ -110,6 +112,45 @@ nb::dict counts(const OpenRing& ring) {
   d["original_bytes"] = totals.original_bytes;
   d["stat"] = totals.stats;
   return d;
+}
+
+nb::dict counts(const OpenRing& ring) { return dict_of(ring.totals()); }
+
+preload::SlowMemory* make_slow(const ArrayIn<int64_t>& open_ns, const ArrayIn<int64_t>& read_ns,
+                               uint32_t servers, uint64_t link_bytes_per_s,
+                               uint64_t stream_bytes_per_s, uint64_t seed) {
+  return new preload::SlowMemory(
+      {view(open_ns), view(read_ns), servers, link_bytes_per_s, stream_bytes_per_s, seed});
+}
+
+void register_run(nb::module_& m) {
+  nb::class_<preload::SlowMemory>(m, "SlowMemory",
+                                  "A simulated storage as the processes of one run share it.")
+      .def(nb::new_(&make_slow), nb::kw_only(), "open_ns"_a, "read_ns"_a, "servers"_a,
+           "link_bytes_per_s"_a, "stream_bytes_per_s"_a, "seed"_a,
+           "Latencies: 1,024 quantiles each, ascending. 0: unbounded.")
+      .def_prop_ro("fd", &preload::SlowMemory::fd)
+      .def_prop_ro("inode", &preload::SlowMemory::inode);
+  nb::class_<preload::RunPageWriter>(m, "RunPage",
+                                     "Where the programs of one run find board and ring.")
+      .def(
+          "__init__",
+          [](preload::RunPageWriter* self, const preload::SlowMemory* slow) {
+            new (self) preload::RunPageWriter(slow == nullptr ? -1 : slow->fd(),
+                                              slow == nullptr ? 0 : slow->inode());
+          },
+          "slow"_a.none() = nb::none(), nb::keep_alive<1, 2>())
+      .def("publish", &preload::RunPageWriter::publish, "process"_a, "board_fd"_a, "board_inode"_a,
+           "ring_fd"_a, "ring_inode"_a,
+           "Descriptors of this process; copies in memory are descriptors of `process`.")
+      .def("clear", &preload::RunPageWriter::clear, "From now on the originals are opened.")
+      .def_prop_ro("epoch", &preload::RunPageWriter::epoch)
+      .def_prop_ro("fd", &preload::RunPageWriter::fd)
+      .def_prop_ro("inode", &preload::RunPageWriter::inode);
+  m.def(
+      "open_counts", [](int fd) { return dict_of(preload::read_totals(fd)); }, "fd"_a,
+      nb::sig("def open_counts(fd: int) -> dict[str, int]"),
+      "The `counts` of a ring that another process made.");
 }
 
 void register_board(nb::module_& m) {
@@ -155,6 +196,7 @@ void register_board(nb::module_& m) {
 
 void register_file_board(nb::module_& m) {
   register_board(m);
+  register_run(m);
   auto ring =
       nb::class_<OpenRing>(m, "OpenRing", "What programs opened, told without waiting.")
           .def(nb::init<uint64_t>(), "capacity"_a = 65536)

@@ -1,5 +1,8 @@
 #include "preload/open_ring.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <algorithm>
@@ -24,6 +27,18 @@ uint64_t checked(uint64_t capacity) {
   throw Error(ErrorKind::kInvalidArgument, "capacity is " + std::to_string(capacity) +
                                                ", expected a power of two up to " +
                                                std::to_string(kRingCapacityMax));
+}
+
+RingTotals totals_of(const RingHeader& ring) {
+  RingTotals totals{};
+  for (uint32_t i = 0; i < kOpenedKinds; ++i) {
+    totals.opened[i] = ring.totals[i].load(std::memory_order_relaxed);
+  }
+  totals.copy_bytes = ring.copy_bytes.load(std::memory_order_relaxed);
+  totals.original_bytes = ring.original_bytes.load(std::memory_order_relaxed);
+  totals.tier_copies = ring.tier_copies.load(std::memory_order_relaxed);
+  totals.stats = ring.stats.load(std::memory_order_relaxed);
+  return totals;
 }
 
 }  // namespace
@@ -100,16 +115,27 @@ std::vector<OpenReport> OpenRing::take(double timeout_s) {
   return reports;
 }
 
-RingTotals OpenRing::totals() const {
-  const RingHeader& ring = header();
-  RingTotals totals{};
-  for (uint32_t i = 0; i < kOpenedKinds; ++i) {
-    totals.opened[i] = ring.totals[i].load(std::memory_order_relaxed);
+RingTotals OpenRing::totals() const { return totals_of(header()); }
+
+RingTotals read_totals(int fd) {
+  struct stat status;
+  void* memory = MAP_FAILED;
+  if (fstat(fd, &status) == 0 && status.st_size >= static_cast<off_t>(sizeof(RingHeader)) &&
+      (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0) {
+    memory = mmap(nullptr, sizeof(RingHeader), PROT_READ, MAP_SHARED, fd, 0);
   }
-  totals.copy_bytes = ring.copy_bytes.load(std::memory_order_relaxed);
-  totals.original_bytes = ring.original_bytes.load(std::memory_order_relaxed);
-  totals.tier_copies = ring.tier_copies.load(std::memory_order_relaxed);
-  totals.stats = ring.stats.load(std::memory_order_relaxed);
+  if (memory == MAP_FAILED) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "descriptor " + std::to_string(fd) + " is no ring of opens");
+  }
+  const auto* header = static_cast<const RingHeader*>(memory);
+  const bool sound = header->magic == kRingMagic && header->version == kRingVersion;
+  const RingTotals totals = totals_of(*header);
+  munmap(memory, sizeof(RingHeader));
+  if (!sound) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "descriptor " + std::to_string(fd) + " is no ring of opens");
+  }
   return totals;
 }
 

@@ -22,6 +22,9 @@ struct RingTotals {
   uint64_t copy_bytes, original_bytes, tier_copies, stats;
 };
 
+// Of a ring that another process made. Throws Error(kInvalidArgument) if `fd` is none.
+RingTotals read_totals(int fd);
+
 class OpenRing {
  public:
   // Throws Error(kInvalidArgument) unless the capacity is a power of two within the bounds.

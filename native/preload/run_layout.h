@@ -20,9 +20,9 @@ struct RunPage {
   // The simulated storage's state: descriptor of the launcher; ~0: none is simulated.
   uint32_t slow_fd;
   uint64_t slow_inode;
-  std::atomic<uint32_t> epoch;    // of what follows; odd: being written
-  std::atomic<uint32_t> process;  // whose descriptors follow; 0: open the originals
-  std::atomic<uint32_t> board_fd;
+  std::atomic<uint32_t> epoch;     // of what follows; odd: being written
+  std::atomic<uint32_t> process;   // whose descriptors the board's copies are; 0: no board
+  std::atomic<uint32_t> board_fd;  // descriptors of the launcher
   std::atomic<uint32_t> ring_fd;
   std::atomic<uint64_t> board_inode;
   std::atomic<uint64_t> ring_inode;

@@ -13,7 +13,8 @@ class RunPageWriter {
   // `slow_fd`: shared memory of a simulated storage, -1: none.
   RunPageWriter(int slow_fd, uint64_t slow_inode);
 
-  // From now on programs use this board and this ring, descriptors of `process`.
+  // From now on programs use this board and this ring, descriptors of the launcher; copies in
+  // memory are descriptors of `process`.
   void publish(uint32_t process, int board_fd, uint64_t board_inode, int ring_fd,
                uint64_t ring_inode);
   // From now on programs open the originals.

@@ -37,24 +37,7 @@ bool is_unchanged(const BoardFile& file, int folder, const char* path) {
 int open_place(const Plane& plane, const Named& named, const CopyPlace& place, int flags) {
   char path[512];
   if (place.copy == Copy::kMemory) {
-    // "/proc/PROCESS/fd/FD"
-    char* out = path;
-    const auto number = [&](uint32_t value) {
-      char digits[10];
-      int count = 0;
-      do {
-        digits[count++] = static_cast<char>('0' + value % 10);
-        value /= 10;
-      } while (value != 0);
-      while (count > 0) *out++ = digits[--count];
-    };
-    memcpy(out, "/proc/", 6);
-    out += 6;
-    number(plane.process);
-    memcpy(out, "/fd/", 4);
-    out += 4;
-    number(place.where);
-    *out = '\0';
+    descriptor_path(path, plane.process, place.where);
   } else if (!plane.board.tier_path(named.file, place.where, path, sizeof path)) {
     return -1;
   }

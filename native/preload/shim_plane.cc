@@ -25,27 +25,8 @@ std::atomic<uint32_t> g_epoch{0};  // that `g_current` is of
 std::atomic_flag g_changing = ATOMIC_FLAG_INIT;
 std::atomic<const RunPage*> g_page{nullptr};
 SlowState* g_slow = nullptr;
+uint32_t g_launcher = 0;
 std::atomic<uint32_t> g_process{0};
-
-// "/proc/PROCESS/fd/FD", without the library's printf.
-void descriptor_path(char* out, uint32_t process, uint32_t fd) {
-  const auto number = [&](uint32_t value) {
-    char digits[10];
-    int count = 0;
-    do {
-      digits[count++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (count > 0) *out++ = digits[--count];
-  };
-  memcpy(out, "/proc/", 6);
-  out += 6;
-  number(process);
-  memcpy(out, "/fd/", 4);
-  out += 4;
-  number(fd);
-  *out = '\0';
-}
 
 // Maps the whole of a memfd that cannot shrink and has this inode; null: it is not that.
 void* map_sealed(const char* path, uint64_t inode, bool writable, uint64_t least,
@@ -103,7 +84,7 @@ Plane* free_plane() {
 
 bool map_ring(Plane* plane, const Where& where) {
   char path[64];
-  descriptor_path(path, where.process, where.ring_fd);
+  descriptor_path(path, g_launcher, where.ring_fd);
   plane->ring = map_sealed(path, where.ring_inode, true, sizeof(RingHeader), &plane->ring_nbytes);
   if (plane->ring == nullptr) return false;
   const auto* header = static_cast<const RingHeader*>(plane->ring);
@@ -124,7 +105,7 @@ Plane* attach(const Where& where) {
   Plane* plane = free_plane();
   if (plane == nullptr) return nullptr;
   char path[64];
-  descriptor_path(path, where.process, where.board_fd);
+  descriptor_path(path, g_launcher, where.board_fd);
   plane->board_memory =
       map_sealed(path, where.board_inode, false, sizeof(BoardHeader), &plane->board_nbytes);
   if (plane->board_memory == nullptr) return nullptr;
@@ -167,27 +148,19 @@ uint64_t parse_run(const char* text, char* path, size_t path_bytes) {
   return strtoull(colon + 1, nullptr, 10);
 }
 
-// The launcher's own descriptor `fd`, beside the run page's path.
-void sibling_path(char* out, const char* page_path, uint32_t fd) {
-  uint32_t process = 0;
-  for (const char* c = page_path + 6; *c >= '0' && *c <= '9'; ++c) {
-    process = process * 10 + static_cast<uint32_t>(*c - '0');
-  }
-  descriptor_path(out, process, fd);
-}
-
 void find_run_page() {
   const char* run = getenv("HEADRACE_RUN");
   char path[64];
   const uint64_t inode = run == nullptr ? 0 : parse_run(run, path, sizeof path);
   if (inode == 0) return;
+  g_launcher = static_cast<uint32_t>(strtoul(path + 6, nullptr, 10));
   uint64_t nbytes;
   const auto* page =
       static_cast<const RunPage*>(map_sealed(path, inode, false, sizeof(RunPage), &nbytes));
   if (page == nullptr || page->magic != kRunMagic || page->version != kRunVersion) return;
   if (page->slow_fd != ~uint32_t{0}) {
     char slow_path[64];
-    sibling_path(slow_path, path, page->slow_fd);
+    descriptor_path(slow_path, g_launcher, page->slow_fd);
     auto* slow = static_cast<SlowState*>(
         map_sealed(slow_path, page->slow_inode, true, sizeof(SlowState), &nbytes));
     if (slow != nullptr && slow->magic == kSlowMagic) g_slow = slow;
@@ -211,6 +184,25 @@ __attribute__((constructor(101))) void begin() {
 }
 
 }  // namespace
+
+void descriptor_path(char* out, uint32_t process, uint32_t fd) {
+  const auto number = [&](uint32_t value) {
+    char digits[10];
+    int count = 0;
+    do {
+      digits[count++] = static_cast<char>('0' + value % 10);
+      value /= 10;
+    } while (value != 0);
+    while (count > 0) *out++ = digits[--count];
+  };
+  memcpy(out, "/proc/", 6);
+  out += 6;
+  number(process);
+  memcpy(out, "/fd/", 4);
+  out += 4;
+  number(fd);
+  *out = '\0';
+}
 
 Held::Held() : plane_(nullptr) {
   const RunPage* page = g_page.load(std::memory_order_acquire);

@@ -14,6 +14,9 @@
 
 namespace headrace::preload::shim {
 
+// "/proc/PROCESS/fd/FD" into at least 64 bytes, without the library's printf.
+void descriptor_path(char* out, uint32_t process, uint32_t fd);
+
 struct Plane {
   BoardView board;
   void* board_memory = nullptr;
