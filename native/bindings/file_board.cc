@@ -15,6 +15,7 @@
 #include "bindings/arrays.h"
 #include "core/error.h"
 #include "preload/file_board.h"
+#include "preload/open_follower.h"
 #include "preload/open_ring.h"
 #include "preload/run_page.h"
 #include "preload/slow_memory.h"
@@ -147,6 +148,19 @@ void register_run(nb::module_& m) {
       .def_prop_ro("epoch", &preload::RunPageWriter::epoch)
       .def_prop_ro("fd", &preload::RunPageWriter::fd)
       .def_prop_ro("inode", &preload::RunPageWriter::inode);
+  nb::class_<preload::OpenFollower>(m, "OpenFollower", "A second reader of a ring of opens.")
+      .def(nb::init<int, int>(), "board_fd"_a, "ring_fd"_a)
+      .def(
+          "take",
+          [](preload::OpenFollower& self) {
+            nb::list paths;
+            for (const std::string& path : self.take()) {
+              paths.append(nb::bytes(path.data(), path.size()));
+            }
+            return paths;
+          },
+          nb::sig("def take(self) -> list[bytes]"),
+          "Paths that were opened for reading since the last call, in that order.");
   m.def(
       "open_counts", [](int fd) { return dict_of(preload::read_totals(fd)); }, "fd"_a,
       nb::sig("def open_counts(fd: int) -> dict[str, int]"),

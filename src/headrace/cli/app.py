@@ -23,6 +23,7 @@ from headrace.cli import (
     pack,
     read,
     repair,
+    run,
     verify,
     version,
 )
@@ -107,6 +108,7 @@ for _command in (
     read.read,
     verify.verify,
     repair.repair,
+    run.run,
     demo.demo,
     version.version,
 ):
