@@ -24,10 +24,10 @@ class OpenFollower {
   std::vector<std::string> take();
 
  private:
+  uint64_t board_nbytes_ = 0;  // before what sets them
+  uint64_t ring_nbytes_ = 0;
   void* board_ = nullptr;
   void* ring_ = nullptr;
-  uint64_t board_nbytes_ = 0;
-  uint64_t ring_nbytes_ = 0;
   uint64_t capacity_ = 0;
   uint64_t tail_ = 0;
   BoardView view_;

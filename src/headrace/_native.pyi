@@ -532,6 +532,51 @@ class FileBoard:
     def inode(self) -> int:
         """By which others know it."""
 
+class SlowMemory:
+    """A simulated storage as the processes of one run share it."""
+
+    def __init__(self, *, open_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], read_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], servers: int, link_bytes_per_s: int, stream_bytes_per_s: int, seed: int) -> None:
+        """Latencies: 1,024 quantiles each, ascending. 0: unbounded."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def inode(self) -> int: ...
+
+class RunPage:
+    """Where the programs of one run find board and ring."""
+
+    def __init__(self, slow: SlowMemory | None = None) -> None: ...
+
+    def publish(self, process: int, board_fd: int, board_inode: int, ring_fd: int, ring_inode: int) -> None:
+        """
+        Descriptors of this process; copies in memory are descriptors of `process`.
+        """
+
+    def clear(self) -> None:
+        """From now on the originals are opened."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def inode(self) -> int: ...
+
+class OpenFollower:
+    """A second reader of a ring of opens."""
+
+    def __init__(self, board_fd: int, ring_fd: int) -> None: ...
+
+    def take(self) -> list[bytes]:
+        """Paths that were opened for reading since the last call, in that order."""
+
+def open_counts(fd: int) -> dict[str, int]:
+    """The `counts` of a ring that another process made."""
+
 class OpenRing:
     """What programs opened, told without waiting."""
 

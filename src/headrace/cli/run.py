@@ -85,7 +85,7 @@ def run(
         with open(report, "w", encoding="utf-8") as f:
             json.dump(found.document(), f, indent=2)
             f.write("\n")
-    if not quiet:
+    if not quiet and found.opens:  # else it was said before that nothing is seen
         print(f"headrace run: {found.line()}", file=sys.stderr)
     end_like(found.ended)
     return found.ended.status

@@ -7,13 +7,12 @@ the run alone: it ends with the launcher, however that ends.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import json
 import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -213,45 +212,57 @@ class Attachment:
             self.notes.append(text)
 
 
-_PROGRAM = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit()
-sys.argv[1:] = ["node", "start", "--foreground"]
-from headrace.cli import main
-main()
-"""
-"""Ends with its parent: prctl(PR_SET_PDEATHSIG)."""
-
-
 class _PrivateDaemon:
-    """A daemon of one run. Its folder is removed by itself, when it ends, and by `end`."""
+    """A daemon of one run: a fork of the launcher, so that it need not start Python anew.
+
+    It ends with the launcher, however that ends; its folder goes with it.
+    """
 
     def __init__(self) -> None:
         from headrace.node.runtime import RuntimeFolder
 
         self._path = tempfile.mkdtemp(prefix="headrace-run-")
         self.folder = RuntimeFolder(Path(self._path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(os.getpid())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", start_new_session=True,
-            env=os.environ | {"HEADRACE_RUNTIME_DIR": self._path},
-        )  # fmt: skip
+        launcher = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._be(launcher)
+        self._ended = False
+
+    def _be(self, launcher: int) -> None:
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            os.setsid()  # keys that are pressed are for the program
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for fd in range(3):
+                os.dup2(nothing, fd)
+            if os.getppid() == launcher:
+                from headrace.node.daemon import run
+                from headrace.node.options import NodeOptions
+
+                run(self.folder, NodeOptions())
+        finally:
+            os._exit(0)
 
     @property
     def starting(self) -> bool:
         """Whether it lives."""
-        return self._process.poll() is None
+        if not self._ended:
+            self._ended = os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return not self._ended
 
     def end(self) -> None:
         """End it; nothing is left."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        deadline = time.monotonic() + END_S
+        number = signal.SIGTERM
+        while self.starting:
+            os.kill(self._pid, number)
+            time.sleep(0.01)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+_PR_SET_PDEATHSIG = 1
