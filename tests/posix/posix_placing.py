@@ -106,7 +106,7 @@ class Plane:
         self.page.close()
         for fd in self.fds:
             os.close(fd)
-        self.fds = []
+        self.__dict__.clear()  # board and ring too, whoever holds the plane
 
 
 def run(command, **options):
