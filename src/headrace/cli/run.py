@@ -16,7 +16,7 @@ __all__ = ["run"]
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="What to run.")
+        list[str], typer.Argument(metavar="COMMAND [ARGUMENT]...", help="What to run.")
     ],
     *,
     root: Annotated[

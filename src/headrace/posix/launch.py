@@ -277,6 +277,7 @@ def end_like(ended: Ended) -> None:
     if not ended.signal:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
-    signal.signal(ended.signal, signal.SIG_DFL)
+    if ended.signal != signal.SIGKILL:
+        signal.signal(ended.signal, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
     os.kill(os.getpid(), ended.signal)
