@@ -22,8 +22,17 @@ def rows_of(paths):
         s = os.stat(path)
         stats.append((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns))
         full.append(
-            (s.st_mode, s.st_nlink, s.st_uid, s.st_gid, s.st_atime_ns, s.st_ctime_ns)
-            + (s.st_blocks, s.st_blksize, os.path.islink(path))
+            (
+                s.st_mode,
+                s.st_nlink,
+                s.st_uid,
+                s.st_gid,
+                s.st_atime_ns,
+                s.st_ctime_ns,
+                s.st_blocks,
+                s.st_blksize,
+                os.path.islink(path),
+            )  # fmt: skip
         )
     return np.array(stats, np.int64).reshape(-1, 4), np.array(full, np.int64).reshape(-1, 9)
 
