@@ -106,11 +106,16 @@ class RunReport:
         o = self.opens
         copies = o.get("copy", 0)
         tier = o.get("tier_copy", 0)
+        ahead = self.daemon.get("opens", {}).get("ahead", 0)
+        originals = o.get("original", 0) + o.get("unknown", 0)
         parts = [
             f"{copies - tier:,} opens from memory",
             f"{tier:,} from local disk",
-            f"{o.get('original', 0) + o.get('unknown', 0):,} from the source",
+            f"{ahead:,} read ahead",
+            f"{max(0, originals - ahead):,} from the source",
         ]
+        if divergences := self.daemon.get("divergences"):
+            parts.append(f"{divergences:,} divergences from the order")
         if o.get("stat"):
             parts.append(f"{o['stat']:,} looks at files answered")
         if o.get("writing"):
