@@ -6,6 +6,7 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/file_board.h"
 #include "bindings/file_reader.h"
 #include "bindings/mapping.h"
 #include "bindings/permutation.h"
@@ -31,4 +32,5 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_permutation(m);
   headrace::bindings::register_sample_cache(m);
   headrace::bindings::register_string_kernel(m);
+  headrace::bindings::register_file_board(m);
 }

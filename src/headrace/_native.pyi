@@ -499,3 +499,128 @@ def register_string_kernel(framework_library: str, shares: bool) -> str:
     """
     Registers TensorFlow's operation HeadraceStrings; returns why it cannot be had, or ''.
     """
+
+class FileBoard:
+    """
+    Which files there are, and where each can be opened fastest, in shared memory for programs that were not changed.
+    """
+
+    def __init__(self, paths: Sequence[bytes], stats: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], full_stats: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], *, roots: Sequence[tuple[bytes, bytes]] = (), tiers: Sequence[bytes] = (), immutable: bool = False) -> None:
+        """
+        Absolute paths. stats (n, 4): st_dev, st_ino, st_size, mtime_ns. full_stats (n, 9): st_mode, st_nlink, st_uid, st_gid, atime_ns, ctime_ns, st_blocks, st_blksize, 1 where the path is a symbolic link to what the figures describe. roots: (as programs may spell it, what stands for it in `paths`). tiers: folders of `place_path`'s files.
+        """
+
+    def place(self, file: int, fd: int) -> None:
+        """The copy is the memfd `fd`, which stays open until `withdraw`."""
+
+    def place_path(self, file: int, path: bytes) -> None:
+        """The copy is this file below one of `tiers`."""
+
+    def withdraw(self, file: int) -> None:
+        """Before the copy is closed or removed."""
+
+    def placed(self, file: int) -> bool: ...
+
+    def find(self, path: bytes) -> int:
+        """The file's number; -1: none."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def fd(self) -> int:
+        """Shared memory that others can only read."""
+
+    @property
+    def inode(self) -> int:
+        """By which others know it."""
+
+class SlowMemory:
+    """A simulated storage as the processes of one run share it."""
+
+    def __init__(self, *, open_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], read_ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], servers: int, link_bytes_per_s: int, stream_bytes_per_s: int, seed: int) -> None:
+        """Latencies: 1,024 quantiles each, ascending. 0: unbounded."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def inode(self) -> int: ...
+
+class RunPage:
+    """Where the programs of one run find board and ring."""
+
+    def __init__(self, slow: SlowMemory | None = None) -> None: ...
+
+    def publish(self, process: int, board_fd: int, board_inode: int, ring_fd: int, ring_inode: int) -> None:
+        """
+        Descriptors of this process; copies in memory are descriptors of `process`.
+        """
+
+    def clear(self) -> None:
+        """From now on the originals are opened."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def inode(self) -> int: ...
+
+class OpenFollower:
+    """A second reader of a ring of opens."""
+
+    def __init__(self, board_fd: int, ring_fd: int) -> None: ...
+
+    def take(self) -> list[bytes]:
+        """Paths that were opened for reading since the last call, in that order."""
+
+def open_counts(fd: int) -> dict[str, int]:
+    """The `counts` of a ring that another process made."""
+
+class OpenRing:
+    """What programs opened, told without waiting."""
+
+    def __init__(self, capacity: int = 65536) -> None: ...
+
+    def take(self, timeout_s: float) -> Annotated[NDArray[numpy.int64], dict(shape=(None, None))]:
+        """
+        int64, shape (k, 4): file number or -1, process id, what, position in the ring; oldest first. Waits for the first; k = 0 when none came.
+        """
+
+    @property
+    def lost(self) -> int:
+        """Reports overwritten before they were taken."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Totals, exact also where reports were lost; bytes are of whole files."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def fd(self) -> int:
+        """Shared memory that others may write."""
+
+    @property
+    def inode(self) -> int:
+        """By which others know it."""
+
+    ORIGINAL: int = 0
+
+    COPY: int = 1
+
+    WRITING: int = 2
+
+    UNKNOWN: int = 3
+
+    REFUSED: int = 4
+
+    ATTACHED: int = 5
+
+    BLIND: int = 6

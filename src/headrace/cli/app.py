@@ -23,6 +23,7 @@ from headrace.cli import (
     pack,
     read,
     repair,
+    run,
     verify,
     version,
 )
@@ -44,7 +45,9 @@ class _Commands(TyperGroup):
         from headrace.cli.failure import report
 
         given = list(sys.argv[1:] if args is None else args)
-        as_json = "--json" in given
+        # What follows `run`, and what follows `--`, are the words of another program.
+        ours = given[: given.index("--")] if "--" in given else given
+        as_json = "--json" in ours and ours[:1] != ["run"]
         extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
@@ -57,7 +60,7 @@ class _Commands(TyperGroup):
                 e.show()
                 code = exit_codes.USAGE
         except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-            code = report(e, as_json=as_json, verbose=_verbose(given))
+            code = report(e, as_json=as_json, verbose=_verbose(ours))
         sys.exit(code or exit_codes.OK)
 
     def invoke(self, ctx: Any) -> Any:
@@ -111,5 +114,6 @@ for _command in (
     version.version,
 ):
     app.command()(_command)
+app.command(context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import HeadraceError, SourceChanged
 from headrace.machine.memory import available_memory
@@ -23,10 +23,11 @@ from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
 from headrace.store.reopening import reopen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from headrace.node.options import NodeOptions
+    from headrace.node.quota import Want
     from headrace.node.wire import Open
     from headrace.store import Store
 
@@ -38,6 +39,16 @@ DATASETS_MAX = 64
 """Data sets that are open at a time; one more closes the one that nobody uses for the longest."""
 
 
+class Sharer(Protocol):
+    """Something else that takes a part of the daemon's memory for samples."""
+
+    def want(self) -> Want:
+        """What memory it could use."""
+
+    def set_quota(self, quota_bytes: int) -> None:
+        """Hold at most so much from now on."""
+
+
 class Holdings:
     """The daemon's data sets. All methods are for its loop alone.
 
@@ -45,6 +56,9 @@ class Holdings:
         options: memory, and how data is read.
         working: threads that put batches together.
         call_soon: runs a function in the daemon's loop; thread-safe.
+
+    Attributes:
+        sharers: who else gets a part of the memory.
     """
 
     def __init__(
@@ -59,6 +73,7 @@ class Holdings:
         self._data: dict[tuple[str, ...], ServedData] = {}
         self._opening: dict[tuple[str, ...], list[Any]] = {}
         self._next = 1
+        self.sharers: Sequence[Sharer] = ()
 
     def open(self, request: Open, answer: Callable[[ServedData | None, Status, str], None]) -> None:
         """Open a data set, or find it open; `answer` is called in the loop, soon."""
@@ -130,7 +145,7 @@ class Holdings:
 
     def share(self) -> None:
         """Share memory out anew: somebody came, went, or memory is short."""
-        everything = list(self._data.values())
+        everything: list[Sharer] = [*self._data.values(), *self.sharers]
         wants = [data.want() for data in everything]
         held = sum(want.held_bytes for want in wants)
         total = self._options.ram_bytes
@@ -146,7 +161,9 @@ class Holdings:
     @property
     def in_use(self) -> bool:
         """Whether anybody uses any of it."""
-        return any(data.users for data in self._data.values())
+        return any(data.users for data in self._data.values()) or any(
+            sharer.want().jobs for sharer in self.sharers
+        )
 
     def reports(self) -> list[dict[str, Any]]:
         """The figures of each data set."""

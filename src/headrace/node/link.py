@@ -250,6 +250,17 @@ class Link:
         else:
             self.on_reply(message)
 
+    def take_fds(self, count: int) -> list[int]:
+        """Descriptors that came with the last message; they become the caller's.
+
+        Raises:
+            LinkLost: they did not come.
+        """
+        with self.lock:
+            if len(self._fds) < count:
+                raise self._lose(f"{len(self._fds)} descriptors came, expected {count}")
+            return [self._fds.popleft() for _ in range(count)]
+
     def _keep(self, message: Any) -> None:
         self._kept.append(message)
 

@@ -19,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.node.files.service import FileService
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
 from headrace.node.session import Job, Session
 from headrace.node.wire import (
     PROTOCOL,
+    Files,
     Open,
     Status,
     Welcome,
@@ -71,6 +73,8 @@ class Server:
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
         self._holdings = Holdings(options, self._working, self.call_soon)
+        self._files = FileService(options, self.call_soon, self._holdings.share)
+        self._holdings.sharers = self._files.sharers
         self._lines: dict[Line, Session] = {}
         self._jobs: dict[str, Job] = {}
         self._sessions_made = self._refused = self._wire_errors = 0
@@ -250,6 +254,18 @@ class Server:
 
         self._holdings.open(request, answer)
 
+    def files(self, session: Session, request: Files) -> None:
+        """Serve an unmodified program."""
+        self._files.files(session, request)
+
+    def files_report(self, session: Session) -> bytes:
+        """The figures of the session's program as JSON."""
+        return self._files.report(session)
+
+    def files_end(self, session: Session) -> None:
+        """The session's program is not served any more."""
+        self._files.end(session)
+
     def report(self) -> bytes:
         """The daemon's state as JSON."""
         return json.dumps(self.describe()).encode()
@@ -280,6 +296,7 @@ class Server:
                 for s in self._lines.values()
             ],
             "datasets": datasets,
+            "files": self._files.describe(),
         }  # fmt: skip
 
     def close(self) -> None:
@@ -289,6 +306,7 @@ class Server:
                 line.flush()
             self._hang_up(line, "")
         self._listener.close()
+        self._files.close()
         self._holdings.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()

@@ -22,6 +22,8 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
+    Files,
+    FilesAsked,
     Hello,
     Hurry,
     Open,
@@ -88,6 +90,15 @@ class Host(Protocol):
     def open(self, session: Session, request: Open) -> None:
         """Open a data set; answers by `session.opened`."""
 
+    def files(self, session: Session, request: Files) -> None:
+        """Serve an unmodified program; answers by `session.say`."""
+
+    def files_report(self, session: Session) -> bytes:
+        """The figures of the session's program as JSON."""
+
+    def files_end(self, session: Session) -> None:
+        """The session's program is not served any more."""
+
     def report(self) -> bytes:
         """The daemon's state as JSON."""
 
@@ -146,6 +157,7 @@ class Session:
         self._waiting: deque[_Asked] = deque()
         self._waiting_bytes = 0
         self._pumping = False
+        self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
         self.batches = self.busy = 0
 
@@ -154,7 +166,7 @@ class Session:
         """Requests that wait for memory within the window."""
         return len(self._waiting)
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: Request) -> None:  # noqa: C901 - one case a message
         """Do what the client says.
 
         Raises:
@@ -175,6 +187,11 @@ class Session:
             case Open():
                 self._new_ticket(request.ticket)
                 self._host.open(self, request)
+            case Files():
+                self._files(request)
+            case FilesAsked():
+                self._new_ticket(request.ticket)
+                self._send(Report(request.ticket, Status.OK, self._host.files_report(self)))
             case StatusAsked():
                 self._new_ticket(request.ticket)
                 self._send(Report(request.ticket, Status.OK, self._host.report()))
@@ -201,6 +218,18 @@ class Session:
         if ticket <= self._last_ticket:
             raise WireError(f"ticket {ticket} after {self._last_ticket}: a message came twice")
         self._last_ticket = ticket
+
+    def _files(self, request: Files) -> None:
+        self._new_ticket(request.ticket)
+        if self._has_files:
+            raise WireError("a second request for files")
+        self._has_files = True
+        self._host.files(self, request)
+
+    def say(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
+        """Queue a message for the client, with descriptors that stay open as long as `owner` lives."""
+        if not self.closed:
+            self._send(message, fds, owner)
 
     def opened(self, ticket: int, data: ServedData | None, status: Status, message: str) -> None:
         """Answer `Open`."""
@@ -330,6 +359,8 @@ class Session:
     def close(self) -> None:
         """The client is gone. What it holds may be looked at still, by it or its children."""
         self.closed = True
+        if self._has_files:
+            self._host.files_end(self)
         for lease in self.leases.values():
             lease.batch.abandon()
             self._hold(-lease.held_bytes)

@@ -21,6 +21,9 @@ __all__ = [
     "Ask",
     "Buffers",
     "Direct",
+    "Files",
+    "FilesAsked",
+    "FilesReady",
     "Hello",
     "Hurry",
     "Open",
@@ -55,6 +58,9 @@ INDICES_MAX = 1 << 18
 """Samples of one batch: with three columns of int64 and several parts, a reply fits a frame."""
 
 PARTS_MAX = 64
+ROOTS_MAX = 64
+"""Folders of one unmodified program."""
+
 FDS_MAX = 16
 """Descriptors that come with one `Buffers`."""
 
@@ -157,6 +163,31 @@ class Abandon(_Message, frozen=True, tag="abandon"):
     leases: list[Ticket]
 
 
+class Files(_Message, frozen=True, tag="files"):
+    """Asks for files of an unmodified program: a board that says where copies are. Once per connection."""
+
+    ticket: Ticket
+    roots: Annotated[
+        list[Annotated[bytes, Meta(min_length=1, max_length=4096)]],
+        Meta(min_length=1, max_length=ROOTS_MAX),
+    ]
+    """Absolute paths of folders."""
+    order: Annotated[bytes, Meta(max_length=4096)] | None
+    """Absolute path of a file that lists paths in the order of their opens, one a line."""
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None
+    """The program opens all files in the order of `headrace.order` with this seed."""
+    immutable: bool
+    """Nobody changes the files while the program runs."""
+    simulate: Text | None
+    """A slow storage that they lie on."""
+
+
+class FilesAsked(_Message, frozen=True, tag="filesasked"):
+    """Asks for the figures of this connection's run."""
+
+    ticket: Ticket
+
+
 class StatusAsked(_Message, frozen=True, tag="status"):
     """Asks for a report."""
 
@@ -228,16 +259,37 @@ class Working(_Message, frozen=True, tag="working"):
     status: Status
 
 
+class FilesReady(_Message, frozen=True, tag="filesready"):
+    """Answers `Files`, first at once, and again whenever there is a newer board.
+
+    Brings two descriptors, board and ring, where `board_ino` is not 0; they replace those before.
+    """
+
+    ticket: int
+    status: Status
+    message: str = ""
+    files: int = 0
+    """Files that the board knows."""
+    nbytes: int = 0
+    """Their bytes."""
+    complete: bool = False
+    """Whether all files below the roots have been found."""
+    board_ino: int = 0
+    ring_ino: int = 0
+
+
 class Report(_Message, frozen=True, tag="report"):
-    """Answers `StatusAsked` and `StopAsked`."""
+    """Answers `StatusAsked`, `FilesAsked` and `StopAsked`."""
 
     ticket: int
     status: Status
     json: bytes
 
 
-Request = Hello | Open | Ask | Hurry | Release | Abandon | StatusAsked | StopAsked
-Reply = Welcome | Opened | Buffers | Retired | Samples | Working | Report
+Request = (
+    Hello | Open | Ask | Hurry | Release | Abandon | Files | FilesAsked | StatusAsked | StopAsked
+)
+Reply = Welcome | Opened | Buffers | Retired | Samples | Working | FilesReady | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

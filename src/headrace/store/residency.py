@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-__all__ = ["resident_bytes"]
+__all__ = ["resident_bytes", "resident_pages"]
 
 _SYS_CACHESTAT = 451
 """The same number on every architecture."""
@@ -41,12 +41,16 @@ def resident_bytes(path: str | os.PathLike[str]) -> int | None:
         size = os.fstat(fd).st_size
         if size == 0:
             return 0
-        pages = _by_cachestat(fd)
-        if pages is None:
-            pages = _by_mincore(fd, size)
+        pages = resident_pages(fd, size)
         return None if pages is None else min(size, pages * mmap.PAGESIZE)
     finally:
         os.close(fd)
+
+
+def resident_pages(fd: int, size: int) -> int | None:
+    """Pages of an open file of `size` bytes, not 0, that lie in the page cache; None: nobody can tell."""
+    pages = _by_cachestat(fd)
+    return _by_mincore(fd, size) if pages is None else pages
 
 
 def _by_cachestat(fd: int) -> int | None:

@@ -1,0 +1,71 @@
+#include "preload/shim_calls.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+namespace headrace::preload::shim {
+namespace {
+
+Calls g_calls;
+std::atomic<bool> g_known{false};
+
+template <class F>
+void find(F* function, const char* name) {
+  // A function pointer from an object pointer: what dlsym is for.
+  *reinterpret_cast<void**>(function) = dlsym(RTLD_NEXT, name);
+}
+
+// Twice at the same time does no harm: the answers are the same.
+void find_all() {
+  find(&g_calls.open, "open64");
+  find(&g_calls.openat, "openat64");
+  find(&g_calls.fopen, "fopen64");
+  find(&g_calls.freopen, "freopen64");
+  find(&g_calls.fdopen, "fdopen");
+  find(&g_calls.fstat, "fstat64");
+  find(&g_calls.fstatat, "fstatat64");
+  find(&g_calls.statx, "statx");
+  find(&g_calls.access, "access");
+  find(&g_calls.faccessat, "faccessat");
+  find(&g_calls.euidaccess, "euidaccess");
+  find(&g_calls.execve, "execve");
+  find(&g_calls.execvpe, "execvpe");
+  find(&g_calls.fexecve, "fexecve");
+  find(&g_calls.posix_spawn, "posix_spawn");
+  find(&g_calls.posix_spawnp, "posix_spawnp");
+  // Before glibc 2.33 programs had their own, which called __fxstat.
+  if (g_calls.fstat == nullptr) g_calls.fstat = kernel_fstat;
+  if (g_calls.fstatat == nullptr) {
+    g_calls.fstatat = [](int folder, const char* path, struct stat* status, int flags) {
+      return kernel_fstatat(folder, path, status, flags);
+    };
+  }
+  g_known.store(true, std::memory_order_release);
+}
+
+}  // namespace
+
+const Calls& calls() {
+  if (!g_known.load(std::memory_order_acquire)) find_all();
+  return g_calls;
+}
+
+int kernel_open(int folder, const char* path, int flags, mode_t mode) {
+  return static_cast<int>(syscall(SYS_openat, folder, path, flags, mode));
+}
+
+int kernel_close(int fd) { return static_cast<int>(syscall(SYS_close, fd)); }
+
+int kernel_fstat(int fd, struct stat* status) {
+  return static_cast<int>(syscall(SYS_fstat, fd, status));
+}
+
+int kernel_fstatat(int folder, const char* path, struct stat* status, int flags) {
+  return static_cast<int>(syscall(SYS_newfstatat, folder, path, status, flags));
+}
+
+}  // namespace headrace::preload::shim

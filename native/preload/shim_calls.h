@@ -1,0 +1,53 @@
+// The C library's own functions behind those that the shim replaces.
+//
+// Looked up once, by the constructor: looking up takes locks. A call that comes before it (from
+// another library's constructor) goes to the kernel by itself where that is the same, and looks up
+// where it isn't.
+#pragma once
+
+#include <spawn.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+namespace headrace::preload::shim {
+
+struct Calls {
+  int (*open)(const char*, int, ...);
+  int (*openat)(int, const char*, int, ...);
+  FILE* (*fopen)(const char*, const char*);
+  FILE* (*freopen)(const char*, const char*, FILE*);
+  FILE* (*fdopen)(int, const char*);
+  int (*fstat)(int, struct stat*);
+  int (*fstatat)(int, const char*, struct stat*, int);
+  int (*statx)(int, const char*, int, unsigned, struct statx*);
+  int (*access)(const char*, int);
+  int (*faccessat)(int, const char*, int, int);
+  int (*euidaccess)(const char*, int);
+  int (*execve)(const char*, char* const[], char* const[]);
+  int (*execvpe)(const char*, char* const[], char* const[]);
+  int (*fexecve)(int, char* const[], char* const[]);
+  int (*posix_spawn)(pid_t*, const char*, const posix_spawn_file_actions_t*,
+                     const posix_spawnattr_t*, char* const[], char* const[]);
+  int (*posix_spawnp)(pid_t*, const char*, const posix_spawn_file_actions_t*,
+                      const posix_spawnattr_t*, char* const[], char* const[]);
+};
+
+// All of them.
+const Calls& calls();
+
+// -- the kernel itself, for what the shim does on its own; errno is set as always -----------------
+
+int kernel_open(int folder, const char* path, int flags, mode_t mode);
+int kernel_close(int fd);
+int kernel_fstat(int fd, struct stat* status);
+int kernel_fstatat(int folder, const char* path, struct stat* status, int flags);
+
+}  // namespace headrace::preload::shim
+
+// Defines what other programs find under `symbol`. By a name of ours and the symbol's as its label:
+// the C library's headers declare theirs with other types, as macros or as builtins.
+#define HEADRACE_EXPORT(result, symbol, ...)                                               \
+  __attribute__((visibility("default"))) extern result shim_##symbol(__VA_ARGS__) __asm__( \
+      #symbol);                                                                            \
+  result shim_##symbol(__VA_ARGS__)

@@ -1,0 +1,28 @@
+// Opening a file's copy in the place of the original, or finding that it cannot be.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+
+#include "preload/shim_path.h"
+#include "preload/shim_plane.h"
+
+namespace headrace::preload::shim {
+
+// A descriptor of the file's copy, as `openat(folder, path, flags)` would give one of the original;
+// -1: open the original. errno is not touched.
+int open_copy(const Plane& plane, const Named& named, int folder, const char* path, int flags);
+
+// Whether an open with these flags only reads, and asks for nothing that a copy cannot give.
+bool is_plain_read(int flags);
+// Whether it may change the file.
+bool may_write(int flags);
+
+// Tells the daemon of an original that was opened, and lets it cost what it would.
+void opened_original(const Plane& plane, const Named& named, int fd, int flags);
+
+// The original's figures in the place of its copy's.
+void describe(const BoardFile& file, struct stat* status);
+
+}  // namespace headrace::preload::shim

@@ -1,0 +1,97 @@
+"""`headrace run`: an unmodified program, served by the node daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli.simulate import SimulateOption
+
+__all__ = ["run"]
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND [ARGUMENT]...", help="What to run.")
+    ],
+    *,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR", help="Folder whose files are served. Default: those in the arguments."
+        ),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Paths, one a line, as the program will open them."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="It opens all files in headrace's order of this seed.")
+    ] = None,
+    record_order: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the order of its opens.")
+    ] = None,
+    immutable: Annotated[
+        bool,
+        typer.Option(
+            "--immutable", help="Nothing below the roots changes: do not look at originals."
+        ),
+    ] = False,
+    simulate: SimulateOption = None,
+    simulate_only: Annotated[
+        bool, typer.Option("--simulate-only", help="With --simulate: nothing is served.")
+    ] = False,
+    report: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write a report as JSON.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")] = False,
+) -> int:
+    """Run a program as it is; files that it opens come from memory where they can."""
+    from headrace.posix.launch import (
+        NOT_EXECUTABLE,
+        NOT_FOUND,
+        RunOptions,
+        end_like,
+        launch,
+    )
+
+    if simulate_only and simulate is None:
+        raise typer.BadParameter("--simulate-only needs --simulate NAME")
+    roots = root or _folders_of(command)
+    if not roots:
+        raise typer.BadParameter("name the folder whose files are served: --root DIR")
+    options = RunOptions(
+        roots=roots,
+        order=order,
+        seed=seed,
+        record_order=record_order,
+        immutable=immutable,
+        simulate=simulate,
+        plane=not simulate_only,
+    )
+    try:
+        found = launch(command, options)
+    except FileNotFoundError as e:
+        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
+        return NOT_FOUND
+    except PermissionError as e:
+        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
+        return NOT_EXECUTABLE
+    if report is not None:
+        with open(report, "w", encoding="utf-8") as f:
+            json.dump(found.document(), f, indent=2)
+            f.write("\n")
+    if not quiet and found.opens:  # else it was said before that nothing is seen
+        print(f"headrace run: {found.line()}", file=sys.stderr)
+    end_like(found.ended)
+    return found.ended.status
+
+
+def _folders_of(command: list[str]) -> list[str]:
+    """Folders that the arguments name: `DIR`, `--data=DIR`."""
+    words = [word.rpartition("=")[2] for word in command[1:]]
+    return [word for word in words if os.path.isdir(word) and os.path.realpath(word) != "/"]

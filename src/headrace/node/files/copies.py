@@ -1,0 +1,399 @@
+"""Copies: where the copies of one root's files are, for all runs together, and which of them stay.
+
+A copy is kept rather than churned: each file is opened once an epoch, so that a cache that goes by the
+last use would only add reads. Only where the order of coming opens is known and there is no room do files
+that were opened already give way to the next ones (Belady's rule: whoever is needed last goes first).
+
+Boards say to programs where copies are. A copy is taken off all boards before it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from headrace.errors import HeadraceError
+from headrace.node.files import memory_copy
+from headrace.node.files.figures import CopyFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.node.files.disk_copies import DiskCopies, DiskCopy
+    from headrace.node.files.memory_copy import Bytes, DescriptorBudget
+
+__all__ = ["Copies", "Copy", "View"]
+
+Tier = Literal["ram", "disk"]
+
+EVICT_SHARE = 64
+"""Of the quota, is made free at a time by files that are needed very late."""
+
+ORDER_SOON = 4096
+"""A file that another run opens within so many opens is not evicted."""
+
+
+class View(Protocol):
+    """One run, as copies see it: its board, its files, and what it opens next."""
+
+    paths: list[bytes]
+    stats: NDArray[np.int64]
+
+    def find(self, path: bytes) -> int:
+        """A file's number; -1: it is none of the run's."""
+
+    def show(self, file: int, tier: Tier, where: int | bytes) -> None:
+        """Tell programs of a copy: a memfd of this process, or a path."""
+
+    def hide(self, file: int) -> bool:
+        """The copy goes; whether a program of this run had opened it."""
+
+    def until(self, file: int) -> int | None:
+        """Opens until the file is next opened; None: not known."""
+
+    def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Files with copies in memory, what is needed last first, and the opens until then.
+
+        None where the order is not known.
+
+        Args:
+            grace: opens before the last one whose files others may still be about to open.
+        """
+
+    def awaited(self, file: int) -> bool:
+        """Whether the run has not opened the file since it said that it soon will."""
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """One file's copy.
+
+    Attributes:
+        path: of the original.
+        row: what the original was: dev, ino, size, mtime_ns.
+        tier: where it is.
+        cost_bytes: what counts against the quota.
+        fd: its memfd, or -1.
+        used: whether a program opened it.
+    """
+
+    path: bytes
+    row: tuple[int, ...]
+    tier: Tier
+    cost_bytes: int
+    fd: int = -1
+    on_disk: DiskCopy | None = None
+    used: bool = False
+
+
+class Copies:
+    """The copies of one root. Thread-safe.
+
+    Args:
+        descriptors: for copies in memory, of all roots.
+        disk: the local disk tier; None: there is none.
+
+    Attributes:
+        quota_bytes: for copies in memory.
+        held_bytes: what they take, with those that are being read.
+        spoiled: files that were changed, until there is a newer board.
+    """
+
+    def __init__(self, descriptors: DescriptorBudget, disk: DiskCopies | None = None) -> None:
+        self._descriptors = descriptors
+        self._disk = disk
+        self._views: list[View] = []
+        self._copies: dict[bytes, Copy] = {}
+        self._reserved: dict[bytes, tuple[Tier, int]] = {}
+        self._lock = threading.RLock()
+        self._disk_reserved = 0
+        self.disk_stopped = ""
+        self.quota_bytes = 0
+        self.held_bytes = 0
+        self.disk_bytes = 0
+        self.spoiled: set[bytes] = set()
+        self.figures = CopyFigures()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    # -- runs -------------------------------------------------------------------------------------
+
+    def attach(self, view: View) -> None:
+        """Put all copies on a run's board; those of files that have changed go."""
+        with self._lock:
+            for path, copy in list(self._copies.items()):
+                file = view.find(path)
+                if file < 0:
+                    continue
+                if tuple(view.stats[file, :4].tolist()) != copy.row:
+                    self._drop(copy)
+                    self.figures.withdrawn_files += 1
+                else:
+                    self._show(view, file, copy)
+            self.spoiled.clear()
+            self._views.append(view)
+
+    def detach(self, view: View) -> None:
+        """A run is over; its board is not touched any more."""
+        with self._lock:
+            if view not in self._views:
+                return
+            self._views.remove(view)
+            for copy in self._copies.values():
+                file = view.find(copy.path)
+                if file >= 0 and view.hide(file):
+                    copy.used = True
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def find(self, path: bytes) -> Copy | None:
+        """A file's copy."""
+        return self._copies.get(path)
+
+    def wanted(self, path: bytes) -> bool:
+        """Whether a file has no copy, is not being read, and may be."""
+        return path not in self._copies and path not in self._reserved and path not in self.spoiled
+
+    def paths(self) -> Iterable[bytes]:
+        """Files that have copies."""
+        return tuple(self._copies)
+
+    def left_on_disk(self, path: bytes, row: tuple[int, ...]) -> DiskCopy | None:
+        """A copy that an earlier daemon left, and that was not checked."""
+        with self._lock:
+            return self._disk.find(path, row) if self._disk is not None else None
+
+    def check_left(self, on_disk: DiskCopy) -> DiskCopy | None:
+        """Read a copy that was left; None: it is not what it was."""
+        disk = self._disk
+        return on_disk if disk is not None and disk.check(on_disk) else None
+
+    @property
+    def disk_path(self) -> bytes | None:
+        """Where copies on the local disk lie."""
+        return self._disk.path if self._disk is not None else None
+
+    def on_disk(self) -> tuple[bytes, ...]:
+        """Files that have copies on the local disk, checked or not."""
+        with self._lock:
+            return tuple(self._disk.copies) if self._disk is not None else ()
+
+    # -- placing ----------------------------------------------------------------------------------
+
+    def reserve(self, path: bytes, size: int, soon: tuple[View, int] | None = None) -> Tier | None:
+        """Take room for a file that will be read: memory first, then disk; None: there is none.
+
+        Args:
+            path: of the file.
+            size: its bytes.
+            soon: a run that opens the file after so many others: what is needed later makes room.
+        """
+        cost = memory_copy.held_bytes(size)
+        with self._lock:
+            if not self.wanted(path):
+                return None
+            if self._take_memory(cost):
+                return self._reserve(path, "ram", cost)
+            if self._disk_room() >= size:
+                self._disk_reserved += size
+                return self._reserve(path, "disk", size)
+            if soon is not None and cost <= self.quota_bytes:
+                self._evict(cost, *soon)
+                if self._take_memory(cost):
+                    return self._reserve(path, "ram", cost)
+            return None
+
+    def reserved(self, path: bytes) -> Tier:
+        """Where a file that is being read will go."""
+        return self._reserved[path][0]
+
+    def could_hold(self, size: int) -> bool:
+        """Whether a file is no larger than all memory that there is for copies."""
+        return memory_copy.held_bytes(size) <= self.quota_bytes
+
+    def reserve_left(self, path: bytes) -> bool:
+        """A copy that an earlier daemon left will be checked."""
+        with self._lock:
+            if not self.wanted(path):
+                return False
+            self._reserve(path, "disk", 0)
+            return True
+
+    def _reserve(self, path: bytes, tier: Tier, cost: int) -> Tier:
+        self._reserved[path] = (tier, cost)
+        return tier
+
+    def _take_memory(self, cost: int) -> bool:
+        if self.held_bytes + cost > self.quota_bytes or not self._descriptors.take():
+            return False
+        self.held_bytes += cost
+        return True
+
+    def _disk_room(self) -> int:
+        if self._disk is None or self.disk_stopped:
+            return -1
+        return self._disk.room() - self._disk_reserved
+
+    def cancel(self, path: bytes) -> None:
+        """The file is not placed: give its room back."""
+        with self._lock:
+            tier, cost = self._reserved.pop(path)
+            if tier == "ram":
+                self.held_bytes -= cost
+                self._descriptors.give_back()
+            else:
+                self._disk_reserved -= cost
+
+    def place(self, path: bytes, row: tuple[int, ...], data: Bytes) -> None:
+        """Publish a file's bytes in the room that was reserved.
+
+        Raises:
+            OSError: no memory, or the disk is full or fails; the room is given back.
+        """
+        tier, _ = self._reserved[path]
+        try:
+            if tier == "ram":
+                self.place_memfd(path, row, memory_copy.copy_of(data))
+                return
+            with self._lock:
+                assert self._disk is not None
+                on_disk = self._disk.write(path, row, data)
+        except OSError as e:
+            self.cancel(path)
+            if tier == "disk":
+                self.disk_stopped = str(e)
+            raise
+        self._publish(Copy(path, row, "disk", on_disk.disk_bytes, on_disk=on_disk))
+
+    def place_memfd(self, path: bytes, row: tuple[int, ...], fd: int) -> None:
+        """Publish a sealed memfd, which becomes ours, in the room that was reserved."""
+        _, cost = self._reserved[path]
+        self._publish(Copy(path, row, "ram", cost, fd))
+
+    def place_left(self, path: bytes, row: tuple[int, ...], on_disk: DiskCopy) -> None:
+        """Publish a copy of an earlier daemon, which was checked."""
+        on_disk.checked = True
+        self.figures.reused_files += 1
+        self.figures.reused_bytes += on_disk.size
+        self._publish(Copy(path, row, "disk", on_disk.disk_bytes, on_disk=on_disk))
+
+    def _publish(self, copy: Copy) -> None:
+        with self._lock:
+            tier, cost = self._reserved.pop(copy.path)
+            if tier == "disk":
+                self._disk_reserved -= cost
+                self.disk_bytes += copy.cost_bytes
+            self._copies[copy.path] = copy
+            if copy.path in self.spoiled:  # it was written to while it was read
+                self._drop(copy)
+                return
+            for view in self._views:
+                file = view.find(copy.path)
+                if file >= 0 and tuple(view.stats[file, :4].tolist()) == copy.row:
+                    self._show(view, file, copy)
+
+    def _show(self, view: View, file: int, copy: Copy) -> None:
+        try:
+            if copy.on_disk is None:
+                view.show(file, "ram", copy.fd)
+            elif self._disk is not None:
+                view.show(file, "disk", self._disk.path_of(copy.on_disk))
+        except (HeadraceError, OSError, ValueError) as e:
+            self.figures.failed(f"{os.fsdecode(copy.path)}: its copy cannot be shown: {e}")
+
+    # -- letting go -------------------------------------------------------------------------------
+
+    def damaged(self, path: bytes) -> None:
+        """A copy that was left is not what it was; it is removed."""
+        with self._lock:
+            self.figures.damaged_files += 1
+            self.cancel(path)
+            if self._disk is not None:
+                self._disk.remove(path)
+
+    def withdraw(self, path: bytes) -> bool:
+        """The original is written to, or has changed: no copy until there is a newer board."""
+        with self._lock:
+            self.spoiled.add(path)
+            copy = self._copies.get(path)
+            if copy is None:
+                return False
+            self._drop(copy)
+            self.figures.withdrawn_files += 1
+            return True
+
+    def set_quota(self, quota_bytes: int) -> None:
+        """Hold at most so much in memory from now on."""
+        with self._lock:
+            self.quota_bytes = quota_bytes
+            if self.held_bytes <= quota_bytes:
+                return
+            for view in self._views:
+                self._evict(0, view, 0)
+            for copy in reversed(list(self._copies.values())):
+                if self.held_bytes <= quota_bytes:
+                    return
+                if copy.tier == "ram":
+                    self._drop(copy)
+                    self.figures.given_back_files += 1
+
+    def _evict(self, cost: int, view: View, until: int) -> None:
+        """Let go of what the run needs later than after `until` opens, until `cost` more bytes fit."""
+        files, needed = view.needed_last(len(self._copies) // 4)
+        spare = self.quota_bytes // EVICT_SHARE  # so that not each file looks for its own victim
+        for file, later in zip(files.tolist(), (needed - until).tolist(), strict=True):
+            if later <= 0:
+                return
+            free = self._descriptors.limit > self._descriptors.taken
+            enough = cost + spare if later > len(self._copies) else cost
+            if free and self.held_bytes + enough <= self.quota_bytes:
+                return
+            copy = self._copies.get(view.paths[file])
+            if copy is None or copy.tier != "ram" or self._needed_soon(copy, view):
+                continue
+            self._drop(copy)
+            self.figures.evicted_files += 1
+            self.figures.evicted_bytes += copy.row[2]
+
+    def _needed_soon(self, copy: Copy, but: View) -> bool:
+        for view in self._views:
+            if view is not but and (file := view.find(copy.path)) >= 0:
+                until = view.until(file)
+                if until is not None and until < ORDER_SOON:
+                    return True
+        return False
+
+    def _drop(self, copy: Copy) -> None:
+        for view in self._views:
+            file = view.find(copy.path)
+            if file >= 0 and view.hide(file):
+                copy.used = True
+        del self._copies[copy.path]
+        if not copy.used:
+            self.figures.wasted_files += 1
+            self.figures.wasted_bytes += copy.row[2]
+        if copy.tier == "ram":
+            os.close(copy.fd)
+            self._descriptors.give_back()
+            self.held_bytes -= copy.cost_bytes
+        else:
+            self.disk_bytes -= copy.cost_bytes
+            if self._disk is not None:
+                self._disk.remove(copy.path)
+
+    def close(self) -> None:
+        """Let go of all copies in memory; those on disk stay for the next daemon."""
+        with self._lock:
+            for copy in list(self._copies.values()):
+                if copy.tier == "ram":
+                    self._drop(copy)
+            self._copies.clear()
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None

@@ -1,0 +1,360 @@
+"""Run: one unmodified program and its children: its board, its opens, and what is done ahead of them.
+
+A thread takes in the reports of opens, and hands on what comes next: to the page cache where the files
+are near, to the copies of their root where they are far. Reports come from memory that every process of
+the program can write to: each is checked, and none can do worse than cost a read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace import _native
+from headrace.node.files.far_reader import BIG_BYTES
+from headrace.node.files.figures import OpenFigures
+from headrace.node.files.foresight import Foresight, GivenOrder
+from headrace.node.files.page_cache import PageCacheAhead
+from headrace.node.files.tree import joined, stat_row
+from headrace.plane.tiers.memory import available_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.node.files.copies import Tier
+    from headrace.node.files.root_files import RootFiles
+
+__all__ = ["Run"]
+
+_log = logging.getLogger("headrace.node")
+
+AHEAD_BYTES = 128 << 20
+"""Of files that are read before they are opened: a tenth of a second of an NVMe device."""
+
+AHEAD_SHARE = 4
+"""Of memory that holds only a part of the files: the rest of it stays as it is from epoch to epoch."""
+
+AHEAD_FILES_MIN, AHEAD_FILES_MAX = 64, 16384
+
+WAIT_S = 0.25
+ACTIVE_S, ACTIVE_WAIT_S = 1.0, 0.005
+BATCH_S = 0.002
+"""Reports are taken in together: a program that opens a file need not wake this thread each time."""
+
+IDLE_S = 0.05
+REST_S = 1.0
+"""How often it is looked whether the rest of the data set can be read."""
+
+_NONE, _RAM, _DISK = range(3)
+
+
+class Run:
+    """One run.
+
+    Args:
+        roots: what it opens files from.
+        spellings: (as programs may spell a root, its resolved path).
+        job: whose quotas count.
+        immutable: nobody changes the files meanwhile.
+
+    Attributes:
+        paths, stats: all files, by number.
+        board, ring: what is shared with the program.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[RootFiles],
+        spellings: Sequence[tuple[bytes, bytes]],
+        *,
+        job: str,
+        immutable: bool = False,
+    ) -> None:
+        self.roots = tuple(roots)
+        self.job = job
+        trees = [root.tree for root in roots if root.tree is not None]
+        assert len(trees) == len(self.roots)
+        self.paths, self.stats = joined(trees)
+        ends = np.cumsum([len(tree) for tree in trees]).tolist()
+        self._ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+        self._far = np.zeros(len(self.paths), bool)
+        for root, (low, high) in zip(self.roots, self._ranges, strict=True):
+            self._far[low:high] = root.far
+        tiers = {root.copies.disk_path for root in roots} - {None}
+        self.board = _native.FileBoard(
+            self.paths, np.ascontiguousarray(self.stats[:, :4]),
+            np.ascontiguousarray(self.stats[:, 4:]),
+            roots=list(spellings), tiers=sorted(tier for tier in tiers if tier is not None),
+            immutable=immutable,
+        )  # fmt: skip
+        self.ring = _native.OpenRing()
+        self._sizes = np.ascontiguousarray(self.stats[:, 2])
+        self._shown = np.zeros(len(self.paths), np.uint8)
+        self._used = np.zeros(len(self.paths), bool)
+        self._asked = np.zeros(len(self.paths), bool)
+        self._lock = threading.Lock()
+        self._foresight = Foresight(len(self.paths))
+        self._opened_s = 0.0
+        self._rest_s = 0.0
+        self._near = PageCacheAhead(self.paths, self._sizes, idle=self._idle)
+        self.figures = OpenFigures()
+        self._ended = False
+        self._thread = threading.Thread(target=self._watch, name="headrace-node-run", daemon=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return int(self._sizes.sum())
+
+    def begin(self, given: GivenOrder | None, earlier: NDArray[np.int64] | None) -> None:
+        """Show the copies that there are, and begin to watch.
+
+        Args:
+            given: what the user says of the order.
+            earlier: the order of an earlier run of the job.
+        """
+        self._foresight = Foresight(len(self.paths), given, earlier)
+        for root in self.roots:
+            root.copies.attach(self)
+        self._ahead()
+        self._read_rest()
+        self._thread.start()
+
+    def close(self) -> None:
+        """The program has ended, or has another board."""
+        self._ended = True
+        if self._thread.is_alive():
+            self._thread.join(2 * WAIT_S + 1.0)
+        for root in self.roots:
+            root.reader.forget(self)
+            root.copies.detach(self)
+        self._near.close()
+
+    def order_to_keep(self) -> NDArray[np.int64] | None:
+        """What the next run of this job may be like."""
+        with self._lock:
+            return self._foresight.worth_keeping()
+
+    # -- what copies ask --------------------------------------------------------------------------
+
+    def find(self, path: bytes) -> int:
+        """A file's number; -1: it is none of the run's."""
+        return int(self.board.find(path))
+
+    def show(self, file: int, tier: Tier, where: int | bytes) -> None:
+        """Tell programs of a copy."""
+        if isinstance(where, int):
+            self.board.place(file, where)
+        else:
+            self.board.place_path(file, where)
+        self._shown[file] = _RAM if tier == "ram" else _DISK
+        self._used[file] = False
+
+    def hide(self, file: int) -> bool:
+        """The copy goes; whether a program of this run had opened it."""
+        if self._shown[file]:
+            self.board.withdraw(file)
+            self._shown[file] = _NONE
+            self._asked[file] = False
+        return bool(self._used[file])
+
+    def until(self, file: int) -> int | None:
+        """Opens until the file is next opened; None: not known."""
+        with self._lock:
+            found = self._foresight.until(np.array([file]))
+        return None if found is None else int(found[0])
+
+    def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Files with copies in memory, what is needed last first, and the opens until then."""
+        files = np.flatnonzero(self._shown == _RAM)
+        with self._lock:
+            until = self._foresight.until(files, grace)
+        if until is None:
+            return files[:0], files[:0]
+        order = np.argsort(-until, kind="stable")
+        return files[order], until[order]
+
+    def awaited(self, file: int) -> bool:
+        """Whether the file was asked for, and not opened since."""
+        return bool(self._asked[file])
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._ended:
+            try:
+                # Opens of copies do not wake this thread each time.
+                active = time.monotonic() - self._opened_s < ACTIVE_S
+                reports = self.ring.take(ACTIVE_WAIT_S if active else WAIT_S)
+                if len(reports):
+                    self._take(reports)
+                    time.sleep(BATCH_S)
+                now = time.monotonic()
+                if now - self._rest_s > REST_S:
+                    self._ahead()
+                    self._read_rest()
+            except Exception:  # noqa: BLE001 - the program goes on without it
+                _log.exception("the opens of a program are not followed any more")
+                return
+
+    def _take(self, reports: NDArray[np.int64]) -> None:
+        """Take in what was opened."""
+        ring = _native.OpenRing
+        of_file = (reports[:, 0] >= 0) & (reports[:, 0] < len(self.paths))
+        of_file &= np.isin(reports[:, 2], (ring.ORIGINAL, ring.COPY, ring.WRITING, ring.REFUSED))
+        of_none = (reports[:, 0] == -1) & np.isin(
+            reports[:, 2], (ring.UNKNOWN, ring.ATTACHED, ring.BLIND)
+        )
+        figures = self.figures
+        figures.hostile += len(reports) - int((of_file | of_none).sum())
+        figures.unknown += int((of_none & (reports[:, 2] == ring.UNKNOWN)).sum())
+        file, what = reports[of_file, 0], reports[of_file, 2]
+        original, copied = what == ring.ORIGINAL, what == ring.COPY
+        refused, written = what == ring.REFUSED, what == ring.WRITING
+        figures.refused += int(refused.sum())
+        figures.written += int(written.sum())
+        for number in set(file[refused | written].tolist()):
+            self._spoil(number, written=bool(written[file == number].any()))
+        self._count(file, original, copied)
+        opened = file[~written]
+        if len(opened):
+            self._opened_s = time.monotonic()
+            self._note(opened)
+
+    def _count(
+        self, file: NDArray[np.int64], original: NDArray[np.bool_], copied: NDArray[np.bool_]
+    ) -> None:
+        ahead = np.zeros(len(file), bool)
+        ahead[original] = self._near.opened(file[original])
+        tier = self._shown[file]
+        # A copy that has gone since was one in memory.
+        on_disk = copied & (tier == _DISK)
+        of_tier = {
+            "ram": copied & ~on_disk, "disk": on_disk, "ahead": ahead, "source": original & ~ahead,
+        }  # fmt: skip
+        for name, mask in of_tier.items():
+            self.figures.files[name] += int(mask.sum())
+            self.figures.bytes[name] += int(self._sizes[file[mask]].sum())
+        self._used[file[copied]] = True
+
+    def _note(self, opened: NDArray[np.int64]) -> None:
+        """Go on in the order, and ask for what comes."""
+        with self._lock:
+            before, epochs = self._foresight.order, self._foresight.epochs
+            self._foresight.note(opened)
+            order, now = self._foresight.order, self._foresight.epochs
+        self._asked[opened] = False
+        if before and order != before:
+            self._forget()
+        self._ahead()
+        if now != epochs:
+            self._read_rest()
+
+    def _forget(self) -> None:
+        """The program does not keep to the order: nothing is read ahead by it any more."""
+        self._asked[:] = False
+        self._near.forget()
+        nothing = np.empty(0, np.int64)
+        for root in self.roots:
+            root.reader.want(self, nothing, anew=True)
+
+    def _ahead(self) -> None:
+        """Ask for the files that come next, those that were not asked for yet."""
+        mean = max(1, self.nbytes // max(1, len(self.paths)))
+        count = min(AHEAD_FILES_MAX, max(AHEAD_FILES_MIN, 2 * AHEAD_BYTES // mean))
+        with self._lock:
+            coming = self._foresight.coming(count)
+        within = np.cumsum(self._sizes[coming]) <= self._ahead_bytes()
+        within[:1] = True
+        coming = coming[within]
+        new = coming[~self._asked[coming]]
+        self._asked[new] = True
+        far = self._far[new]
+        if not far.all():
+            self._near.want(new[~far])
+        for root, (low, high) in zip(self.roots, self._ranges, strict=True):
+            if root.far:
+                root.reader.want(self, new[(new >= low) & (new < high)])
+
+    def _ahead_bytes(self) -> int:
+        """How much is read ahead: where memory for copies is short, most of it keeps what it has."""
+        short = [
+            root.copies.quota_bytes // AHEAD_SHARE
+            for root in self.roots
+            if root.far and root.copies.quota_bytes < root.want().needed_bytes
+        ]
+        return min([AHEAD_BYTES, *short])
+
+    def _read_rest(self) -> None:
+        """Have the rest of the data set read while there is room, and nothing more urgent."""
+        self._rest_s = time.monotonic()
+        with self._lock:
+            opened, epochs = self._foresight.opened_mask(), self._foresight.epochs
+        for root, (low, high) in zip(self.roots, self._ranges, strict=True):
+            if root.far and len(root.copies) < high - low:
+                numbers = np.arange(low, high)
+                numbers = numbers[self._shown[numbers] == _NONE]
+                small = self._sizes[numbers] <= BIG_BYTES
+                numbers = numbers[small | opened[numbers]]
+                first = np.argsort(opened[numbers], kind="stable")
+                root.reader.want_rest(self, iter(numbers[first].tolist()))
+        near = np.flatnonzero(~self._far & ~opened)
+        if not epochs and self._sizes[near].sum() <= available_memory() // 2:
+            self._near.want_when_idle(near)
+
+    def _idle(self) -> bool:
+        return time.monotonic() - self._opened_s > IDLE_S
+
+    def _spoil(self, file: int, *, written: bool) -> None:
+        """A file is written to, or its copy was refused: is it what it was?"""
+        if not written:
+            try:
+                same = stat_row(os.stat(self.paths[file]))[:4] == tuple(self.stats[file, :4])
+            except OSError:
+                same = False
+            if same:
+                return
+        root = self._root_of(file)
+        root.copies.withdraw(self.paths[file])
+
+    def _root_of(self, file: int) -> RootFiles:
+        return next(
+            root
+            for root, (low, high) in zip(self.roots, self._ranges, strict=True)
+            if low <= file < high
+        )
+
+    # -- figures ----------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """What was done for the program."""
+        with self._lock:
+            foresight = self._foresight
+            order = {
+                "order": foresight.order, "epochs": foresight.epochs,
+                "divergences": foresight.divergences,
+                "learned": foresight.learned is not None,
+            }  # fmt: skip
+        near = self._near.figures
+        return {
+            "job": self.job,
+            "roots": [root.path.decode(errors="replace") for root in self.roots],
+            "files": len(self.paths),
+            "bytes_of_files": self.nbytes,
+            **self.figures.describe(),
+            **order,
+            "reports_lost": self.ring.lost,
+            "ahead_files": near.read_files,
+            "ahead_bytes": near.read_bytes,
+            "ahead_hot_files": near.hot_files,
+            "ahead_wasted_files": near.wasted_files,
+            "ahead_wasted_bytes": near.wasted_bytes,
+            "errors": near.errors,
+        }

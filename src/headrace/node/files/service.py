@@ -1,0 +1,379 @@
+"""FileService: the daemon's service for unmodified programs.
+
+A launcher asks for roots and gets a board and a ring, at once where the roots are known, later where they
+must be scanned first: a program never waits for a scan. What was found and copied is kept for the next
+run. All methods are for the daemon's loop; scans and boards are made in threads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+from headrace.io import simulation_of
+from headrace.node.files.disk_copies import DiskCopies, DiskFolder
+from headrace.node.files.foresight import GivenOrder
+from headrace.node.files.memory_copy import DescriptorBudget
+from headrace.node.files.order_file import read_order_file
+from headrace.node.files.root_files import RootFiles
+from headrace.node.files.run import Run
+from headrace.node.wire import FilesReady, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from headrace.node.files.tree import FileTree, Scan
+    from headrace.node.options import NodeOptions
+    from headrace.node.session import Session
+    from headrace.node.wire import Files
+
+__all__ = ["FileService"]
+
+_log = logging.getLogger("headrace.node")
+
+PATIENCE_S = 0.5
+"""A scan that takes longer is said to be under way, and the program begins without it."""
+
+ROOTS_MAX = 256
+"""Roots that are kept; one more lets go of the one that was not used for the longest."""
+
+ENDED_KEPT = 16
+"""Runs that have ended and are still reported."""
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A session's program."""
+
+    session: Session
+    request: Files
+    job: str
+    roots: list[RootFiles] = field(default_factory=list)
+    spellings: list[tuple[bytes, bytes]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    run: Run | None = None
+    ended: bool = False
+    scans: list[Scan] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """The order of a run, and the files that it numbers."""
+
+    trees: tuple[FileTree | None, ...]
+    order: NDArray[Any]
+
+
+class FileService:
+    """Serves unmodified programs.
+
+    Args:
+        options: memory, the local disk tier, and a simulated storage.
+        call_soon: runs a function in the daemon's loop; thread-safe.
+        share: shares memory out anew.
+        far: whether copies are made; None: where they help, see `RootFiles`.
+        descriptors: for copies in memory; None: as many as there may be.
+
+    Attributes:
+        sharers: roots that memory is shared out to.
+    """
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        call_soon: Callable[[Callable[[], None]], None],
+        share: Callable[[], None],
+        *,
+        far: bool | None = None,
+        descriptors: int | None = None,
+    ) -> None:
+        self._options = options
+        self._call_soon = call_soon
+        self._share = share
+        self._far = far
+        self._descriptors_limit = descriptors
+        self._descriptors: DescriptorBudget | None = None
+        self._folder: DiskFolder | None = None
+        self._folder_error = ""
+        self._roots: dict[tuple[bytes, str | None], RootFiles] = {}
+        self._served: dict[Session, _Served] = {}
+        self._orders: dict[tuple[str, tuple[bytes, ...]], _Kept] = {}
+        self._ended: list[dict[str, Any]] = []
+        self._closed = False
+        self.sharers: list[RootFiles] = []
+
+    # -- what sessions ask ------------------------------------------------------------------------
+
+    def files(self, session: Session, request: Files) -> None:
+        """Serve a program; answers by `session.say`, now and later."""
+        assert session.job is not None
+        served = self._served[session] = _Served(session, request, session.job.name)
+        try:
+            self._open_roots(served)
+        except ValueError as e:  # no such storage to simulate
+            self._say(served, FilesReady(request.ticket, Status.BAD_REQUEST, str(e)))
+            return
+        if not served.roots:
+            text = "; ".join(served.notes) or "no root"
+            self._say(served, FilesReady(request.ticket, Status.NOT_FOUND, text))
+            return
+        self._share()
+        if all(root.tree is not None for root in served.roots):
+            self._begin(self._make_run(served, complete=False))
+        threading.Thread(
+            target=self._scan, args=(served,), name="headrace-node-scan", daemon=True
+        ).start()
+
+    def end(self, session: Session) -> None:
+        """A session's program has ended."""
+        served = self._served.pop(session, None)
+        if served is None:
+            return
+        served.ended = True
+        for scan in served.scans:
+            scan.stop()
+        if served.run is not None:
+            self._end_run(served, served.run)
+        for root in served.roots:
+            root.leave(served.job)
+        self._share()
+
+    def report(self, session: Session) -> bytes:
+        """The figures of a session's program as JSON."""
+        served = self._served.get(session)
+        if served is None or served.run is None:
+            return b"{}"
+        return json.dumps(self._describe(served)).encode()
+
+    def describe(self) -> dict[str, Any]:
+        """The state of all, for the daemon's report."""
+        return {
+            "roots": [root.describe() for root in self._roots.values()],
+            "runs": [self._describe(one) for one in self._served.values() if one.run is not None],
+            "ended": list(self._ended),
+            "descriptors": self._descriptors.taken if self._descriptors else 0,
+            "descriptors_max": self._descriptors.limit if self._descriptors else 0,
+            "disk_error": self._folder_error,
+        }
+
+    def close(self) -> None:
+        """End all."""
+        self._closed = True
+        for session in tuple(self._served):
+            self.end(session)
+        for root in self._roots.values():
+            root.close()
+        self._roots.clear()
+        self.sharers.clear()
+        if self._folder is not None:
+            self._folder.close()
+
+    # -- roots ------------------------------------------------------------------------------------
+
+    def _open_roots(self, served: _Served) -> None:
+        request = served.request
+        simulate = request.simulate or self._simulated()
+        model = simulation_of(simulate) if simulate else None
+        found: dict[bytes, bytes] = {}
+        for given in request.roots:
+            path = os.path.realpath(given)
+            if not os.path.isabs(given) or not os.path.exists(path):
+                served.notes.append(f"{os.fsdecode(given)}: no such folder")
+                continue
+            found[os.path.normpath(given)] = path
+        tops = {path for path in found.values() if not _within(path, set(found.values()) - {path})}
+        for path in sorted(tops):
+            root = self._roots.get((path, simulate))
+            if root is None:
+                self._make_room()
+                root = RootFiles(
+                    path, descriptors=self._budget(), disk=self._disk(path, served),
+                    model=model.model() if model is not None else None, far=self._far,
+                )  # fmt: skip
+                self._roots[path, simulate] = root
+                self.sharers.append(root)
+            root.enter(served.job)
+            served.roots.append(root)
+        served.spellings = sorted({*found.items(), *((path, path) for path in found.values())})
+
+    def _simulated(self) -> str | None:
+        given = self._options.reader.simulate
+        return given if isinstance(given, str) else None
+
+    def _budget(self) -> DescriptorBudget:
+        if self._descriptors is None:
+            self._descriptors = DescriptorBudget(self._descriptors_limit)
+        return self._descriptors
+
+    def _disk(self, path: bytes, served: _Served) -> DiskCopies | None:
+        tiers = self._options.tiers
+        if tiers.cache_dir is None:
+            return None
+        try:
+            if self._folder is None:
+                self._folder = DiskFolder(os.fspath(tiers.cache_dir), tiers.cache_bytes)
+            return DiskCopies(self._folder, path)
+        except (OSError, HeadraceError) as e:
+            self._folder_error = f"{tiers.cache_dir}: {e}"
+            served.notes.append(f"no copies on disk: {self._folder_error}")
+            _log.warning("no copies of files on disk: %s", self._folder_error)
+            return None
+
+    def _make_room(self) -> None:
+        while len(self._roots) >= ROOTS_MAX:
+            idle = [(root.used_s, key) for key, root in self._roots.items() if not root.users]
+            if not idle:
+                return
+            root = self._roots.pop(min(idle)[1])
+            self.sharers.remove(root)
+            root.close()
+
+    # -- scans and boards -------------------------------------------------------------------------
+
+    def _scan(self, served: _Served) -> None:
+        """Runs in a thread: look at all roots, and give the program a board if there is news."""
+        patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(lambda: self._wait(served)))
+        patience.daemon = True
+        patience.start()
+        try:
+            fresh = {}
+            for root in served.roots:
+                scan = root.scan()
+                served.scans.append(scan)
+                if served.ended or self._closed:
+                    return
+                fresh[root] = scan.run()
+            self._call_soon(lambda: self._scanned(served, fresh))
+        except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
+            _log.exception("roots cannot be scanned")
+            text = f"{type(e).__name__}: {e}"
+            self._call_soon(lambda: self._refuse(served, text))
+        finally:
+            patience.cancel()
+
+    def _wait(self, served: _Served) -> None:
+        """The scan takes its time: the program begins without a board."""
+        if served.run is None and not served.ended:
+            self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
+
+    def _refuse(self, served: _Served, text: str) -> None:
+        self._say(served, FilesReady(served.request.ticket, Status.FAILED, text))
+
+    def _scanned(self, served: _Served, fresh: dict[RootFiles, FileTree]) -> None:
+        if served.ended or self._closed:
+            return
+        news = served.run is None
+        for root, tree in fresh.items():
+            if root.tree is None or not root.tree.same_as(tree):
+                root.tree = tree
+                news = True
+        self._share()
+        if not news:
+            return
+        # Boards of millions of files take their time.
+        threading.Thread(
+            target=self._board, args=(served,), name="headrace-node-board", daemon=True
+        ).start()
+
+    def _board(self, served: _Served) -> None:
+        """Runs in a thread."""
+        try:
+            made = self._make_run(served, complete=True)
+        except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
+            _log.exception("no board can be made")
+            text = f"{type(e).__name__}: {e}"
+            self._call_soon(lambda: self._refuse(served, text))
+            return
+        self._call_soon(lambda: self._begin(made))
+
+    def _make_run(self, served: _Served, *, complete: bool) -> _Made:
+        run = Run(
+            served.roots, served.spellings, job=served.job, immutable=served.request.immutable
+        )
+        given = GivenOrder(seed=served.request.seed)
+        notes = list(served.notes)
+        if served.request.order is not None:
+            try:
+                order = read_order_file(
+                    served.request.order, served.spellings, run.find, len(run.paths)
+                )
+            except OSError as e:
+                notes.append(f"the order cannot be read: {e}")
+            else:
+                given = GivenOrder(order.epochs, served.request.seed)
+                if order.unknown:
+                    first = os.fsdecode(order.first_unknown)
+                    notes.append(f"{order.unknown} lines of the order name no file: {first}")
+        kept = self._orders.get(self._key(served))
+        trees = tuple(root.tree for root in served.roots)
+        earlier = kept.order if kept is not None and kept.trees == trees else None
+        run.begin(given, earlier)
+        return _Made(served, run, "; ".join(notes), complete)
+
+    def _begin(self, made: _Made) -> None:
+        """Give the program its board, in the place of the one before."""
+        served, run = made.served, made.run
+        if served.ended or self._closed:
+            run.close()
+            return
+        before, served.run = served.run, run
+        ready = FilesReady(
+            served.request.ticket, Status.OK, made.note, len(run.paths), run.nbytes, made.complete,
+            run.board.inode, run.ring.inode,
+        )  # fmt: skip
+        served.session.say(ready, (run.board.fd, run.ring.fd), run)
+        _log.info("serves %d files to process %d", len(run.paths), served.session.pid)
+        if before is not None:
+            run.figures.add(before.figures)
+            before.close()
+
+    def _say(self, served: _Served, message: FilesReady) -> None:
+        if not served.ended:
+            served.session.say(message)
+
+    # -- the end of a run -------------------------------------------------------------------------
+
+    def _key(self, served: _Served) -> tuple[str, tuple[bytes, ...]]:
+        return served.job, tuple(root.path for root in served.roots)
+
+    def _end_run(self, served: _Served, run: Run) -> None:
+        run.close()
+        order = run.order_to_keep()
+        if order is not None:
+            trees = tuple(root.tree for root in served.roots)
+            self._orders[self._key(served)] = _Kept(trees, order)
+            while len(self._orders) > ROOTS_MAX:
+                self._orders.pop(next(iter(self._orders)))
+        self._ended = [*self._ended, self._describe(served)][-ENDED_KEPT:]
+
+    def _describe(self, served: _Served) -> dict[str, Any]:
+        assert served.run is not None
+        return {
+            "session": served.session.number,
+            "pid": served.session.pid,
+            "notes": served.notes,
+            **served.run.describe(),
+            "of_roots": [root.describe() for root in served.roots],
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """A run whose board is ready."""
+
+    served: _Served
+    run: Run
+    note: str
+    complete: bool
+
+
+def _within(path: bytes, others: set[bytes]) -> bool:
+    """Whether a path lies below one of the others."""
+    return any(path.startswith(other.rstrip(b"/") + b"/") for other in others)

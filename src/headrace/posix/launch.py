@@ -1,0 +1,283 @@
+"""Launch: runs one program with the preload shim, stays beside it, and says what was served from where.
+
+The launcher owns the page by which programs find the plane, so it lives as long as the program: it hands
+signals on, stops when the program is stopped, and ends as the program ends.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.posix.program import find_program, why_unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.posix.page import Page
+
+__all__ = ["Ended", "RunOptions", "RunReport", "launch"]
+
+_FORWARDED = frozenset(
+    {
+        signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+        signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM,
+    }
+)  # fmt: skip
+_OF_THE_TERMINAL = 128
+"""si_code SI_KERNEL: a key was pressed, and the program has the signal already."""
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit statuses that shells give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a program is run."""
+
+    roots: Sequence[str]
+    """Folders whose files are served."""
+
+    order: str | None = None
+    """A file that lists paths in the order in which the program will open them."""
+
+    seed: int | None = None
+    """The program opens all files, in headrace's order of this seed."""
+
+    record_order: str | None = None
+    """Where to write the order in which it opened them."""
+
+    immutable: bool = False
+    """Nothing below the roots changes while the program runs."""
+
+    simulate: str | None = None
+    """A slow storage that the roots lie on."""
+
+    plane: bool = True
+    """False: only simulate, as a baseline."""
+
+    wait_s: float = 2.0
+    """How long to wait for a board before the program starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the program ended."""
+
+    status: int = 0
+    """Its exit status."""
+
+    signal: int = 0
+    """What ended it instead; 0: nothing."""
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What a run did."""
+
+    command: list[str]
+    roots: list[str]
+    ended: Ended = field(default_factory=Ended)
+    wall_s: float = 0.0
+    opens: Mapping[str, int] = field(default_factory=dict)
+    """By kind, as the programs themselves counted."""
+
+    daemon: Mapping[str, Any] = field(default_factory=dict)
+    """The daemon's figures of the run."""
+
+    private_daemon: bool = False
+    simulated: str | None = None
+    unseen: list[str] = field(default_factory=list)
+    """Why something could not be seen."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """In one line."""
+        o = self.opens
+        copies = o.get("copy", 0)
+        tier = o.get("tier_copy", 0)
+        parts = [
+            f"{copies - tier:,} opens from memory",
+            f"{tier:,} from local disk",
+            f"{o.get('original', 0) + o.get('unknown', 0):,} from the source",
+        ]
+        if o.get("stat"):
+            parts.append(f"{o['stat']:,} looks at files answered")
+        if o.get("writing"):
+            parts.append(f"{o['writing']:,} opens for writing")
+        text = ", ".join(parts)
+        if self.simulated:
+            text += f" (simulated {self.simulated})"
+        return "; ".join([text, *self.unseen, *self.notes])
+
+
+def launch(command: Sequence[str], options: RunOptions) -> RunReport:
+    """Run a command to its end.
+
+    Args:
+        command: a program and its arguments.
+        options: what is served, and how.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        PermissionError: it cannot be run.
+        ValueError: a root is no folder.
+    """
+    for root in options.roots:
+        if not os.path.isdir(root):
+            raise ValueError(f"{root}: no such folder, expected a root whose files are served")
+    program = find_program(command[0])
+    report = RunReport(list(command), [os.path.abspath(root) for root in options.roots])
+    report.simulated = options.simulate
+    why = why_unseen(program) or _why_not_loaded()
+    if why:
+        report.unseen.append(f"{why}: headrace cannot see what it opens")
+        print(f"headrace run: {report.unseen[0]}; it runs all the same.", file=sys.stderr)
+        began = time.monotonic()
+        report.ended = _run(program, command, os.environ)
+        report.wall_s = time.monotonic() - began
+        return report
+    return _launch_seen(program, command, options, report)
+
+
+def _launch_seen(
+    program: str, command: Sequence[str], options: RunOptions, report: RunReport
+) -> RunReport:
+    from headrace.io import simulation_of
+    from headrace.posix.attachment import Attachment, Wanted
+    from headrace.posix.page import Page
+
+    simulation = None if options.simulate is None else simulation_of(options.simulate)
+    page = Page(report.roots, simulation)
+    if options.record_order is not None:
+        page.record()
+    attachment = Attachment(
+        page,
+        Wanted(report.roots, options.order, options.seed, options.immutable, options.simulate),
+    )
+    if options.plane:
+        attachment.start(options.wait_s)
+    began = time.monotonic()
+    try:
+        report.ended = _run(program, command, _environment(page))
+    finally:
+        report.wall_s = time.monotonic() - began
+        if options.record_order is not None:
+            _write_order(options.record_order, page.order)
+        report.daemon = attachment.end()
+    report.private_daemon = attachment.private
+    report.opens = page.counts()
+    report.notes.extend(attachment.notes)
+    _say_unseen(report)
+    page.close()
+    return report
+
+
+def _say_unseen(report: RunReport) -> None:
+    opens = report.opens
+    if opens.get("blind"):
+        report.unseen.append(
+            f"{opens['blind']:,} started programs could not be seen (static, of another user or "
+            "architecture, or without the environment)"
+        )
+    if not opens.get("attached"):
+        report.unseen.append("no program of the run loaded the shim")
+    elif not any(opens.get(k) for k in ("copy", "original", "unknown", "writing", "stat")):
+        report.unseen.append(
+            "nothing below the roots was opened, or only in ways that cannot be seen (system calls "
+            "without the C library)"
+        )
+
+
+def _why_not_loaded() -> str:
+    from headrace.posix.page import shim_path
+
+    path = shim_path()
+    if not path.exists():
+        return f"{path} is missing"
+    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
+        return f"{path} cannot be preloaded, for its spaces or colons"
+    return ""
+
+
+def _environment(page: Page) -> dict[str, str]:
+    from headrace.posix.page import RUN_VARIABLE, shim_path
+
+    environment = dict(os.environ)
+    before = environment.get("LD_PRELOAD", "")
+    environment["LD_PRELOAD"] = f"{shim_path()}:{before}" if before else str(shim_path())
+    environment[RUN_VARIABLE] = page.address
+    return environment
+
+
+def _write_order(path: str, order: Sequence[bytes]) -> None:
+    with open(path, "wb") as f:
+        f.writelines(name + b"\n" for name in order if b"\n" not in name)
+
+
+# -- the program -------------------------------------------------------------------------------------
+
+
+def _run(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Start it, and wait for its end; signals that come meanwhile are handed on."""
+    watched = _FORWARDED | {signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored ones would not wake us
+    try:
+        pid = os.posix_spawn(
+            program, command, environment,
+            # Python ignores these two; the program shall not.
+            setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )  # fmt: skip
+        return _wait(pid, watched)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        # What came for the program and not for us is not to end us now.
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(pid: int, watched: frozenset[signal.Signals]) -> Ended:
+    while True:
+        came = signal.sigwaitinfo(watched)
+        if came.si_signo == signal.SIGCHLD:
+            if (ended := _look(pid)) is not None:
+                return ended
+        elif came.si_code != _OF_THE_TERMINAL:
+            os.kill(pid, came.si_signo)
+
+
+def _look(pid: int) -> Ended | None:
+    """The program's end; None while it lives. Where it was stopped, so are we."""
+    found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+    if found == 0:
+        return None
+    if os.WIFSTOPPED(status):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(pid, signal.SIGCONT)
+        return None
+    if os.WIFSIGNALED(status):
+        return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status))
+    return Ended(os.WEXITSTATUS(status))
+
+
+def end_like(ended: Ended) -> None:
+    """End this process as the program ended, where that was by a signal."""
+    if not ended.signal:
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
+    if ended.signal != signal.SIGKILL:
+        signal.signal(ended.signal, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
+    os.kill(os.getpid(), ended.signal)

@@ -1,0 +1,207 @@
+"""Files that change, vanish or cannot be read, and reports that no program writes."""
+
+import os
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from headrace.node.wire import Status
+from node.conftest import serving, until
+from node.files.conftest import (
+    COPY,
+    HEAD_AT,
+    ORIGINAL,
+    REFUSED,
+    SLOTS_AT,
+    UNKNOWN,
+    WRITING,
+    bytes_of,
+    copies_of,
+    make_files,
+    run_of,
+    settle,
+)
+
+
+@pytest.fixture
+def served(tmp_path, folder, program):
+    """Ten far files, all copied: (server, program, paths)."""
+    paths = make_files(tmp_path / "data", 10)
+    settle()
+    with serving(folder) as server:
+        one = program(tmp_path / "data", simulate="nfs")
+        one.ready()
+        until(lambda: len(copies_of(server)) == 10)
+        yield server, one, paths
+        one.close()
+
+
+def test_a_file_opened_for_writing_loses_its_copy(served):
+    server, one, paths = served
+    copies, run = copies_of(server), run_of(server)
+    one.opened([3], WRITING)
+    until(lambda: not run.board.placed(3))
+    assert copies.find(os.fsencode(paths[3])) is None
+    assert copies.figures.withdrawn_files == 1
+    run._read_rest()  # it is not placed again: it may be written to still
+    time.sleep(0.05)
+    assert not run.board.placed(3)
+    assert one.report()["written"] == 1
+
+
+def test_a_file_that_was_changed_loses_its_copy_when_it_is_refused(served):
+    server, one, paths = served
+    run = run_of(server)
+    one.opened([2], REFUSED)  # for some other reason: the file is as it was
+    paths[4].write_bytes(b"something else")
+    one.opened([4], REFUSED)
+    until(lambda: not run.board.placed(4))
+    assert run.board.placed(2)
+    assert one.report()["refused"] == 2
+
+
+def test_a_changed_file_is_copied_anew_for_the_next_run(served, program, tmp_path):
+    server, one, paths = served
+    paths[4].write_bytes(b"something else")
+    new = tmp_path / "data/n0/new.bin"
+    new.write_bytes(b"new")
+    settle()
+    later = program(tmp_path / "data", job="later", simulate="nfs")
+    first = later.ready()
+    assert (first.files, first.complete) == (10, False)  # at once, as the last scan has it
+    second = later.ready()
+    assert (second.files, second.complete) == (11, True)
+    copies = copies_of(server)
+    until(lambda: len(copies) == 11)
+    for path in (*paths, new):
+        assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+    assert not run_of(server).board.placed(4)  # the first run's board knows the file as it was
+
+
+def test_files_that_vanish_or_cannot_be_read_are_said(tmp_path, folder, program):
+    paths = make_files(tmp_path / "data", 10)
+    settle()
+    with serving(folder, ram_bytes=0) as server:
+        one = program(tmp_path / "data", simulate="nfs")
+        one.ready()
+        paths[0].unlink()
+        paths[1].unlink()
+        paths[1].mkdir()
+        paths[2].write_bytes(b"x" * 5)
+        settle()
+        copies, run = copies_of(server), run_of(server)
+        copies.set_quota(1 << 20)
+        run._read_rest()
+        until(lambda: len(copies) == 7)
+        until(lambda: copies.figures.failures == 3)
+        assert not run.board.placed(2)
+        text = " ".join(copies.figures.errors)
+        assert all(name in text for name in ("No such file", "Is a directory", "Stale"))
+
+
+def test_a_root_that_vanishes_ends_nothing(tmp_path, folder, program):
+    import shutil
+
+    make_files(tmp_path / "data", 10)
+    settle()
+    with serving(folder, ram_bytes=0) as server:
+        program(tmp_path / "data", simulate="nfs").ready()
+        shutil.rmtree(tmp_path / "data")
+        copies = copies_of(server)
+        copies.set_quota(1 << 20)
+        run_of(server)._read_rest()
+        until(lambda: copies.figures.failures == 10)
+        again = program(tmp_path / "data", simulate="nfs").ready()
+        assert again.status is Status.NOT_FOUND
+
+
+def test_roots_that_are_not_there_are_said(tmp_path, folder, program):
+    make_files(tmp_path / "data", 3)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with serving(folder):
+        answer = program(tmp_path / "none").ready()
+        assert answer.status is Status.NOT_FOUND
+        assert "none: no such folder" in answer.message
+        answer = program(tmp_path / "none", tmp_path / "link", tmp_path / "data/n0").ready()
+        assert (answer.status, answer.files) == (Status.OK, 3)
+        assert "none: no such folder" in answer.message
+        answer = program(tmp_path / "data", simulate="floppy").ready()
+        assert answer.status is Status.BAD_REQUEST
+        assert "floppy" in answer.message
+
+
+def test_an_unreadable_folder_is_said_and_the_rest_served(tmp_path, folder, program, monkeypatch):
+    make_files(tmp_path / "data", 10)
+    real = os.scandir
+
+    def scandir(path):
+        if isinstance(path, bytes) and path.endswith(b"/n3"):
+            raise PermissionError(13, "Permission denied", os.fsdecode(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with serving(folder) as server:
+        assert program(tmp_path / "data").ready().files == 8
+        (state,) = server.describe()["files"]["roots"]
+        assert state["unread"] == 1
+        assert "Permission denied" in state["errors"][0]
+
+
+def test_links_round_in_circles_are_walked_once(tmp_path, folder, program):
+    paths = make_files(tmp_path / "data", 5)
+    (tmp_path / "data/n0/up").symlink_to(tmp_path / "data")
+    (tmp_path / "data/one").symlink_to(paths[0])
+    (tmp_path / "data/broken").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "data/pipe")
+    with serving(folder):
+        assert program(tmp_path / "data").ready().files == 6
+
+
+def test_hostile_reports_do_no_harm(served):
+    """Numbers out of range, kinds that are none, a head that jumps, slots of noise."""
+    server, one, _paths = served
+    run = run_of(server)
+    one.opened([10, 11, 2**31, 2**32 - 2], ORIGINAL)
+    one.opened([0xFFFFFFFF], UNKNOWN)
+    one.opened([5], 9)
+    one.opened([0xFFFFFFFF], COPY)
+    until(lambda: run.figures.unknown == 1)
+    noise = np.random.default_rng(1).bytes(65536 * 16)
+    one._ring[SLOTS_AT : SLOTS_AT + len(noise)] = noise
+    for head in (1 << 63, 5, (1 << 64) - 1, 70_000, 0):
+        struct.pack_into("<Q", one._ring, HEAD_AT, head)
+        time.sleep(0.02)
+    one._ring[:SLOTS_AT] = b"\xff" * SLOTS_AT
+    time.sleep(0.1)
+    assert run.figures.hostile >= 5
+    assert run._thread.is_alive()
+    assert all(run.board.placed(k) for k in range(10))
+
+
+def test_a_ring_that_cannot_be_followed_leaves_the_daemon_alone(served, program, tmp_path):
+    server, one, _ = served
+    run = run_of(server)
+
+    class Broken:
+        lost = 0
+
+        def take(self, seconds):
+            raise RuntimeError("broken")
+
+    run.ring = Broken()
+    until(lambda: not run._thread.is_alive())
+    assert one.report()["opens"]["ram"] == 0
+    program(tmp_path / "data", job="next", simulate="nfs").ready()
+
+
+def test_a_program_that_ends_leaves_nothing_behind(served):
+    server, one, _ = served
+    run = run_of(server)
+    one.close()
+    until(lambda: not server._files._served)
+    until(lambda: not run._thread.is_alive())
+    assert len(copies_of(server)) == 10  # kept for the next run
+    ended = server.describe()["files"]["ended"]
+    assert [one["job"] for one in ended] == ["job"]

@@ -1,0 +1,206 @@
+"""The local disk tier: what is placed outlives kills, is checked before it is used, and never harms."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from headrace.config import TierOptions
+from headrace.errors import StoreError
+from headrace.node.files.disk_copies import DiskCopies, DiskFolder
+from node.conftest import serving, until
+from node.files.conftest import bytes_of, copies_of, make_files, settle
+
+ROW = (1, 2, 5, 4)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder, and copies of one root in it."""
+    folder = DiskFolder(str(tmp_path / "cache"), 1 << 20)
+    copies = DiskCopies(folder, b"/data")
+    yield copies
+    with contextlib.suppress(OSError):
+        copies.close()
+    folder.close()
+
+
+def reopened(disk):
+    """The same, as the next daemon finds it after a kill."""
+    os.close(disk._journal)
+    disk._folder.used_bytes = 0
+    return DiskCopies(disk._folder, b"/data")
+
+
+def files_in(disk):
+    return sorted(os.fsdecode(name) for _, _, names in os.walk(disk.path) for name in names)
+
+
+def test_copies_are_found_again_and_checked(disk):
+    disk.write(b"/data/a", ROW, b"hello")
+    disk.write(b"/data/\xff\n b", (1, 3, 3, 4), b"abc")
+    disk.write(b"/data/gone", ROW, b"hello")
+    disk.remove(b"/data/gone")
+    again = reopened(disk)
+    assert set(again.copies) == {b"/data/a", b"/data/\xff\n b"}
+    found = again.find(b"/data/a", (99, 2, 5, 4))  # another device number
+    assert not found.checked
+    assert again.check(found)
+    assert again.find(b"/data/a", (1, 2, 5, 5)) is None  # another time: it was changed
+    assert set(again.copies) == {b"/data/\xff\n b"}
+    again.close()
+
+
+def test_a_damaged_copy_is_noticed(disk):
+    copy = disk.write(b"/data/a", ROW, b"hello")
+    path = disk.path_of(copy)
+    os.chmod(path, 0o600)
+    with open(path, "r+b") as f:
+        f.write(b"J")
+    assert not disk.check(copy)
+    os.truncate(path, 3)
+    assert not disk.check(copy)
+    os.unlink(path)
+    assert not disk.check(copy)
+
+
+def test_a_torn_journal_and_half_written_copies_do_no_harm(disk):
+    disk.write(b"/data/a", ROW, b"hello")
+    disk.write(b"/data/b", ROW, b"hello")
+    journal = os.path.join(disk.path, b"journal")
+    os.truncate(journal, os.stat(journal).st_size - 7)
+    with open(os.path.join(disk.path, b"tmp-3"), "wb") as f:
+        f.write(b"half")
+    again = reopened(disk)
+    assert set(again.copies) == {b"/data/a"}
+    assert again.removed == 2
+    assert files_in(again) == ["1", "files.json", "journal"]
+    copy = again.write(b"/data/c", ROW, b"hello")
+    assert copy.number > 2
+    third = reopened(again)
+    assert set(third.copies) == {b"/data/a", b"/data/c"}
+    third.close()
+
+
+def test_what_is_not_ours_is_never_removed(disk):
+    disk.write(b"/data/a", ROW, b"hello")
+    for name in (b"notes.txt", b"0/readme", b"tmp-x", b"7x"):
+        with open(os.path.join(disk.path, name), "wb") as f:
+            f.write(b"precious")
+    reopened(disk).close()
+    assert {"notes.txt", "readme", "tmp-x", "7x"} < set(files_in(disk))
+
+
+def test_a_folder_without_our_mark_is_refused(tmp_path, disk):
+    other = DiskCopies(disk._folder, b"/other")
+    other.close()
+    os.unlink(os.path.join(other.path, b"files.json"))
+    with pytest.raises(StoreError, match="no folder of copies"):
+        DiskCopies(disk._folder, b"/other")
+
+
+def test_hostile_journals_give_no_copies(disk):
+    import zlib
+
+    bodies = [
+        b"[]", b"[1,2]", b'["/data/a",1,2,3,4]', b'["/data/a","1",2,3,4,5]', b'{"a":1}',
+        b"[true]", b'["/data/a",1,2,3,4,true]', b"null",
+    ]  # fmt: skip
+    with open(os.path.join(disk.path, b"journal"), "ab") as f:
+        f.writelines(b"%08x %s\n" % (zlib.crc32(body), body) for body in bodies)
+        f.write(b"\xff" * 100 + b"\n" + b"00000000 [1]\n" + b"x" * 100_000)
+    again = reopened(disk)
+    assert again.copies == {}
+    again.close()
+
+
+def test_two_daemons_do_not_share_a_folder(tmp_path, disk):
+    with pytest.raises(BlockingIOError):
+        DiskFolder(str(tmp_path / "cache"))
+
+
+def tiers(path, quota=None):
+    return TierOptions(cache_dir=str(path), cache_bytes=quota, ram_bytes=1)
+
+
+def test_what_memory_does_not_hold_goes_to_disk_within_its_quota(tmp_path, folder, program):
+    make_files(tmp_path / "data", 60, 8000)
+    settle()
+    options = {"ram_bytes": 10 * 10_240, "tiers": tiers(tmp_path / "cache", 30 * 8192)}
+    with serving(folder, **options) as server:
+        program(tmp_path / "data", simulate="nfs").ready()
+        copies = copies_of(server)
+        until(lambda: len(copies) == 40)
+        assert copies.held_bytes <= 10 * 10_240
+        assert copies.disk_bytes == 30 * 8192
+        for path in copies.paths():
+            with open(path, "rb") as f:
+                assert bytes_of(copies.find(path), copies) == f.read()
+        assert server._files.describe()["roots"][0]["disk_stopped"] == ""
+
+
+def test_a_killed_daemons_copies_are_used_by_the_next_and_checked(
+    tmp_path, folder, program, daemon
+):
+    """kill -9 while it places; one copy is damaged afterwards, and read again from the source."""
+    paths = make_files(tmp_path / "data", 40, 8000)
+    settle()
+    options = {"ram_bytes": 0, "tiers": tiers(tmp_path / "cache")}
+    first = daemon(limits="from headrace.config import TierOptions", **options)
+    one = program(tmp_path / "data", simulate="nfs")
+    one.ready()
+    until(lambda: first.status()["files"]["roots"][0]["copies"] >= 20)
+    first.end(signal.SIGKILL)
+    assert first.process.returncode == -signal.SIGKILL
+    (folder_of_root,) = (p for p in (tmp_path / "cache/files").iterdir() if p.is_dir())
+    left = sorted((folder_of_root / "0").iterdir())
+    assert len(left) >= 20
+    left[3].chmod(0o600)
+    left[3].write_bytes(b"J" * 8000)
+    with serving(folder, **options) as server:
+        program(tmp_path / "data", simulate="nfs").ready()
+        copies = copies_of(server)
+        until(lambda: len(copies) == 40)
+        figures = copies.figures
+        assert figures.damaged_files == 1
+        assert figures.reused_files >= 19
+        assert figures.source_files + figures.reused_files == 40
+        for path in paths:
+            assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+
+
+def test_a_full_disk_is_said_and_stops_nothing(tmp_path, folder, program):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    paths = make_files(tmp_path / "data", 40, 8000)
+    settle()
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(small)], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no mount here")
+    try:
+        options = {"ram_bytes": 0, "tiers": tiers(small, 1 << 30)}
+        with serving(folder, **options) as server:
+            one = program(tmp_path / "data", simulate="nfs")
+            one.ready()
+            copies = copies_of(server)
+            copies._disk.room = lambda: 1 << 30  # it was filled by others just now
+            until(lambda: copies.disk_stopped)
+            assert "No space left" in copies.disk_stopped
+            assert 0 < len(copies) < 40
+            assert not [name for name in files_in(copies._disk) if name.startswith("tmp")]
+            state = json.loads(server.report())["files"]["roots"][0]
+            assert state["failures"] >= 1
+            assert any("No space left" in text for text in state["errors"])
+            for path in copies.paths():
+                with open(path, "rb") as f:
+                    assert bytes_of(copies.find(path), copies) == f.read()
+        assert len(paths) == 40
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

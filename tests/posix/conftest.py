@@ -1,0 +1,42 @@
+"""Folders of files of many kinds, and planes that serve them."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from posix_placing import Plane
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """A folder of files that programs of all kinds read. Not to be changed."""
+    root = tmp_path_factory.mktemp("unmodified") / "data"
+    (root / "deep" / "er").mkdir(parents=True)
+    draw = random.Random(1)
+    for i in range(12):
+        (root / f"f{i:02}.bin").write_bytes(draw.randbytes(i * 977))
+    (root / "deep" / "er" / "text.txt").write_text("".join(f"line {i}\n" for i in range(500)))
+    (root / "empty").write_bytes(b"")
+    (root / "deep" / "odd name ü\n.dat").write_bytes(b"odd")
+    os.symlink("f03.bin", root / "link")
+    os.symlink("deep", root / "folder")
+    os.utime(root / "f05.bin", ns=(1_000_000_001, 1_234_567_890_123_456_789))
+    (root / "f06.bin").chmod(0o640)
+    return root
+
+
+@pytest.fixture
+def plane():
+    """Makes planes; all are closed after the test."""
+    made = []
+
+    def make(root, **options):
+        made.append(Plane(root, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,250 @@
+"""`headrace run`: a program is served, ends as it ends, and what was not seen is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from posix_placing import run
+
+WAIT_S = 30.0
+HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A runtime folder in which no daemon runs, and a place for private ones."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        monkeypatch.setenv("HEADRACE_RUNTIME_DIR", f"{folder}/rt")
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+        assert [p.name for p in Path(folder).iterdir() if p.name.startswith("headrace-run")] == []
+
+
+@pytest.fixture
+def report(tmp_path):
+    """Runs a command by `headrace run`; returns its end and the report."""
+
+    def go(*arguments, **options):
+        path = tmp_path / "report.json"
+        path.unlink(missing_ok=True)
+        command = [*HEADRACE, "run", "--json", str(path)]
+        found = run([*command, *map(str, arguments)], **options)
+        return found, json.loads(path.read_text()) if path.exists() else None
+
+    return go
+
+
+@pytest.fixture
+def daemon(runtime):
+    """A node daemon of the user."""
+    from headrace.node.daemon import start, stop
+    from headrace.node.runtime import runtime_folder
+
+    folder = runtime_folder()
+    start(folder, ["--ram", "64M"])
+    yield folder
+    with contextlib.suppress(FileNotFoundError):
+        stop(folder, force=True)
+    folder.log.unlink(missing_ok=True)
+
+
+def test_a_simulated_storage_is_read_once_and_then_served_from_memory(files, report, daemon):
+    program = f"cat {files}/*.bin | cksum; sleep 1; cat {files}/*.bin | cksum"
+    expected = run(["bash", "-c", program])
+    (status, out, err), found = report(
+        "--root", files, "--simulate", "lustre", "--", "bash", "-c", program
+    )
+    assert (status, out) == (0, expected[1])
+    assert found["opens"]["copy"] >= 12
+    assert found["opens"]["refused"] == 0
+    assert not found["private_daemon"]
+    assert found["daemon"]["opens"]["ram"] == found["opens"]["copy"]
+    assert b"from memory" in err
+    assert b"(simulated lustre)" in err
+
+
+def test_without_a_daemon_one_is_started_for_the_run_and_leaves_nothing(files, report, runtime):
+    program = (
+        "import glob, sys, time\nfor k in range(2000):\n"
+        "  n = sum(len(open(p, 'rb').read()) for p in glob.glob(sys.argv[1] + '/*.bin'))\n"
+        "  if k > 20: time.sleep(0.01)\n  if k > 200: break\nprint(n)"
+    )
+    command = ["--root", files, "--simulate", "nfs", "--", sys.executable, "-c", program, files]
+    (status, out, err), found = report(*command)
+    assert status == 0, err
+    assert int(out) == sum(p.stat().st_size for p in files.glob("*.bin"))
+    assert found["private_daemon"]
+    assert found["opens"]["copy"] > 0
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_baseline_is_simulated_and_not_served(files, report, runtime):
+    began = time.monotonic()
+    (status, _, err), found = report(
+        "--root", files, "--simulate", "hdd", "--simulate-only", "--", "cat", *files.glob("*.bin")
+    )
+    assert status == 0, err
+    assert found["opens"]["copy"] == 0
+    assert found["opens"]["unknown"] == 12
+    assert time.monotonic() - began > 12 * 0.01  # a seek each, and one for its bytes
+
+
+@pytest.mark.parametrize(
+    ("program", "status"), [("exit 7", 7), ("kill -TERM $$", -15), ("kill -KILL $$", -9)]
+)
+def test_the_exit_status_is_the_programs(files, runtime, report, program, status):
+    found, said = report("--root", files, "--simulate-only", "--simulate", "nfs", "--", "bash", "-c", program)  # fmt: skip
+    assert found[0] == status
+    assert said["ended"]["signal"] == max(0, -status)
+
+
+def test_signals_are_handed_on(files, runtime):
+    program = "trap 'echo got it; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [*HEADRACE, "run", "--root", str(files), "--simulate", "nfs",
+               "--simulate-only", "--", "bash", "-c", program]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert out == b"got it\n"
+    assert process.returncode == 3
+
+
+def test_a_killed_launcher_takes_its_daemon_with_it(files, runtime):
+    program = "echo ready; sleep 1; cat $0/f03.bin | wc -c"
+    command = [*HEADRACE, "run", "--root", str(files), "--",
+               "bash", "-c", program, str(files)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        assert list(runtime.glob("headrace-run-*"))
+        process.kill()
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert int(out) == 3 * 977  # the program goes on
+    deadline = time.monotonic() + WAIT_S
+    while list(runtime.glob("headrace-run-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(runtime.glob("headrace-run-*")) == []
+
+
+def test_a_daemon_that_is_killed_in_the_middle_costs_nothing_but_its_help(files, report, daemon):
+    from headrace.node.daemon import ask_status
+
+    pid = ask_status(daemon)["pid"]
+    program = (
+        f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.3; done; kill -9 {pid}; "
+        f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.1; done"
+    )
+    expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 6
+    (status, out, err), found = report(
+        "--root", files, "--simulate", "nfs", "--", "bash", "-c", program
+    )
+    assert (status, out) == (0, expected), err
+    assert found["opens"]["copy"] > 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert any("lost" in note for note in found["notes"])
+
+
+STATIC = """
+#include <stdio.h>
+int main(int c, char** v) { FILE* f = fopen(v[1], "r"); int n = 0; while (fgetc(f) != EOF) n++; printf("%d\\n", n); }
+"""
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("static")
+    (folder / "count.c").write_text(STATIC)
+    subprocess.run(
+        ["gcc", "-static", "-o", folder / "count", folder / "count.c"], check=True
+    )
+    return folder / "count"
+
+
+def test_a_static_program_is_said_once_and_run(files, report, runtime, static):
+    (status, out, err), found = report("--root", files, "--", static, files / "f03.bin")
+    assert (status, int(out)) == (0, 3 * 977)
+    assert err.count(b"linked statically") == 1
+    assert len(found["unseen"]) == 1
+
+
+def test_a_script_is_followed_to_its_interpreter(tmp_path, static):
+    from headrace.posix.program import why_unseen
+
+    for name, line in (("a", f"#!{static} -x"), ("b", f"#! {tmp_path}/a"), ("c", "#!/bin/sh")):
+        (tmp_path / name).write_text(line + "\n")
+        (tmp_path / name).chmod(0o755)
+    assert "linked statically" in why_unseen(str(tmp_path / "b"))
+    assert why_unseen(str(tmp_path / "c")) == ""
+    (tmp_path / "d").write_text("#!/usr/bin/env -S python3 -u\n")
+    assert why_unseen(str(tmp_path / "d")) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((4, b"\x01"), "not a 64-bit program"),
+        ((18, b"\x15\x00"), "another architecture"),
+        ((54, b"\x07\x00"), "no program that the system knows"),
+    ],
+)
+def test_a_program_that_cannot_load_the_shim_is_known_by_its_head(tmp_path, change, said):
+    from headrace.posix.program import why_unseen
+
+    head = bytearray(Path(os.path.realpath("/bin/true")).read_bytes())
+    head[change[0] : change[0] + len(change[1])] = change[1]
+    (tmp_path / "odd").write_bytes(head)
+    assert said in why_unseen(str(tmp_path / "odd"))
+
+
+def test_children_that_cannot_be_seen_are_counted(files, report, runtime, static):
+    program = (
+        f"{static} {files}/f03.bin; env -i /bin/cat {files}/f02.bin | wc -c; cat {files}/f01.bin | wc -c"
+    )
+    (status, out, err), found = report("--root", files, "--simulate", "nfs", "--simulate-only",
+                                       "--", "bash", "-c", program)  # fmt: skip
+    assert (status, out.split()) == (0, [b"2931", b"1954", b"977"])
+    assert found["opens"]["blind"] == 2
+    assert b"2 started programs could not be seen" in err
+
+
+def test_the_order_of_opens_is_recorded_and_can_be_given(files, report, daemon, tmp_path):
+    names = [f"{files}/f{i:02}.bin" for i in (7, 3, 3, 9)]
+    order = tmp_path / "order"
+    (status, _, err), found = report(
+        "--root", files, "--simulate", "nfs", "--record-order", order, "--", "cat", *names
+    )
+    assert status == 0, err
+    assert order.read_text().split() == names
+    (status, _, err), found = report(
+        "--root", files, "--simulate", "nfs", "--order", order, "--", "cat", *names
+    )
+    assert status == 0, err
+    assert found["daemon"]["order"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--root", "{files}", "--", "/none/such"], 127),
+        (["--root", "{files}", "--", "no-such-command-anywhere"], 127),
+        (["--root", "{files}", "--", "{files}/f01.bin"], 126),
+        (["--root", "{files}/none", "--", "true"], 2),
+        (["--simulate-only", "--root", "{files}", "--", "true"], 2),
+        (["--", "true"], 2),
+        (["--no-such-option", "true"], 2),
+    ],
+)
+def test_what_cannot_be_run_says_so(files, report, runtime, arguments, status):
+    (found, _, err), _ = report(*(a.format(files=files) for a in arguments))
+    assert found == status
+    assert err
