@@ -326,7 +326,7 @@ class FileService:
         before, served.run = served.run, run
         ready = FilesReady(
             served.request.ticket, Status.OK, made.note, len(run.paths), run.nbytes, made.complete,
-            run.board.inode, run.ring.inode,
+            run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)
         _log.info("serves %d files to process %d", len(run.paths), served.session.pid)
