@@ -48,6 +48,9 @@ ACTIVE_S, ACTIVE_WAIT_S = 1.0, 0.005
 BATCH_S = 0.002
 """Reports are taken in together: a program that opens a file need not wake this thread each time."""
 
+DOZE_S = 0.02
+"""The same, while all files are in memory anyway."""
+
 IDLE_S = 0.05
 REST_S = 1.0
 """How often it is looked whether the rest of the data set can be read."""
@@ -195,7 +198,7 @@ class Run:
                 reports = self.ring.take(ACTIVE_WAIT_S if active else WAIT_S)
                 if len(reports):
                     self._take(reports)
-                    time.sleep(BATCH_S)
+                    time.sleep(DOZE_S if self._near.dozing and not self._far.any() else BATCH_S)
                 now = time.monotonic()
                 if now - self._rest_s > REST_S:
                     self._ahead()
