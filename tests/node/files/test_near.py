@@ -5,7 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from headrace.node.files.page_cache import DOZE_AFTER, DOZE_STEP, PageCacheAhead, read_into_page_cache
+from headrace.node.files.page_cache import (
+    DOZE_AFTER,
+    DOZE_STEP,
+    PageCacheAhead,
+    read_into_page_cache,
+)
 from headrace.store.residency import resident_bytes
 from node.conftest import serving, until
 from node.files.conftest import ORIGINAL, copies_of, make_files, run_of

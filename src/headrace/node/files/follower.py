@@ -168,7 +168,9 @@ class Follower:
 
     def _together(self, epoch: _Epoch) -> int | None:
         """The position behind the last opens, if they lie together there."""
-        positions = sorted(epoch.position_of[self._last].tolist())  # faster than numpy: there are 16
+        positions = sorted(
+            epoch.position_of[self._last].tolist()
+        )  # faster than numpy: there are 16
         middle, reach = positions[EVIDENCE // 2], self.slack // 2
         near = {p for p in positions if p >= 0 and abs(p - middle) <= reach}
         return max(near) + 1 if len(near) >= EVIDENCE_MIN else None
