@@ -45,7 +45,7 @@ class PageCacheAhead:
     Args:
         paths: of all files, by number.
         sizes: int64, their bytes.
-        threads: files in work at a time. Two keep an NVMe device busy.
+        threads: files in work at a time. Two keep an NVMe device busy where the inodes are in memory.
         idle: whether the program has opened nothing for a while, and the storage is free.
     """
 
@@ -54,7 +54,7 @@ class PageCacheAhead:
         paths: Sequence[bytes],
         sizes: NDArray[np.int64],
         *,
-        threads: int = 2,
+        threads: int = 4,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._paths = paths

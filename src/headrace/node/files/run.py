@@ -106,6 +106,7 @@ class Run:
         self._foresight = Foresight(len(self.paths))
         self._opened_s = 0.0
         self._rest_s = 0.0
+        self._room: dict[RootFiles, object] = {}
         self._near = PageCacheAhead(self.paths, self._sizes, idle=self._idle)
         self.figures = OpenFigures()
         self._ended = False
@@ -202,7 +203,7 @@ class Run:
                 now = time.monotonic()
                 if now - self._rest_s > REST_S:
                     self._ahead()
-                    self._read_rest()
+                    self._read_rest(anew=False)
             except Exception:  # noqa: BLE001 - the program goes on without it
                 _log.exception("the opens of a program are not followed any more")
                 return
@@ -295,13 +296,22 @@ class Run:
         ]
         return min([AHEAD_BYTES, *short])
 
-    def _read_rest(self) -> None:
-        """Have the rest of the data set read while there is room, and nothing more urgent."""
+    def _read_rest(self, *, anew: bool = True) -> None:
+        """Have the rest of the data set read while there is room, and nothing more urgent.
+
+        Args:
+            anew: what is opened next has changed; otherwise look only whether there is new room.
+        """
         self._rest_s = time.monotonic()
         with self._lock:
             opened, epochs = self._foresight.opened_mask(), self._foresight.epochs
         for root, (low, high) in zip(self.roots, self._ranges, strict=True):
-            if root.far and len(root.copies) < high - low:
+            copies = root.copies
+            room = copies.quota_bytes, copies.held_bytes, copies.disk_bytes, copies.disk_stopped
+            if not anew and (root.reader.has_rest(self) or self._room.get(root) == room):
+                continue
+            self._room[root] = room
+            if root.far and len(copies) < high - low:
                 numbers = np.arange(low, high)
                 numbers = numbers[self._shown[numbers] == _NONE]
                 small = self._sizes[numbers] <= BIG_BYTES
