@@ -77,9 +77,7 @@ class Page:
         with self._lock:
             self._order = []
 
-    def publish(
-        self, process: int, board: tuple[int, int], ring: tuple[int, int]
-    ) -> None:
+    def publish(self, process: int, board: tuple[int, int], ring: tuple[int, int]) -> None:
         """Name another board and ring.
 
         Args:
