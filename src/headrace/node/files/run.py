@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.machine.memory import available_memory
 from headrace.node.files.far_reader import BIG_BYTES
 from headrace.node.files.figures import OpenFigures
 from headrace.node.files.foresight import Foresight, GivenOrder
 from headrace.node.files.page_cache import PageCacheAhead
 from headrace.node.files.tree import joined, stat_row
-from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
