@@ -13,6 +13,7 @@
 #include "bindings/arrays.h"
 #include "core/error.h"
 #include "io/file_reader.h"
+#include "io/residency.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -40,6 +41,20 @@ std::shared_ptr<const io::SlowFiles> slow_files(std::shared_ptr<io::SlowModel> m
   return std::make_shared<const io::SlowFiles>(std::move(model), std::move(roots));
 }
 
+// Paths as they are: bytes that need not be UTF-8.
+std::vector<std::string> names_of(const nb::list& paths) {
+  std::vector<std::string> names;
+  names.reserve(paths.size());
+  for (const nb::handle path : paths) {
+    if (!PyBytes_Check(path.ptr())) {
+      throw Error(ErrorKind::kInvalidArgument, "a path is no bytes object");
+    }
+    names.emplace_back(PyBytes_AS_STRING(path.ptr()),
+                       static_cast<size_t>(PyBytes_GET_SIZE(path.ptr())));
+  }
+  return names;
+}
+
 // Ends the reader's threads when Python lets go of it. In a forked child it is left alone.
 struct FileReaderHandle {
   std::shared_ptr<FileReader> reader;
@@ -62,17 +77,19 @@ struct FileReaderHandle {
 };
 
 std::shared_ptr<FileJob> submit(FileReaderHandle& handle, const nb::list& paths) {
-  std::vector<std::string> names;
-  names.reserve(paths.size());
-  for (const nb::handle path : paths) {
-    if (!PyBytes_Check(path.ptr())) {
-      throw Error(ErrorKind::kInvalidArgument, "a path is no bytes object");
-    }
-    names.emplace_back(PyBytes_AS_STRING(path.ptr()),
-                       static_cast<size_t>(PyBytes_GET_SIZE(path.ptr())));
-  }
+  std::vector<std::string> names = names_of(paths);
   nb::gil_scoped_release release;
   return handle.reader->submit(std::move(names));
+}
+
+nb::tuple look_at_files(const nb::list& paths, double seconds_max) {
+  const std::vector<std::string> names = names_of(paths);
+  io::LookedAt looked;
+  {
+    nb::gil_scoped_release release;
+    looked = io::look_at_files(names, seconds_max);
+  }
+  return nb::make_tuple(looked.resident, looked.seconds);
 }
 
 // What `take` gives: the bytes, or why there are none.
@@ -206,6 +223,10 @@ void register_file_reader(nb::module_& m) {
           "close", [](FileReaderHandle& h, double seconds) { return h.reader->close(seconds); },
           "seconds"_a = FileReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),
           "Ends the threads. False: one did not answer in time and was left behind.");
+  m.def("look_at_files", &look_at_files, "paths"_a, "seconds_max"_a,
+        nb::sig("def look_at_files(paths: list[bytes], seconds_max: float) -> tuple[int, float]"),
+        "Opens files to see whether all of their bytes lie in the page cache, up to the first that "
+        "does not, or while `seconds_max` last: how many do, and the seconds that it took.");
 }
 
 }  // namespace headrace::bindings

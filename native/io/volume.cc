@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <bit>
@@ -12,34 +10,14 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "io/residency.h"
 
 namespace headrace::io {
 namespace {
 
-// Kernel interfaces that are newer than the C library's headers.
-constexpr long kCachestatCall = 451;  // Linux 6.5
-struct CachestatRange {
-  uint64_t offset, length;
-};
-struct Cachestat {
-  uint64_t cached, dirty, writeback, evicted, recently_evicted;
-};
-constexpr unsigned kStatxDioalign = 0x2000;  // Linux 6.1
-
-std::atomic<bool> g_have_cachestat{true};
+constexpr unsigned kStatxDioalign = 0x2000;  // Linux 6.1, newer than the C library's headers
 
 constexpr uint64_t kPageBytes = 4096;
-
-// RWF_NOWAIT answers "is it cached" by trying: EAGAIN means no. One byte at both ends is asked.
-bool resident_by_nowait(int fd, uint64_t offset, uint64_t length) {
-  char byte;
-  const iovec one{&byte, 1};
-  for (const uint64_t at : {offset, offset + length - 1}) {
-    const ssize_t got = preadv2(fd, &one, 1, static_cast<off_t>(at), RWF_NOWAIT);
-    if (got != 1) return false;
-  }
-  return true;
-}
 
 uint32_t direct_alignment(int fd) {
   struct statx status;
@@ -172,16 +150,7 @@ const Mapping* Volume::mapping() {
 bool Volume::resident(uint64_t offset, uint64_t length) {
   if (kind_ != VolumeKind::kFile) return false;
   if (length == 0) return true;
-  const int fd = this->fd();
-  if (g_have_cachestat.load(std::memory_order_relaxed)) {
-    const uint64_t first = offset / kPageBytes;
-    const uint64_t last = (offset + length - 1) / kPageBytes;
-    CachestatRange range{offset, length};
-    Cachestat stat{};
-    if (syscall(kCachestatCall, fd, &range, &stat, 0) == 0) return stat.cached >= last - first + 1;
-    if (errno == ENOSYS || errno == EPERM) g_have_cachestat.store(false);
-  }
-  return resident_by_nowait(fd, offset, length);
+  return io::resident(fd(), offset, length);
 }
 
 }  // namespace headrace::io

@@ -1,6 +1,5 @@
 #include "io/whole_file.h"
 
-#include <sys/syscall.h>
 #include <time.h>
 
 #include <cerrno>
@@ -8,19 +7,10 @@
 #include <thread>
 
 #include "io/attempt.h"
+#include "io/residency.h"
 
 namespace headrace::io {
 namespace {
-
-// Linux 6.5, newer than the C library's headers.
-constexpr long kCachestatCall = 451;
-struct CachestatRange {
-  uint64_t offset, length;
-};
-struct Cachestat {
-  uint64_t cached, dirty, writeback, evicted, recently_evicted;
-};
-std::atomic<bool> g_have_cachestat{true};
 
 // An open that is refused for want of descriptors is tried again for so long: 50 x 1 ms.
 constexpr unsigned kOpenTriesMax = 50;
@@ -60,22 +50,6 @@ int open_file(const char* path, const Syscalls& sys) {
   }
 }
 
-bool resident(int fd, uint64_t size) {
-  if (g_have_cachestat.load(std::memory_order_relaxed)) {
-    CachestatRange range{0, size};
-    Cachestat stat{};
-    if (syscall(kCachestatCall, fd, &range, &stat, 0) == 0)
-      return stat.cached >= (size + 4095) / 4096;
-    if (errno == ENOSYS || errno == EPERM) g_have_cachestat.store(false);
-  }
-  char byte;
-  const iovec one{&byte, 1};
-  for (const uint64_t at : {uint64_t{0}, size - 1}) {
-    if (preadv2(fd, &one, 1, static_cast<off_t>(at), RWF_NOWAIT) != 1) return false;
-  }
-  return true;
-}
-
 bool set_direct(int fd, bool on) {
   return fcntl(fd, F_SETFL, on ? O_NONBLOCK | O_DIRECT : O_NONBLOCK) == 0;  // as it was opened
 }
@@ -104,7 +78,7 @@ Read read_from_start(int fd, std::byte* dest, uint64_t length, const Syscalls& s
 // The bytes of an open file of `size` bytes. A file that has fewer is ESTALE.
 WholeFile read_open(int fd, const FileIdentity& file, std::byte* dest, ColdReads cold,
                     const Syscalls& sys, std::atomic<uint64_t>& direct_refused) {
-  WholeFile whole{.tier = resident(fd, file.size) ? FileTier::kPageCache : FileTier::kSource};
+  WholeFile whole{.tier = resident(fd, 0, file.size) ? FileTier::kPageCache : FileTier::kSource};
   bool direct = whole.tier == FileTier::kSource && cold == ColdReads::kDirect &&
                 direct_refused.load(std::memory_order_relaxed) != file.dev;
   if (direct && !set_direct(fd, true)) {

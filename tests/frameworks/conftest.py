@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
+import gc
+
 import pytest
 
 import headrace as hr
@@ -28,3 +32,17 @@ def equal_path(tmp_path_factory):
 def store(path):
     with hr.open(path) as opened:
         yield opened
+
+
+@pytest.fixture
+def always_ahead(monkeypatch):
+    """Tests' files lie in the page cache: there the drop-in would leave them to the dataset."""
+    # Here, since the tests of other frameworks have no torch.
+    from headrace.frameworks.torch import dataloader
+    from headrace.plane.ahead import AheadOptions
+    from headrace.plane.ahead.opened import real_open
+
+    monkeypatch.setattr(dataloader, "AheadOptions", functools.partial(AheadOptions, doze=False))
+    yield
+    gc.collect()
+    assert builtins.open is real_open

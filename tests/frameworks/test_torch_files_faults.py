@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import gc
 import multiprocessing
 import os
@@ -17,13 +16,14 @@ from pathlib import Path
 import pytest
 from torch.utils import data as torch_data
 
-from headrace.frameworks.torch import dataloader
 from headrace.plane.ahead import AheadOptions
 from headrace.plane.ahead.opened import real_open
 from headrace.torch import DataLoader
 from tests_shared import descriptors, own_bytes, threads, until
 
 from .dropin_faults import Files, Short, UnpicklableFiles, keep
+
+pytestmark = pytest.mark.usefixtures("always_ahead")
 
 COUNT = 120
 
@@ -42,16 +42,6 @@ def own(tmp_path):
     folder.mkdir()
     Files.write(folder, COUNT)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _always_ahead(monkeypatch):
-    """The files lie in the page cache; elsewhere they would be left to the dataset soon."""
-    options = functools.partial(AheadOptions, doze=False)
-    monkeypatch.setattr(dataloader, "AheadOptions", options)
-    yield
-    gc.collect()
-    assert builtins.open is real_open
 
 
 def served(loader) -> int:

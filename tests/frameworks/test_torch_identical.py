@@ -15,10 +15,13 @@ from headrace.torch import DataLoader
 from .dropin_compare import epochs, same, seed
 from .dropin_corpus import CASES, WORKER_CASES, Everything, Nested, everything
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Sparse invariant checks:UserWarning",  # where torch unpickles a sparse tensor
-    "ignore:This DataLoader will create:UserWarning",
-)
+pytestmark = [
+    pytest.mark.usefixtures("always_ahead"),
+    pytest.mark.filterwarnings(
+        "ignore:Sparse invariant checks:UserWarning",  # where torch unpickles a sparse tensor
+        "ignore:This DataLoader will create:UserWarning",
+    ),
+]
 
 
 def assert_identical(case, **options):

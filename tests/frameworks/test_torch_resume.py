@@ -17,6 +17,8 @@ from headrace.torch import DataLoader
 from .dropin_compare import same, seed
 from .dropin_corpus import CASES, WORKER_CASES, Nested, StatefulStream, Stream, generator
 
+pytestmark = pytest.mark.usefixtures("always_ahead")
+
 MAP_STYLE = [name for name in CASES if "iterable" not in name]
 ITERABLE = [name for name in CASES if "iterable" in name]
 

@@ -7,18 +7,21 @@ from headrace.control.controller import planes
 from headrace.frameworks.torch.dropin.tuning import READS_MAX, READS_MIN, tuned
 from headrace.plane.ahead import AheadOptions, ReadAhead
 from headrace.torch import DataLoader
-from plane.ahead_files import Listed, content, make_files
+from plane.ahead_files import Listed, content, drop_pages, make_files
 
 COUNT = 40
 
 
 @pytest.fixture
 def dataset(tmp_path):
-    return Listed(make_files(tmp_path / "files", COUNT))
+    paths = make_files(tmp_path / "files", COUNT)
+    for path in paths:  # in the page cache they would be left alone
+        drop_pages(path)
+    return Listed(paths)
 
 
 def test_reads_in_flight_are_tuned_within_bounds_and_the_buffer_is_the_loaders(dataset):
-    with ReadAhead.for_dataset(dataset, AheadOptions(buffer_bytes=1 << 20)) as ahead:
+    with ReadAhead.for_dataset(dataset, AheadOptions(buffer_bytes=1 << 20, doze=False)) as ahead:
         handle = tuned(ahead)
         limits = handle.plane.limits
         assert (limits.reads_in_flight.low, limits.reads_in_flight.high) == (READS_MIN, READS_MAX)

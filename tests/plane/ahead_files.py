@@ -21,6 +21,14 @@ def make_files(folder: Path, count: int) -> list[str]:
     return paths
 
 
+def drop_pages(path: str) -> None:
+    """Have the file leave the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
 class Hidden:
     """Opens one file a sample, and does not say which."""
 

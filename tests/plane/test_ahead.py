@@ -14,7 +14,7 @@ from headrace.plane.ahead import AheadOptions, ReadAhead
 from headrace.plane.ahead import read_ahead as module
 from headrace.plane.ahead.opened import real_open
 from headrace.plane.stage import Stage
-from plane.ahead_files import Hidden, Listed, content, make_files, serve, settle
+from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
 
 COUNT = 120
 PLAIN = AheadOptions(doze=False)
@@ -263,14 +263,56 @@ def test_a_forked_child_starts_anew_and_the_parent_goes_on(paths, ahead):
     assert ahead.figures.served == COUNT
 
 
-def test_files_in_the_page_cache_are_soon_left_to_the_dataset(paths):
+def test_files_in_the_page_cache_are_left_to_the_dataset_from_the_first(paths):
     dataset = Listed(paths)
     with ReadAhead.for_dataset(dataset) as ahead:
         ahead._doze.latency_s_max = 10.0  # a loaded machine makes no difference
+        for _ in range(2):
+            assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
+        assert ahead.dozing
+        assert ahead.figures.planned == 0
+        assert builtins.open is real_open
+        assert "they lie in the page cache" in ahead.explain()
+        assert not ahead.reads
+
+
+def test_files_that_leave_the_page_cache_are_soon_read_ahead(paths):
+    dataset = Listed(paths)
+    with ReadAhead.for_dataset(dataset) as ahead:
+        ahead._doze.latency_s_max = 10.0
+        ahead._doze.pause = COUNT // 2
+        serve(ahead, dataset, range(COUNT))
+        assert ahead.dozing
+        for path in paths:
+            drop_pages(path)
+        if _native.look_at_files([os.fsencode(paths[1])], 1.0)[0]:
+            pytest.skip("this file system keeps its pages")
+        assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
+        assert not ahead.dozing
+        assert ahead.figures.served >= COUNT // 2
+
+
+def test_files_that_are_read_from_the_page_cache_again_and_again_are_left_to_the_dataset(paths):
+    dataset = Listed(paths)
+    for path in paths:
+        drop_pages(path)
+    options = AheadOptions(cold="fill")
+    with ReadAhead.for_dataset(dataset, options) as ahead:
+        ahead._doze.latency_s_max = 10.0
         for _ in range(4):
             assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
         assert ahead.dozing
         assert ahead.figures.served < 4 * COUNT
+
+
+@pytest.mark.parametrize("odd", ["missing", "folder", "pipe", "b\udcffd"])
+def test_a_look_at_odd_paths_ends_and_says_no(tmp_path, odd):
+    path = tmp_path / odd
+    if odd == "folder":
+        path.mkdir()
+    elif odd == "pipe":
+        os.mkfifo(path)
+    assert _native.look_at_files([os.fsencode(path)], 1.0)[0] == 0
 
 
 def test_what_has_no_samples_or_no_paths_is_not_read_ahead(paths):

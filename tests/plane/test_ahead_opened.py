@@ -220,7 +220,7 @@ def test_libraries_read_from_memory(planned, tmp_path):
 def test_open_is_replaced_only_while_something_is_read_ahead(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"x")
-    with ReadAhead(1) as ahead:
+    with ReadAhead(1, None, AheadOptions(doze=False)) as ahead:
         assert builtins.open is real
         ahead.coming([path])
         assert builtins.open is io.open is not real

@@ -42,10 +42,12 @@ def test_reading_ahead_pays_a_look_an_open_and_the_reads_of_each_file(paths, tmp
 def test_other_folders_and_later_readers_are_as_fast_as_they_are(paths, tmp_path):
     (tmp_path / "other").mkdir()
     slow = SlowVolume(QUICK)
-    with simulated_files(slow, tmp_path / "other"), ReadAhead.for_dataset(Listed(paths)) as ahead:
-        serve(ahead, Listed(paths), range(COUNT))
+    plain = AheadOptions(doze=False)
+    dataset = Listed(paths)
+    with simulated_files(slow, tmp_path / "other"), ReadAhead.for_dataset(dataset, plain) as ahead:
+        serve(ahead, dataset, range(COUNT))
         assert ahead.figures.served == COUNT
-    with ReadAhead.for_dataset(Listed(paths)) as ahead:
+    with ReadAhead.for_dataset(dataset, plain) as ahead:
         serve(ahead, Listed(paths), range(COUNT))
         assert ahead.figures.served == COUNT
         assert not ahead.stats().simulation

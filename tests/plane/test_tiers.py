@@ -18,7 +18,6 @@ from headrace import _native
 from headrace.config import TierOptions, tier_options
 from headrace.plane.stage import Stage
 from headrace.plane.tiers.bucket import TokenBucket
-from headrace.plane.tiers.memory import available_memory
 from headrace.plane.tiers.policy import publish_after_s, ram_quota, segment_bytes
 from plane.conftest import SAMPLES
 
@@ -370,26 +369,6 @@ def test_memory_is_taken_by_itself_only_where_it_pays(data_bytes, available):
 def test_segments_stay_few_and_losses_small(data_bytes, segments):
     assert 64 << 20 <= segment_bytes(data_bytes) <= 1 << 30
     assert publish_after_s(segments) >= 30
-
-
-def test_memory_of_the_cgroup_counts(tmp_path):
-    def write(name, text):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 1000000 kB\n")
-    assert available_memory(tmp_path) == 1_024_000_000
-    write("proc/self/cgroup", "0::/job/step\n")
-    write("sys/fs/cgroup/job/memory.max", "500000000\n")
-    write("sys/fs/cgroup/job/memory.current", "300000000\n")
-    write("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 100000000\n")
-    write("sys/fs/cgroup/job/step/memory.max", "max\n")
-    write("sys/fs/cgroup/job/step/memory.current", "1\n")
-    assert available_memory(tmp_path) == 300_000_000
-    write("proc/self/cgroup", "4:memory:/job\n0::/\n")
-    write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "200000000\n")
-    write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "250000000\n")
-    assert available_memory(tmp_path) == 0
 
 
 def test_options_come_from_arguments_then_the_environment():

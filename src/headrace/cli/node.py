@@ -191,6 +191,19 @@ def _print(output: Output, state: dict[str, Any]) -> None:
             f"{bytes_text(data['delivered_bytes'])} delivered "
             f"({bytes_text(data['ram_bytes'])} from memory)"
         )
+    for root in state["files"]["roots"]:
+        output.line(
+            f"  {root['root']}: {count_text(root['files'])} files, "
+            f"{count_text(root['copies'])} copied, {bytes_text(root['held_bytes'])} in memory, "
+            f"{bytes_text(root['disk_bytes'])} on disk"
+        )
+    for run in state["files"]["runs"]:
+        opens = run["opens"]
+        output.line(
+            f"  process {run['pid']} of {run['job']}: {count_text(sum(opens.values()))} opens, "
+            f"{count_text(opens['ram'])} from memory, {count_text(opens['disk'])} from disk, "
+            f"{count_text(opens['ahead'])} read ahead; order: {run['order'] or 'not known'}"
+        )
 
 
 def _bytes(text: str) -> int:

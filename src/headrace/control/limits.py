@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.control.cgroup import cpu_quota, memory_usages
 from headrace.control.history import Knobs
+from headrace.machine.cgroup import cpu_quota, memory_usages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import HeadraceError, SourceChanged
+from headrace.machine.memory import available_memory
 from headrace.node.quota import share_out
 from headrace.node.served import ServedData
 from headrace.node.wire import Status
-from headrace.plane.tiers.memory import available_memory
 from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
 from headrace.store.reopening import reopen
 

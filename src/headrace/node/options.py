@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.config import ReaderOptions, TierOptions
-from headrace.plane.tiers.memory import available_memory
+from headrace.machine.memory import available_memory
 from headrace.plane.tiers.policy import ram_quota
 
 __all__ = ["NodeOptions", "automatic_ram_bytes"]

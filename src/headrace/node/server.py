@@ -272,14 +272,14 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
-        datasets = self._holdings.reports()
+        datasets, files = self._holdings.reports(), self._files.describe()
         return {
             "pid": os.getpid(),
             "protocol": PROTOCOL,
             "folder": str(self._folder.path),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "ram_bytes": self.options.ram_bytes,
-            "held_bytes": sum(data["held_bytes"] for data in datasets),
+            "held_bytes": sum(data["held_bytes"] for data in [*datasets, *files["roots"]]),
             "sessions_made": self._sessions_made,
             "refused": self._refused,
             "protocol_errors": self._wire_errors,
@@ -296,7 +296,7 @@ class Server:
                 for s in self._lines.values()
             ],
             "datasets": datasets,
-            "files": self._files.describe(),
+            "files": files,
         }  # fmt: skip
 
     def close(self) -> None:

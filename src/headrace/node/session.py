@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from headrace.machine.memory import available_memory
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -39,7 +40,6 @@ from headrace.node.wire import (
     WireError,
     Working,
 )
-from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

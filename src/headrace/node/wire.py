@@ -275,7 +275,10 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     complete: bool = False
     """Whether all files below the roots have been found."""
     board_ino: int = 0
+    board_fd: int = -1
+    """The daemon's own descriptor: programs that the launcher starts find it as /proc/DAEMON/fd/N."""
     ring_ino: int = 0
+    ring_fd: int = -1
 
 
 class Report(_Message, frozen=True, tag="report"):

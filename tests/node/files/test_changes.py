@@ -63,7 +63,7 @@ def test_a_file_that_was_changed_loses_its_copy_when_it_is_refused(served):
 
 
 def test_a_changed_file_is_copied_anew_for_the_next_run(served, program, tmp_path):
-    server, one, paths = served
+    server, _, paths = served
     paths[4].write_bytes(b"something else")
     new = tmp_path / "data/n0/new.bin"
     new.write_bytes(b"new")
@@ -187,7 +187,7 @@ def test_a_ring_that_cannot_be_followed_leaves_the_daemon_alone(served, program,
     class Broken:
         lost = 0
 
-        def take(self, seconds):
+        def take(self, _seconds):
             raise RuntimeError("broken")
 
     run.ring = Broken()

@@ -5,7 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from headrace.node.files.page_cache import DOZE_AFTER, PageCacheAhead, read_into_page_cache
+from headrace.node.files.page_cache import (
+    DOZE_AFTER,
+    DOZE_STEP,
+    PageCacheAhead,
+    read_into_page_cache,
+)
 from headrace.store.residency import resident_bytes
 from node.conftest import serving, until
 from node.files.conftest import ORIGINAL, copies_of, make_files, run_of
@@ -98,9 +103,11 @@ def test_hot_files_are_hardly_looked_at(tmp_path):
             f.read()
     ahead = PageCacheAhead(paths, np.full(400, 1000), threads=1)
     try:
-        ahead.want(np.arange(400))
+        ahead.want(np.arange(DOZE_AFTER))
+        until(lambda: ahead.dozing)
+        ahead.want(np.arange(DOZE_AFTER, 400))
         until(lambda: ahead.figures.hot_files == 400)
-        assert ahead._hot_in_a_row <= DOZE_AFTER + (400 - DOZE_AFTER) // 16 + 1
+        assert ahead._hot_in_a_row == DOZE_AFTER + (400 - DOZE_AFTER) // DOZE_STEP
         assert not ahead.opened(np.arange(400)).any()
     finally:
         ahead.close()

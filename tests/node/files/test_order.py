@@ -61,10 +61,8 @@ def test_workers_that_open_side_by_side_do_not_disturb_it(workers):
 def test_files_opened_again_and_again_end_no_epoch():
     """An index that each sample opens, and each sample twice."""
     epochs, order = Epochs(FILES), shuffled(3)
-    ended = []
-    for _ in range(3):
-        for file in order[order != 7].tolist():
-            ended.append(epochs.note(np.array([7, file, file])))
+    others = order[order != 7].tolist()
+    ended = [epochs.note(np.array([7, file, file])) for file in 3 * others]
     found = [one for one in ended if one is not None]
     assert len(found) == 2
     for one in found:

@@ -57,6 +57,10 @@ class Epochs:
         """Take in what was opened; returns the order of the last epoch that ended with it, if one did."""
         ended = None
         at, order = self._at, self._order
+        if not self._score and (at[opened] < 0).all() and len(set(opened.tolist())) == len(opened):
+            at[opened] = np.arange(len(order), len(order) + len(opened))
+            order.extend(opened.tolist())
+            return None
         for file in opened.tolist():
             if at[file] < 0:
                 at[file] = len(order)

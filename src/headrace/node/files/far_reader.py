@@ -126,6 +126,11 @@ class FarReader:
             self._demands.setdefault(id(view), _Demand(view)).rest = files
             self._go()
 
+    def has_rest(self, view: View) -> bool:
+        """Whether some of what a run opens at some time was not looked at yet."""
+        demand = self._demands.get(id(view))
+        return demand is not None and demand.rest is not None
+
     def forget(self, view: View) -> None:
         """A run is over."""
         with self._wake:

@@ -45,7 +45,7 @@ class PageCacheAhead:
     Args:
         paths: of all files, by number.
         sizes: int64, their bytes.
-        threads: files in work at a time. Two keep an NVMe device busy.
+        threads: files in work at a time. Two keep an NVMe device busy where the inodes are in memory.
         idle: whether the program has opened nothing for a while, and the storage is free.
     """
 
@@ -54,7 +54,7 @@ class PageCacheAhead:
         paths: Sequence[bytes],
         sizes: NDArray[np.int64],
         *,
-        threads: int = 2,
+        threads: int = 4,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self._paths = paths
@@ -70,9 +70,19 @@ class PageCacheAhead:
         self._threads: list[threading.Thread] = []
         self.figures = AheadFigures()
 
+    @property
+    def dozing(self) -> bool:
+        """Whether all files that were looked at lately were in memory already."""
+        return self._hot_in_a_row >= DOZE_AFTER
+
     def want(self, files: NDArray[np.int64]) -> None:
         """These files are opened next, in this order, after those that were wanted before."""
         new = files[(self._states[files] == _NEW) & (self._sizes[files] <= FILE_BYTES_MAX)]
+        if self.dozing:
+            hot = new % DOZE_STEP > 0
+            self._states[new[hot]] = _HOT
+            self.figures.hot_files += int(hot.sum())
+            new = new[~hot]
         if not len(new):
             return
         with self._wake:
@@ -141,10 +151,6 @@ class PageCacheAhead:
 
     def _read(self, file: int) -> None:
         self._states[file] = _AHEAD
-        if self._hot_in_a_row >= DOZE_AFTER and file % DOZE_STEP:
-            self._states[file] = _HOT
-            self.figures.hot_files += 1
-            return
         try:
             hot = read_into_page_cache(self._paths[file])
         except OSError as e:  # the program will meet it too, and say so

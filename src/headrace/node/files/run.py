@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.machine.memory import available_memory
 from headrace.node.files.far_reader import BIG_BYTES
 from headrace.node.files.figures import OpenFigures
 from headrace.node.files.foresight import Foresight, GivenOrder
 from headrace.node.files.page_cache import PageCacheAhead
 from headrace.node.files.tree import joined, stat_row
-from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,9 @@ WAIT_S = 0.25
 ACTIVE_S, ACTIVE_WAIT_S = 1.0, 0.005
 BATCH_S = 0.002
 """Reports are taken in together: a program that opens a file need not wake this thread each time."""
+
+DOZE_S = 0.02
+"""The same, while all files are in memory anyway."""
 
 IDLE_S = 0.05
 REST_S = 1.0
@@ -103,6 +106,7 @@ class Run:
         self._foresight = Foresight(len(self.paths))
         self._opened_s = 0.0
         self._rest_s = 0.0
+        self._room: dict[RootFiles, object] = {}
         self._near = PageCacheAhead(self.paths, self._sizes, idle=self._idle)
         self.figures = OpenFigures()
         self._ended = False
@@ -195,11 +199,11 @@ class Run:
                 reports = self.ring.take(ACTIVE_WAIT_S if active else WAIT_S)
                 if len(reports):
                     self._take(reports)
-                    time.sleep(BATCH_S)
+                    time.sleep(DOZE_S if self._near.dozing and not self._far.any() else BATCH_S)
                 now = time.monotonic()
                 if now - self._rest_s > REST_S:
                     self._ahead()
-                    self._read_rest()
+                    self._read_rest(anew=False)
             except Exception:  # noqa: BLE001 - the program goes on without it
                 _log.exception("the opens of a program are not followed any more")
                 return
@@ -292,13 +296,22 @@ class Run:
         ]
         return min([AHEAD_BYTES, *short])
 
-    def _read_rest(self) -> None:
-        """Have the rest of the data set read while there is room, and nothing more urgent."""
+    def _read_rest(self, *, anew: bool = True) -> None:
+        """Have the rest of the data set read while there is room, and nothing more urgent.
+
+        Args:
+            anew: what is opened next has changed; otherwise look only whether there is new room.
+        """
         self._rest_s = time.monotonic()
         with self._lock:
             opened, epochs = self._foresight.opened_mask(), self._foresight.epochs
         for root, (low, high) in zip(self.roots, self._ranges, strict=True):
-            if root.far and len(root.copies) < high - low:
+            copies = root.copies
+            room = copies.quota_bytes, copies.held_bytes, copies.disk_bytes, copies.disk_stopped
+            if not anew and (root.reader.has_rest(self) or self._room.get(root) == room):
+                continue
+            self._room[root] = room
+            if root.far and len(copies) < high - low:
                 numbers = np.arange(low, high)
                 numbers = numbers[self._shown[numbers] == _NONE]
                 small = self._sizes[numbers] <= BIG_BYTES

@@ -125,8 +125,6 @@ class FileService:
             self._say(served, FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
         self._share()
-        if all(root.tree is not None for root in served.roots):
-            self._begin(self._make_run(served, complete=False))
         threading.Thread(
             target=self._scan, args=(served,), name="headrace-node-scan", daemon=True
         ).start()
@@ -238,11 +236,17 @@ class FileService:
     # -- scans and boards -------------------------------------------------------------------------
 
     def _scan(self, served: _Served) -> None:
-        """Runs in a thread: look at all roots, and give the program a board if there is news."""
+        """Runs in a thread: look at all roots, and give the program a board if there is news.
+
+        Where all roots are known, it gets a board of what they were at once.
+        """
         patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(lambda: self._wait(served)))
         patience.daemon = True
         patience.start()
         try:
+            if all(root.tree is not None for root in served.roots):
+                known = self._make_run(served, complete=False)
+                self._call_soon(lambda: self._begin(known))
             fresh = {}
             for root in served.roots:
                 scan = root.scan()
@@ -326,7 +330,7 @@ class FileService:
         before, served.run = served.run, run
         ready = FilesReady(
             served.request.ticket, Status.OK, made.note, len(run.paths), run.nbytes, made.complete,
-            run.board.inode, run.ring.inode,
+            run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)
         _log.info("serves %d files to process %d", len(run.paths), served.session.pid)

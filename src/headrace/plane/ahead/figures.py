@@ -1,10 +1,10 @@
-"""What a ReadAhead counts about itself, and when it judges that reading ahead is of no use."""
+"""What a ReadAhead counts about itself, and when it judges that its plan is of no use."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Doze", "Figures", "Judge"]
+__all__ = ["Figures", "Judge"]
 
 
 @dataclass(slots=True)
@@ -72,59 +72,3 @@ class Judge:
         if self._left <= 0:
             self.reason = None
         return False
-
-
-@dataclass(slots=True)
-class Doze:
-    """Pauses reading ahead while all files lie in the page cache anyway.
-
-    There a second thread and a second copy cost more than they save. After every `pause` samples a
-    few files are read ahead again, to see whether that still holds.
-    """
-
-    window: int = 128
-    probe: int = 32
-    pause: int = 2048
-    resident_share: float = 0.98
-    latency_s_max: float = 0.0005
-    """Reads that take longer are worth hiding, also from the page cache: opening may be slow."""
-    paused: bool = False
-    _left: int = 0
-    _seen: int = 0
-    _bytes: int = 0
-    _resident: int = 0
-
-    def admits(self) -> bool:
-        """Whether one more sample may be planned."""
-        if not self.paused:
-            return True
-        self._left -= 1
-        if self._left > 0:
-            return False
-        if self._left > -self.probe:
-            return True
-        if self._left < -self.pause:  # none of the probes was served: no verdict will come
-            self.paused = False
-        return False
-
-    def note_served(self) -> bool:
-        """A file was served; True when `judge` should be asked."""
-        self._seen += 1
-        return self._seen >= (self.probe // 2 if self.paused else self.window)
-
-    def judge(self, total_bytes: int, resident_bytes: int, latency_s: float) -> None:
-        """Decide by what was read since the last time.
-
-        Args:
-            total_bytes: bytes read since the start.
-            resident_bytes: of them from the page cache.
-            latency_s: the median read lately.
-        """
-        new = total_bytes - self._bytes
-        resident = resident_bytes - self._resident
-        self._seen = 0
-        if not new:  # what was served had been read before the last verdict: nothing to judge by
-            return
-        self._bytes, self._resident = total_bytes, resident_bytes
-        self.paused = resident >= self.resident_share * new and latency_s <= self.latency_s_max
-        self._left = self.pause

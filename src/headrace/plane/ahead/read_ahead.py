@@ -31,7 +31,8 @@ from headrace import _native
 from headrace.io.simulated_paths import simulated_paths
 from headrace.plane.ahead import learner, opened
 from headrace.plane.ahead.cold import ColdChoice
-from headrace.plane.ahead.figures import Doze, Figures, Judge
+from headrace.plane.ahead.doze import Doze
+from headrace.plane.ahead.figures import Figures, Judge
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
@@ -174,21 +175,35 @@ class ReadAhead:
         job = OpenJob()
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
+            if self._doze.due():
+                self._look()
             key = self._later.popleft()
-            paths = self._files.of(key) if self._doze.admits() else ()
+            paths = () if self._doze.paused else self._files.of(key)
             if paths and self._judge.admits():
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
         if not raw:
+            if self._doze.paused and not self._plan:
+                opened.stop_serving(self)  # the real `open` is the fastest
             return
         reader = self._reader
         if reader is None:
             reader = self._reader = self._new_reader()
             self._began = time.monotonic()
-            opened.serve(self)
+        opened.serve(self)
         self.figures.planned += len(raw)
         job.native = reader.submit(raw)
         self._jobs.add(job)
+
+    def _look(self) -> None:
+        """See whether the coming files lie in the page cache; simulated storage has none."""
+        paths = list[str]()
+        if self.options.doze and simulated_paths() is None:
+            coming = len(self._later)
+            looks = min(coming, self._doze.looks)
+            for at in range(looks):
+                paths += self._files.of(self._later[at * coming // looks])[:1]
+        self._doze.look(paths)
 
     def _new_reader(self) -> _native.FileReader:
         simulated = simulated_paths()
@@ -428,7 +443,9 @@ class ReadAhead:
             f"({self._files.explain()}); {f.skipped} were not opened, {f.changed} "
             f"had changed or could not be read, {f.late} were opened before they were read"
         )
-        return f"{text}; {self.why_off}" if self.why_off else text
+        if self.why_off:
+            return f"{text}; {self.why_off}"
+        return f"{text}; now they lie in the page cache" if self._doze.paused else text
 
     def close(self, seconds: float = 5.0) -> bool:
         """Stop: the real `open` serves again, memory is given back, the threads end.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.io import BatchReader
+from headrace.machine.memory import available_memory
 from headrace.plane.tiers.cache import Cache
 from headrace.plane.tiers.disk import DiskTier
-from headrace.plane.tiers.memory import available_memory
 from headrace.plane.tiers.policy import ram_quota
 from headrace.plane.tiers.ram import RamTier
 from headrace.plane.tiers.shelf import Shelf

@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace import _native
+from headrace.machine.memory import available_memory
 from headrace.plane.stage import StageStats
-from headrace.plane.tiers.memory import available_memory
 from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ hand it reports each step. Nothing stands between torch and the user's data set.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch.utils import data as torch_data
@@ -89,6 +90,8 @@ class Watcher:
         ahead = self._ahead
         if ahead is None or not self._steps or type(index) is not list or self._rests(ahead):
             return index
+        if ahead.dozing and not ahead.planned:
+            return index
         if ahead.reads:
             if self._tuning is None:
                 self._tuning = tuned(ahead)
@@ -118,8 +121,9 @@ class Watcher:
             self._ahead.close()
 
     def __del__(self) -> None:
-        # With the loader: whoever serves opens would be kept, and `open` replaced, for ever.
-        if os.getpid() == self._pid:
+        # With the loader: whoever serves opens would be kept, and `open` replaced, for ever. At the
+        # interpreter's end modules are gone already.
+        if not sys.is_finalizing() and os.getpid() == self._pid:
             self.close()
 
     def _say(self, batch: Any) -> None:

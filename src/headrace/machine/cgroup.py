@@ -7,6 +7,7 @@ cannot be read says nothing: there is no limit that we know of.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Usage", "cpu_quota", "memory_usages"]
+__all__ = ["Usage", "cpu_quota", "memory_usages", "read_text"]
 
 NO_LIMIT = 1 << 60
 """Version 1 says "unlimited" by a huge number that depends on the page size."""
+
+
+_FILE_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def cpu_quota(root: Path) -> float | None:
     quotas = []
     for group, version in _groups(root, "cpu"):
         if version == 2:
-            words = _text(group / "cpu.max").split()
+            words = read_text(group / "cpu.max").split()
             if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
                 quotas.append(int(words[0]) / max(1, int(words[1])))
             continue
@@ -68,7 +72,7 @@ def cpu_quota(root: Path) -> float | None:
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
     """Folders of this process's groups, from its own to the root, and their version."""
     mount = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -95,7 +99,7 @@ def _page_cache(stat: Path, version: int) -> int:
     prefix = "" if version == 2 else "total_"
     wanted = {f"{prefix}inactive_file", f"{prefix}active_file"}
     total = 0
-    for line in _text(stat).splitlines():
+    for line in read_text(stat).splitlines():
         name, _, value = line.partition(" ")
         if name in wanted and value.isdigit():
             total += int(value)
@@ -103,15 +107,23 @@ def _page_cache(stat: Path, version: int) -> int:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = read_text(path).strip()
     try:
         return int(text)
     except ValueError:
         return None  # "max", empty, or no such file
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """What a file of the kernel says; '' where it cannot be read."""
+    # Not `open`: a sample that is being watched would seem to have opened this file.
     try:
-        return path.read_text()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(fd, _FILE_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

@@ -1,0 +1,351 @@
+"""Unmodified programs: what `headrace run` is worth to scripts that know nothing of headrace.
+
+    python -m benchmarks.unmodified            # half an hour, as root: it empties the page cache
+    python -m benchmarks.unmodified --quick    # small and short: does it work?
+    python -m benchmarks.unmodified --only loop,opens,torch,tensorflow
+
+Baseline and headrace run the same script (`benchmarks/programs`) in turn, the ratio of medians counts, and
+both must have read the same bytes. `lustre` is simulated: the shim makes opens and reads of originals
+slow in both. PRISMA's table: a light and a heavy consumer (LeNet or AlexNet, and ResNet, emulated by
+steps of fixed time) with 0 to 8 workers. Raw figures go to benchmarks/results/unmodified-DATE.json.
+"""
+
+# ruff: noqa: E402 - run as a file, sys.path must be put right before our own modules are found
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:
+    sys.path.remove(str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks import datasets, forms, machine, tables
+from benchmarks.targets import Target
+from headrace.node.daemon import start, stop
+from headrace.node.runtime import RuntimeFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RESULTS = ROOT / "benchmarks/results"
+PROGRAMS = ROOT / "benchmarks/programs"
+PARTS = ("loop", "opens", "torch", "tensorflow")
+HEADRACE = str(Path(sys.executable).parent / "headrace")
+FRAMEWORKS = ROOT / ".venv-frameworks/bin/python"
+DROP = Path("/proc/sys/vm/drop_caches")
+TIMEOUT_S = 900
+
+STEPS_S = {"light": 0.004, "heavy": 0.080}
+"""Of one batch of 64: about LeNet's or AlexNet's, and ResNet-50's, on one of today's accelerators."""
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is measured."""
+
+    dir: Path
+    scale: float
+    train_files: int
+    rounds: int
+    workers: tuple[int, ...]
+    steps: tuple[str, ...]
+    python: str
+
+
+@dataclass(slots=True)
+class Found:
+    """What was measured."""
+
+    rows: list[list[str]] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    raw: dict[str, Any] = field(default_factory=dict)
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def daemon() -> Iterator[dict[str, str]]:
+    """A daemon of our own; the environment in which it is found."""
+    here = Path(tempfile.mkdtemp(prefix="hr-bench-"))
+    folder = RuntimeFolder(here / "rt")
+    start(folder, [])
+    try:
+        yield os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path), "HEADRACE_JOB": "bench"}
+    finally:
+        stop(folder, force=True)
+        shutil.rmtree(here)
+
+
+def plain(program: Sequence[str], root: Path, simulate: str | None) -> dict[str, Any]:
+    """The script alone; on simulated storage, where only that is simulated."""
+    if simulate is None:
+        return _run(program, dict(os.environ))
+    words = ["--root", str(root), "--simulate", simulate, "--simulate-only", "--quiet", "--"]
+    return _run([HEADRACE, "run", *words, *program], dict(os.environ))
+
+
+def served(
+    program: Sequence[str],
+    root: Path,
+    simulate: str | None,
+    environment: dict[str, str],
+    order: Path | None = None,
+) -> dict[str, Any]:
+    """The script under `headrace run`."""
+    words = ["--root", str(root)]
+    if simulate is not None:
+        words += ["--simulate", simulate]
+    if order is not None:
+        words += ["--order", str(order)]
+    command = [HEADRACE, "run", *words, "--", *program]
+    return _run(command, environment)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {ended.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    found["said"] = ended.stderr[-1000:]
+    return found
+
+
+def make_cold(files: Path) -> None:
+    """Put the files out of the page cache: by the kernel's switch, or one by one."""
+    os.sync()
+    try:
+        DROP.write_text("3")
+    except OSError:
+        for path in files.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as f:
+                    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def same(*runs: dict[str, Any]) -> None:
+    """Both must have read the same."""
+    read = {(run["bytes"], run["crc"]) for run in runs}
+    if len(read) != 1:
+        raise RuntimeError(f"not the same bytes were read: {read}")
+
+
+def listed(path: Path, names: Sequence[str]) -> Path:
+    """A file with a line for each name."""
+    path.write_text("\n".join(names))
+    return path
+
+
+# -- the loop --------------------------------------------------------------------------------------
+
+
+def loop(options: Options, found: Found) -> None:
+    """A plain open and read loop: cold and on simulated storage, order given and learned."""
+    for storage in ("cold", "lustre"):
+        simulate = None if storage == "cold" else storage
+        # 4 ms a file: a part of the files is enough.
+        files, names = _files(options, options.scale if simulate is None else options.scale / 8)
+        order = listed(options.dir / f"order-{storage}", names)
+        program = [options.python, str(PROGRAMS / "loop.py"), str(order), "1"]
+        runs: dict[str, list[float]] = {"baseline": [], "given": [], "learned": []}
+        for _ in range(options.rounds):
+            make_cold(files)
+            base = plain(program, files, simulate)
+            runs["baseline"] += base["seconds"]
+            with daemon() as environment:
+                make_cold(files)
+                given = served(program, files, simulate, environment, order)
+                runs["given"] += given["seconds"]
+            with daemon() as environment:
+                first = served(program, files, None if simulate is None else simulate, environment)
+                make_cold(files)
+                learned = served(program, files, simulate, environment)
+                runs["learned"] += learned["seconds"]
+            same(base, given, first, learned)
+        bound = 2.0 if simulate is None else 5.0
+        _judge_loop(found, storage, runs, len(names), bound)
+
+
+def _judge_loop(
+    found: Found, storage: str, runs: dict[str, list[float]], files: int, bound: float
+) -> None:
+    found.raw[f"loop {storage}"] = {"files": files, "seconds": runs}
+    median = {name: statistics.median(seconds) for name, seconds in runs.items()}
+    label = storage if storage == "cold" else f"simulated {storage}"
+    for name in ("given", "learned"):
+        ratio = median["baseline"] / median[name]
+        us = [1e6 * median[one] / files for one in ("baseline", name)]
+        found.rows.append(
+            [f"loop, {label}, order {name}", f"{us[0]:,.0f}", f"{us[1]:,.0f}", f"{ratio:.2f}"]
+        )
+        found.targets.append(
+            Target(
+                f"loop, {label}, order {name}", f">= {bound:g} x", f"{ratio:.2f} x",
+                "met" if ratio >= bound else "NOT MET", f"{us[1]:,.0f} against {us[0]:,.0f} us a file",
+            )
+        )  # fmt: skip
+
+
+def _files(options: Options, scale: float) -> tuple[Path, list[str]]:
+    """Data set A as files, and their paths in a random order."""
+    data = datasets.data_set("A", scale)
+    files = forms.ensure(options.dir, data, "files")
+    names = [str(files / datasets.file_name(i)) for i in datasets.epoch_order(data, 1).tolist()]
+    return files, names
+
+
+# -- opens -----------------------------------------------------------------------------------------
+
+
+def opens(options: Options, found: Found) -> None:
+    """What is added to an open of a file that is in memory anyway."""
+    files, names = _files(options, 0.02)
+    order = listed(options.dir / "order-opens", names)
+    program = [options.python, str(PROGRAMS / "opens.py"), str(order), "20"]
+    costs: dict[str, list[float]] = {"baseline": [], "headrace": [], "copies": []}
+    for _ in range(max(3, options.rounds)):
+        costs["baseline"].append(plain(program, files, None)["us_per_open"])
+        with daemon() as environment:
+            costs["headrace"].append(served(program, files, None, environment)["us_per_open"])
+        with daemon() as environment:
+            wait = [*program, "2"]  # until all are copied
+            costs["copies"].append(served(wait, files, "nfs", environment)["us_per_open"])
+    best = {name: min(values) for name, values in costs.items()}
+    found.raw["opens"] = costs
+    for name in ("headrace", "copies"):
+        added = best[name] - best["baseline"]
+        what = "open of a hot file" if name == "headrace" else "open of a copy in memory"
+        found.rows.append(
+            [what, f"{best['baseline']:.2f}", f"{best[name]:.2f}", f"+{added:.2f} us"]
+        )
+        if name == "copies":  # in the place of a round trip to the metadata server
+            continue
+        found.targets.append(
+            Target(
+                f"added to an {what}", "<= 3 us", f"{added:.2f} us",
+                "met" if added <= 3 else "NOT MET",
+            )
+        )  # fmt: skip
+
+
+# -- PRISMA's table --------------------------------------------------------------------------------
+
+
+def train(options: Options, found: Found, framework: str) -> None:
+    """A training script with workers, over cold files and simulated storage."""
+    python = options.python if framework == "torch" else str(FRAMEWORKS)
+    if not Path(python).exists():
+        found.rows.append([f"{framework}: {python} is not there", "-", "-", "-"])
+        return
+    files, _ = _files(options, options.train_files / 50_000)
+    names = sorted(str(path) for path in files.rglob("*") if path.is_file())
+    names = names[: len(names) // BATCH * BATCH]
+    epochs = 2
+    given = []
+    for epoch in range(epochs):
+        order = list(range(len(names)))
+        random.Random(epoch).shuffle(order)
+        given += [names[k] for k in order]
+    paths = listed(options.dir / f"list-{framework}", names)
+    order_file = listed(options.dir / f"order-{framework}", given)
+    for storage in ("cold", "lustre"):
+        simulate = None if storage == "cold" else storage
+        for step in options.steps:
+            for workers in options.workers:
+                program = [
+                    python, str(PROGRAMS / f"{framework}_train.py"), str(paths), str(workers),
+                    str(BATCH), str(STEPS_S[step]), str(epochs),
+                ]  # fmt: skip
+                runs: dict[str, list[list[float]]] = {"baseline": [], "headrace": [], "order": []}
+                for _ in range(options.rounds):
+                    make_cold(files)
+                    base = plain(program, files, simulate)
+                    runs["baseline"].append(base["seconds"])
+                    for name in ("headrace", "order"):
+                        with daemon() as environment:
+                            make_cold(files)
+                            ours = served(
+                                program, files, simulate, environment,
+                                order_file if name == "order" else None,
+                            )  # fmt: skip
+                            runs[name].append(ours["seconds"])
+                            same(base, ours)
+                _train_row(found, f"{framework}, {storage}, {step}, {workers} workers", runs)
+
+
+def _train_row(found: Found, label: str, runs: dict[str, list[list[float]]]) -> None:
+    found.raw[label] = runs
+    total = {name: statistics.median(sum(one) for one in values) for name, values in runs.items()}
+    base = total["baseline"]
+    found.rows.append(
+        [
+            label, f"{base:.2f} s", f"{total['headrace']:.2f} s", f"{base / total['headrace']:.2f}",
+            f"{total['order']:.2f} s", f"{base / total['order']:.2f}",
+        ]
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.unmodified",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="small and short: does everything work?")
+    add("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    add("--dir", type=Path, default=Path("build/bench"), help="work folder for data sets")
+    add("--json", type=Path, help="where the raw figures go")
+    given = parser.parse_args()
+    directory = given.dir.resolve()
+    options = Options(directory, 0.2, 2560, 3, (0, 1, 2, 4, 8), ("light", "heavy"), sys.executable)
+    if given.quick:
+        options = Options(directory, 0.02, 320, 1, (0, 2), ("light",), sys.executable)
+    parts = given.only.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"--only {unknown.pop()}, expected some of {', '.join(PARTS)}")
+    load = os.getloadavg()[0]
+    found = Found([["what", "baseline", "headrace", "ratio", "with the order", "ratio"]])
+    for part in parts:
+        if part == "loop":
+            loop(options, found)
+        elif part == "opens":
+            opens(options, found)
+        else:
+            train(options, found, part)
+    rows = [row + [""] * (6 - len(row)) for row in found.rows]
+    print(f"load before {load:.1f}\n\n{tables.grid(rows)}\n\n{tables.targets_table(found.targets)}")
+    date = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d")
+    path = given.json or RESULTS / f"unmodified-{date}.json"
+    document = {
+        "machine": machine.describe(Path.cwd()), "date": date, "quick": given.quick, **found.raw,
+        "rows": rows, "targets": [asdict(target) for target in found.targets],
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
+    print(f"\nraw results: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

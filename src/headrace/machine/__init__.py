@@ -1,0 +1,1 @@
+"""What the machine, and the control groups that we run in, let us take."""
