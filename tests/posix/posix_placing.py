@@ -65,12 +65,16 @@ class Plane:
         self.paths = sorted(p for p in Path(os.path.realpath(root)).rglob("*") if p.is_file())
         stats, full = rows_of(self.paths)
         tiers = [] if tier is None else [os.fsencode(tier)]
+        real = os.path.realpath(root)
+        spelled = {str(root), real}
         self.board = _native.FileBoard(
-            [os.fsencode(p) for p in self.paths], stats, full,
-            roots=[(os.fsencode(s), os.fsencode(os.path.realpath(root))) for s in {
-                str(root), os.path.realpath(root)}],
-            tiers=tiers, immutable=immutable,
-        )  # fmt: skip
+            [os.fsencode(p) for p in self.paths],
+            stats,
+            full,
+            roots=[(os.fsencode(s), os.fsencode(real)) for s in spelled],
+            tiers=tiers,
+            immutable=immutable,
+        )
         self.ring = _native.OpenRing(1 << 12)
         self.fds = []
         for number, path in enumerate(self.paths):
