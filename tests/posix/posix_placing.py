@@ -32,7 +32,7 @@ def rows_of(paths):
                 s.st_blocks,
                 s.st_blksize,
                 os.path.islink(path),
-            )  # fmt: skip
+            )
         )
     return np.array(stats, np.int64).reshape(-1, 4), np.array(full, np.int64).reshape(-1, 9)
 
