@@ -81,6 +81,20 @@ class Directory:
     def index_at_rank(self, rank: int) -> int:
         """The sample at a rank of the sorted name order."""
 
+    def children(self, prefix: bytes, first: int, limit: int) -> tuple[list[bytes], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8]]:
+        """
+        Entries of a folder (names, samples, ranks to go on at, kinds: 0 file, 1 folder, 2 file whose name others begin with).
+        """
+
+    def seek(self, key: bytes) -> int:
+        """The first rank whose name is not less than `key`."""
+
+    def lookup(self, path: bytes) -> tuple[int, int]:
+        """The sample of this name and the first sample below it; -1 for none."""
+
+    def lengths(self, indices: numpy.typing.NDArray[numpy.int64], part: int) -> numpy.typing.NDArray[numpy.int64]:
+        """The length of a part of each sample in bytes, -1 where it has none."""
+
     def extents_of(self, indices: numpy.typing.NDArray[numpy.int64]) -> dict[str, numpy.typing.NDArray[numpy.int64]]:
         """
         Arrays by field (sample, part, volume, offset, length, crc, mtime_ns), one element per extent.

@@ -14,6 +14,7 @@
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
+  x MountError        a store cannot be mounted, or a mount not be taken away
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -31,6 +32,7 @@ __all__ = [
     "CorruptStore",
     "DecodeError",
     "HeadraceError",
+    "MountError",
     "NodeError",
     "OrderError",
     "SampleNotFound",
@@ -146,6 +148,10 @@ class StateMismatch(OrderError):
 
 class NodeError(HeadraceError):
     """The node daemon cannot be started, reached or stopped."""
+
+
+class MountError(HeadraceError):
+    """A store cannot be mounted on a folder, or a mount cannot be taken away."""
 
 
 class DecodeError(HeadraceError):

@@ -19,6 +19,7 @@ from headrace.cli import (
     index,
     info,
     ls,
+    mount,
     node,
     pack,
     read,
@@ -107,6 +108,8 @@ for _command in (
     read.read,
     verify.verify,
     repair.repair,
+    mount.mount,
+    mount.unmount,
     demo.demo,
     version.version,
 ):

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output
-from headrace.cli.units import bytes_text, count_text
+from headrace.cli.units import bytes_of, bytes_text, count_text
 
 if TYPE_CHECKING:
     from headrace.node.runtime import RuntimeFolder
@@ -51,12 +51,12 @@ def start(
     from headrace.node.options import NodeOptions, automatic_ram_bytes
     from headrace.node.runtime import runtime_folder
 
-    cache_bytes = None if cache is None else _bytes(cache)
+    cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
-        ram_bytes=automatic_ram_bytes() if ram is None else _bytes(ram),
-        job_ram_bytes=None if job_ram is None else _bytes(job_ram),
-        window_bytes=_bytes(window),
-        job_window_bytes=_bytes(job_window),
+        ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
+        job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
+        window_bytes=bytes_of(window),
+        job_window_bytes=bytes_of(job_window),
         reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )
@@ -191,18 +191,6 @@ def _print(output: Output, state: dict[str, Any]) -> None:
             f"{bytes_text(data['delivered_bytes'])} delivered "
             f"({bytes_text(data['ram_bytes'])} from memory)"
         )
-
-
-def _bytes(text: str) -> int:
-    """`8G`, `512M`, `1024` in bytes."""
-    units = {"K": 10, "M": 20, "G": 30, "T": 40}
-    number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
-    if number and number[-1] in units:
-        number, shift = number[:-1], units[number[-1]]
-    try:
-        return int(float(number) * (1 << shift))
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size, expected bytes, or as 512M, 8G") from None
 
 
 def _absolute(path: str | None) -> str | None:
