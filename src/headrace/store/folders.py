@@ -123,9 +123,8 @@ class FolderTree:
             names, samples, nexts, kinds = directory.children(prefix, first, count)
             if not names:
                 continue
-            entries, hidden = self._entries(
-                number, prefix, names, samples.tolist(), nexts.tolist(), kinds.tolist()
-            )
+            found = list(zip(names, samples.tolist(), nexts.tolist(), kinds.tolist(), strict=True))
+            entries, hidden = self._entries(number, prefix, found)
             if skip:  # inside a sample, behind some of its parts
                 entries = [e for e in entries if e.place > place]
             return Page(entries, hidden, (segment.base + int(nexts[-1])) * width)
@@ -145,43 +144,36 @@ class FolderTree:
         return segment.directory.name(sample - segment.base)
 
     def _entries(
-        self,
-        number: int,
-        prefix: bytes,
-        names: list[bytes],
-        samples: list[int],
-        nexts: list[int],
-        kinds: list[int],
+        self, number: int, prefix: bytes, found: list[tuple[bytes, int, int, int]]
     ) -> tuple[list[Entry], list[int]]:
-        segment, width = self._segments[number], len(self._parts)
-        base, many = segment.base, len(self._segments) > 1
-        sizes = self._sizes(number, samples)
+        """What a segment's directory lists, (name, sample, next rank, kind), as entries."""
+        base, width = self._segments[number].base, len(self._parts)
+        sizes = self._sizes(number, [sample for _, sample, _, _ in found])
         entries: list[Entry] = []
         hidden: list[int] = []
-        for k, name in enumerate(names):
-            sample, place = base + samples[k], (base + nexts[k]) * width
-            if kinds[k] == _KIND_FOLDER:
-                if not _is_component(name):
-                    hidden.append(sample)
-                elif not (number and self._has_folder(prefix + name, number)):
-                    entries.append(Entry(name, sample, FOLDER, 0, place))
-                continue
-            # A name that nothing else begins with can meet no other.
-            doubtful = kinds[k] == _KIND_FILE_PREFIX or many or self._ambiguous
-            shown = False
-            for part, of_part in enumerate(sizes):
-                if of_part[k] < 0:
-                    continue
-                word = self._parts[part]
-                file = name + b"." + word if word else name
-                found = place if part == width - 1 else (base + nexts[k] - 1) * width + part + 1
-                if _is_component(file) and not (
-                    doubtful and not self._is(prefix + file, sample, part)
-                ):
-                    entries.append(Entry(file, sample, part, of_part[k], found))
-                    shown = True
-            if not shown:
-                hidden.append(sample)
+        for k, (name, sample, rank, kind) in enumerate(found):
+            if kind != _KIND_FOLDER:
+                # A name that nothing else begins with can meet no other.
+                doubtful = kind == _KIND_FILE_PREFIX or len(self._segments) > 1 or self._ambiguous
+                files = [
+                    (name + b"." + word if word else name, part, sizes[part][k])
+                    for part, word in enumerate(self._parts)
+                    if sizes[part][k] >= 0
+                ]
+                shown = [
+                    # Behind a part that is not the last, a listing goes on inside the sample.
+                    Entry(file, base + sample, part, size, (base + rank - 1) * width + part + 1)
+                    for file, part, size in files
+                    if _is_component(file)
+                    and not (doubtful and not self._is(prefix + file, base + sample, part))
+                ]
+                entries += shown
+                if not shown:
+                    hidden.append(base + sample)
+            elif not _is_component(name):
+                hidden.append(base + sample)
+            elif not (number and self._has_folder(prefix + name, number)):
+                entries.append(Entry(name, base + sample, FOLDER, 0, (base + rank) * width))
         return entries, hidden
 
     def _is(self, path: bytes, sample: int, part: int) -> bool:
@@ -234,6 +226,4 @@ class FolderTree:
 
 
 def _is_component(name: bytes) -> bool:
-    return (
-        0 < len(name) <= COMPONENT_BYTES_MAX and name not in (b".", b"..") and b"\0" not in name
-    )
+    return 0 < len(name) <= COMPONENT_BYTES_MAX and name not in (b".", b"..") and b"\0" not in name

@@ -220,11 +220,9 @@ def _helper() -> str:
     return found
 
 
-def _run(
-    command: list[str], comm: socket.socket | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], comm: socket.socket | None = None) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ, LC_ALL="C")
-    handed = ()
+    handed: tuple[int, ...] = ()
     if comm is not None:
         environment["_FUSE_COMMFD"] = str(comm.fileno())
         handed = (comm.fileno(),)
@@ -250,7 +248,9 @@ def _refused(folder: str, said: str) -> MountError:
     said = said.strip().removeprefix(f"{_HELPER}: ").rstrip(".") or "no reason given"
     next_step = None
     if "allow_other" in said:
-        next_step = "Let root put `user_allow_other` into /etc/fuse.conf, or leave --allow-other out."
+        next_step = (
+            "Let root put `user_allow_other` into /etc/fuse.conf, or leave --allow-other out."
+        )
     elif DEVICE in said or "permission denied" in said.lower():
         next_step = (
             f"Users need read and write access to {DEVICE} (mode 0666, as most systems have it), "

@@ -18,12 +18,12 @@ from headrace.errors import HeadraceError
 from headrace.posix.mount import protocol
 from headrace.posix.mount.nodes import DOOR, DOOR_NAME, Nodes
 from headrace.posix.mount.protocol import ROOT, BadRequestError, Opcode, Request
-from headrace.posix.mount.sample_bytes import SampleBytes
 from headrace.store.folders import COMPONENT_BYTES_MAX, Entry, FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from headrace.posix.mount.sample_bytes import SampleBytes
     from headrace.store import Store
 
 Reply: TypeAlias = "tuple[bytes, bytes | memoryview]"
@@ -105,29 +105,33 @@ class FileSystem:
             before_waiting: called before anything is read from the store.
         """
         request = protocol.parse(data)
-        opcode, unique = request.opcode, request.unique
-        if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
+        unique = request.unique
+        if request.opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
             return None  # nothing is remembered; and a read that has begun is finished
         try:
-            if opcode == Opcode.READ:
-                return protocol.reply(unique, self._read(request, before_waiting))
-            how = self._answers.get(opcode)
-            if how is not None:
-                return protocol.reply(unique, how(request))
-        except OSError as e:
-            if isinstance(e, HeadraceError):
-                return self._failed(request, e)
-            return protocol.error_reply(unique, e.errno or errno.EIO)
-        except BadRequestError as e:
-            _log.error("request %d of %d bytes: %s", opcode, len(data), e)  # noqa: TRY400 - said
-            return protocol.error_reply(unique, errno.EINVAL)
+            return protocol.reply(unique, self._answer(request, before_waiting))
         except HeadraceError as e:
-            return self._failed(request, e)
-        except Exception:
-            _log.exception("request %d of node %d", opcode, request.node)
-            return protocol.error_reply(unique, errno.EIO)
-        writing = opcode in protocol.WRITING
-        return protocol.error_reply(unique, errno.EROFS if writing else errno.ENOSYS)
+            if self._first_time((request.node, type(e))):
+                _log.error("%s", e)
+            number = errno.EIO
+        except OSError as e:
+            number = e.errno or errno.EIO
+        except BadRequestError as e:
+            _log.error("request %d of %d bytes: %s", request.opcode, len(data), e)
+            number = errno.EINVAL
+        except Exception:  # noqa: BLE001 - whoever waits for an answer must get one
+            _log.exception("request %d of node %d", request.opcode, request.node)
+            number = errno.EIO
+        return protocol.error_reply(unique, number)
+
+    def _answer(self, request: Request, before_waiting: Callable[[], None]) -> bytes | memoryview:
+        opcode = request.opcode
+        if opcode == Opcode.READ:
+            return self._read(request, before_waiting)
+        how = self._answers.get(opcode)
+        if how is not None:
+            return how(request)
+        raise _error(errno.EROFS if opcode in protocol.WRITING else errno.ENOSYS)
 
     # -- what there is --------------------------------------------------------------------------
 
@@ -140,13 +144,13 @@ class FileSystem:
                 "the kernel speaks FUSE %d.%d, expected 7.31 or later (Linux 5.4)",
                 offer.major, offer.minor,
             )  # fmt: skip
-            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+            raise _error(errno.EPROTO)
         return answer
 
     def _lookup(self, request: Request) -> bytes:
         name = protocol.parse_name(request.body)
         if len(name) > COMPONENT_BYTES_MAX:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+            raise _error(errno.ENAMETOOLONG)
         if request.node == DOOR:
             entry = self._through_the_door(name)
             return self._entry(b"", entry)
@@ -187,13 +191,13 @@ class FileSystem:
         file = self._nodes.file(node)
         entry = self._tree.file_at(file.sample, file.part)
         if entry is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise _error(errno.ESTALE)
         return entry
 
     def _open(self, _: Request) -> bytes:
         # There are no handles. Told so, the kernel opens files by itself from then on: 2 us, not 20.
         if self._opens_are_skipped:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            raise _error(errno.ENOSYS)
         return protocol.open_reply()
 
     def _statfs(self, _: Request) -> bytes:
@@ -264,11 +268,6 @@ class FileSystem:
         size = self._file(request.node).size
         return self._bytes.read(*file, size, asked.offset, asked.size)
 
-    def _failed(self, request: Request, error: HeadraceError) -> Reply:
-        if self._first_time((request.node, type(error))):
-            _log.error("%s", error)
-        return protocol.error_reply(request.unique, errno.EIO)
-
     def _first_time(self, what: object) -> bool:
         """Whether something was not said lately."""
         now = time.monotonic()
@@ -286,7 +285,7 @@ class FileSystem:
         size, name = protocol.parse_xattr(request.body)
         value = self._xattrs(request.node).get(name)
         if value is None:
-            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+            raise _error(errno.ENODATA)
         return _sized(value(), size)
 
     def _listxattr(self, request: Request) -> bytes:
@@ -327,6 +326,10 @@ class FileSystem:
 _XATTR_BYTES_MAX = 64 << 10
 
 
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
 def _nothing(_: Request) -> bytes:
     return b""
 
@@ -336,5 +339,5 @@ def _sized(value: bytes, size: int) -> bytes:
     if not size:
         return protocol.xattr_size_reply(len(value))
     if len(value) > size:
-        raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+        raise _error(errno.ERANGE)
     return value

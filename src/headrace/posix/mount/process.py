@@ -133,9 +133,7 @@ def _serve(
 ) -> None:
     file_system = FileSystem(
         store,
-        SampleBytes(
-            store, kept_bytes=options.kept_bytes, check_bytes_max=options.check_bytes_max
-        ),
+        SampleBytes(store, kept_bytes=options.kept_bytes, check_bytes_max=options.check_bytes_max),
         owner=(os.getuid(), os.getgid()),
         mtime_ns=_mtime_ns(store.path),
         timeout_s=options.timeout_s,
@@ -181,7 +179,7 @@ def mount(store: str, folder: str, options: MountOptions) -> State:
         "folder": os.path.abspath(folder),
         "options": asdict(options),
     }
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    process = subprocess.Popen(
         [sys.executable, "-m", "headrace.posix.mount"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True, cwd="/",
@@ -261,10 +259,10 @@ def child() -> None:
     except (HeadraceError, ValueError) as e:
         if answered:
             raise
-        kept = {
-            k: v for k, v in vars(e).items() if k != "message" and isinstance(v, (str, int))
-        }
-        _say({"error": {"type": type(e).__name__, "message": getattr(e, "message", str(e)), **kept}})
+        kept = {k: v for k, v in vars(e).items() if k != "message" and isinstance(v, (str, int))}
+        _say(
+            {"error": {"type": type(e).__name__, "message": getattr(e, "message", str(e)), **kept}}
+        )
         sys.exit(1)
 
 

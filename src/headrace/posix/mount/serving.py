@@ -96,14 +96,14 @@ class Serving:
             if e.errno in _GOES_ON:
                 return True
             if e.errno != errno.ENODEV:  # which says: unmounted
-                _log.error("the connection to the kernel broke: %s", e)  # noqa: TRY400 - said
+                _log.error("the connection to the kernel broke: %s", e)
             return False
         if not count:
             return False
         try:
             reply = self._file_system.answer(buffer[:count], let_others)
         except BadRequestError as e:
-            _log.error("not a request: %s", e)  # noqa: TRY400 - said
+            _log.error("not a request: %s", e)
             return True
         if reply is None:
             return True
@@ -116,7 +116,7 @@ class Serving:
         except OSError as e:
             if e.errno in _GOES_ON or e.errno == errno.ENODEV:
                 return
-            _log.error("the kernel refused an answer: %s", e)  # noqa: TRY400 - said
+            _log.error("the kernel refused an answer: %s", e)
             # Without any answer the caller would wait until the kernel's timeout.
             with contextlib.suppress(OSError):
                 os.writev(self._device, protocol.error_reply(protocol.unique_of(reply), errno.EIO))
