@@ -26,6 +26,7 @@ TYPE = "fuse.headrace"
 
 _HELPER = "fusermount3"
 _HELPER_S = 30.0
+_ALIVE_S = 10.0
 _INSTALL = "Install it: `apt install fuse3` (Debian, Ubuntu), `dnf install fuse3` (Fedora, Rocky)."
 _TABLE = "/proc/self/mountinfo"
 _USERS_S = 2.0
@@ -129,7 +130,7 @@ def detach(folder: str, *, lazy: bool = False) -> None:
     Raises:
         MountError: it is in use, or another user's.
     """
-    arguments = ["-u", "-q", *(["-z"] if lazy else []), "--", folder]
+    arguments = ["-u", *(["-z"] if lazy else []), "--", folder]
     done = _run([_helper(), *arguments])
     found = mounted_at(folder)
     if found is None or found.type != TYPE:
@@ -204,11 +205,15 @@ def _resolved(folder: str) -> str:
 
 
 def _is_dead(path: str) -> bool:
+    """Whether nobody serves a mount any more. Asked of the kernel's cache, it would still seem alive.
+
+    By a process of its own, which can be given up where the mount's process hangs.
+    """
     try:
-        os.stat(path)
-    except OSError as e:
-        return e.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+        done = _run(["stat", "-f", "--", path], seconds=_ALIVE_S)
+    except MountError:
+        return False
+    return os.strerror(errno.ENOTCONN) in done.stderr or "connection abort" in done.stderr
 
 
 def _helper() -> str:
@@ -220,7 +225,9 @@ def _helper() -> str:
     return found
 
 
-def _run(command: list[str], comm: socket.socket | None = None) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: list[str], comm: socket.socket | None = None, seconds: float = _HELPER_S
+) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ, LC_ALL="C")
     handed: tuple[int, ...] = ()
     if comm is not None:
@@ -229,11 +236,11 @@ def _run(command: list[str], comm: socket.socket | None = None) -> subprocess.Co
     try:
         return subprocess.run(  # noqa: S603 - found by its name, with our arguments
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=environment, pass_fds=handed, timeout=_HELPER_S, check=False, errors="replace",
+            env=environment, pass_fds=handed, timeout=seconds, check=False, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as e:
         raise MountError(
-            f"{' '.join(command)} did not end within {_HELPER_S:g} s.", path=command[0]
+            f"{' '.join(command)} did not end within {seconds:g} s.", path=command[0]
         ) from e
 
 

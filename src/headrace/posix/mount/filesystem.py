@@ -93,7 +93,6 @@ class FileSystem:
             Opcode.INIT: self._init,
             Opcode.RELEASE: _nothing,
             Opcode.RELEASEDIR: _nothing,
-            Opcode.FLUSH: _nothing,
             Opcode.DESTROY: _nothing,
         }
 
@@ -131,6 +130,7 @@ class FileSystem:
         how = self._answers.get(opcode)
         if how is not None:
             return how(request)
+        # ENOSYS to FLUSH: closing a file needs no word with us either.
         raise _error(errno.EROFS if opcode in protocol.WRITING else errno.ENOSYS)
 
     # -- what there is --------------------------------------------------------------------------

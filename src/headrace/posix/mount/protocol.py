@@ -64,7 +64,6 @@ class Opcode(enum.IntEnum):
     RELEASE = 18
     GETXATTR = 22
     LISTXATTR = 23
-    FLUSH = 25
     INIT = 26
     OPENDIR = 27
     READDIR = 28
