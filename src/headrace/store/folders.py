@@ -31,7 +31,7 @@ COMPONENT_BYTES_MAX = 255
 FOLDER = -1
 """The part of entries that are folders."""
 
-_KIND_FOLDER, _KIND_FILE_PREFIX = 1, 2
+_KIND_FILE, _KIND_FOLDER, _KIND_FILE_PREFIX = 0, 1, 2
 
 
 class Entry(NamedTuple):
@@ -148,11 +148,15 @@ class FolderTree:
     ) -> tuple[list[Entry], list[int]]:
         """What a segment's directory lists, (name, sample, next rank, kind), as entries."""
         base, width = self._segments[number].base, len(self._parts)
+        alone = self._single and len(self._segments) == 1 and not self._parts[0]
         sizes = self._sizes(number, [sample for _, sample, _, _ in found])
         entries: list[Entry] = []
         hidden: list[int] = []
         for k, (name, sample, rank, kind) in enumerate(found):
-            if kind != _KIND_FOLDER:
+            if alone and kind == _KIND_FILE and _is_component(name):
+                # Nearly all entries of nearly all stores: nothing to look up.
+                entries.append(Entry(name, sample, 0, sizes[0][k], rank))
+            elif kind != _KIND_FOLDER:
                 # A name that nothing else begins with can meet no other.
                 doubtful = kind == _KIND_FILE_PREFIX or len(self._segments) > 1 or self._ambiguous
                 files = [

@@ -44,9 +44,9 @@ def node_of(data: bytes) -> int:
     return struct.unpack_from("=Q", data)[0]
 
 
-nodes = st.sampled_from([0, ROOT, DOOR, 3, 16, 20, 10**6, 1 << 62, (1 << 62) | (1 << 44)]) | st.integers(
-    0, 2**64 - 1
-)
+nodes = st.sampled_from(
+    [0, ROOT, DOOR, 3, 16, 20, 10**6, 1 << 62, (1 << 62) | (1 << 44)]
+) | st.integers(0, 2**64 - 1)
 
 
 @settings(max_examples=1500, deadline=None)

@@ -39,8 +39,8 @@ VALID_S = 7 * 86400
 BACKGROUND = 64
 """Read-ahead requests that the kernel may have under way."""
 
-_PAGE_ENTRIES = 1024
-"""Entries of a folder that are looked up at once. Less than a reply of 1 MiB holds."""
+_ENTRY_BYTES, _PLUS_BYTES = 32, 160
+"""Of the shortest entry in a listing: not more are looked up than fit into the answer."""
 
 _SAID_AGAIN_S = 60.0
 """A bad sample is named in the log once in so long."""
@@ -217,14 +217,15 @@ class FileSystem:
         asked = protocol.parse_range(request.body)
         out: list[bytes] = []
         left = asked.size
-        for piece in self._listing(request.node, asked.offset, plus=plus):
+        count = 1 + left // (_PLUS_BYTES if plus else _ENTRY_BYTES)
+        for piece in self._listing(request.node, asked.offset, count, plus=plus):
             left -= len(piece)
             if left < 0:
                 break
             out.append(piece)
         return b"".join(out)
 
-    def _listing(self, node: int, offset: int, *, plus: bool) -> Iterator[bytes]:
+    def _listing(self, node: int, offset: int, count: int, *, plus: bool) -> Iterator[bytes]:
         """Entries behind an offset: `.` is 1, `..` is 2, and 3 + a place in the folder's listing."""
         nothing = protocol.entry_reply(0, protocol.NO_ATTRIBUTES, 0) if plus else b""
         for place, name in islice(enumerate((b".", b".."), 1), offset, None):
@@ -235,14 +236,15 @@ class FileSystem:
         folder = self._nodes.folder_path(node)
         place = max(0, offset - 3)
         while place >= 0:
-            page = self._tree.page(folder, place, _PAGE_ENTRIES)
+            page = self._tree.page(folder, place, count)
             self._say_hidden(page.hidden)
             for entry in page.entries:
                 number = self._nodes.number(folder, entry)
                 head = b""
                 if plus:
-                    attributes = self._nodes.attributes(number, entry.size)
-                    head = protocol.entry_reply(number, attributes, VALID_S)
+                    head = protocol.entry_reply(
+                        number, self._nodes.attributes(number, entry.size), VALID_S
+                    )
                 yield head + protocol.directory_entry(
                     entry.name, number, 3 + entry.place, is_folder=entry.is_folder
                 )
