@@ -32,7 +32,7 @@ def items(seed: int = 1, count: int = 40):
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    hr.pack(lambda: items(), tmp_path / "store.hr")
+    hr.pack(items, tmp_path / "store.hr")
     return tmp_path / "store.hr"
 
 
@@ -67,7 +67,7 @@ def error_of(call, *arguments) -> int | None:
 def test_a_flipped_bit_is_an_error_of_that_file_alone(store, mounts):
     flip(store, "c1/005.bin")
     folder = mounts(store)
-    good = dict((name, data) for name, data, _ in items())
+    good = {name: data for name, data, _ in items()}
     for name, data in good.items():
         if name == "c1/005.bin":
             assert error_of((folder / name).read_bytes) == errno.EIO
@@ -90,7 +90,7 @@ def test_a_flipped_bit_of_a_large_sample_stops_all_of_it(store, mounts, at):
 
 def test_a_large_sample_that_changes_while_mounted_is_noticed(store, mounts):
     folder = mounts(store)
-    data = dict((name, data) for name, data, _ in items())["large.bin"]
+    data = {name: data for name, data, _ in items()}["large.bin"]
     fd = os.open(folder / "large.bin", os.O_RDONLY)
     try:
         assert os.pread(fd, 5000, 6 << 20) == data[6 << 20 :][:5000]
@@ -308,7 +308,7 @@ def test_a_folder_that_is_not_empty_is_refused(store, mounts, tmp_path):
 
 
 def test_a_folder_that_is_missing_or_a_file_is_refused(store, mounts, tmp_path):
-    with pytest.raises(MountError, match="no such folder.*mkdir"):
+    with pytest.raises(MountError, match=r"no such folder.*mkdir"):
         mounts(store, tmp_path / "nowhere")
     (tmp_path / "file").write_text("x")
     with pytest.raises(MountError, match="is a file"):
@@ -341,13 +341,13 @@ def test_only_what_is_ours_is_unmounted(tmp_path):
 def test_without_fusermount3_it_says_what_to_install(store, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "dir").mkdir()
-    with pytest.raises(MountError, match="fusermount3 is missing.*apt install fuse3"):
+    with pytest.raises(MountError, match=r"fusermount3 is missing.*apt install fuse3"):
         mount(str(store), str(tmp_path / "dir"), MountOptions())
 
 
 def test_without_the_device_it_says_so(fuse, tmp_path, monkeypatch):
     monkeypatch.setattr(attaching, "DEVICE", str(tmp_path / "fuse"))
-    with pytest.raises(MountError, match="no FUSE.*--device /dev/fuse"):
+    with pytest.raises(MountError, match=r"no FUSE.*--device /dev/fuse"):
         attaching.attach(str(tmp_path), "store")
 
 

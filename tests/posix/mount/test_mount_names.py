@@ -21,7 +21,7 @@ ODD = {
 
 @pytest.fixture
 def odd(mounts, tmp_path):
-    hr.pack(lambda: ODD.items(), tmp_path / "odd.hr")
+    hr.pack(ODD.items, tmp_path / "odd.hr")
     return mounts(tmp_path / "odd.hr"), list(ODD)
 
 
