@@ -111,6 +111,7 @@ def mounted(store: Path) -> Iterator[tuple[Path, float]]:
 
 # -- what a client does: each gives operations, seconds and a checksum of what it saw --------------
 
+
 def sequential(root: Path, _: Options) -> tuple[float, int]:
     """The large file, front to back; MB."""
     total, crc = 0, 0
@@ -145,13 +146,13 @@ def files(root: Path, options: Options) -> tuple[float, int]:
 
 
 def stats(root: Path, options: Options) -> tuple[float, int]:
-    """stat in random order."""
+    """Stat in random order."""
     order = list(range(options.files))
     random.Random(5).shuffle(order)
     return len(order), sum(os.stat(root / name_of(i)).st_size for i in order)
 
 
-def listing(root: Path, options: Options) -> tuple[float, int]:
+def listing(root: Path, _: Options) -> tuple[float, int]:
     """All names of all folders."""
     found = sum(len(names) for _, _, names in os.walk(root))
     return found, found
