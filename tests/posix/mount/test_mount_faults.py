@@ -351,28 +351,86 @@ def test_without_the_device_it_says_so(fuse, tmp_path, monkeypatch):
         attaching.attach(str(tmp_path), "store")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone can")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
-def test_another_user_mounts_or_is_told_why_not(fuse, tmp_path_factory):
-    """As nobody, whose right to /dev/fuse is the system's to give."""
+# In one process, because another user may be able to run this Python, but not to start it anew.
+AS_NOBODY = """
+import errno, os, sys, threading
+from headrace.errors import MountError
+from headrace.posix.mount import MountOptions, serve, unmount
+store, folder = sys.argv[1:]
+
+def look():
+    try:
+        assert len(os.listdir(folder)) == 5
+        with open(folder + "/c1/001.bin", "rb", buffering=0) as f:
+            assert len(f.read()) == 1001
+        found = os.stat(folder + "/c1/001.bin")
+        assert (found.st_uid, found.st_gid) == (65534, 65534)
+        print("seen")
+    finally:
+        unmount(folder)
+
+try:
+    serve(store, folder, MountOptions(), lambda _: threading.Thread(target=look).start())
+except MountError as e:
+    print(e)
+    sys.exit(5)
+assert os.listdir(folder) == []
+try:
+    serve(store, folder, MountOptions(allow_other=True))
+except MountError as e:
+    assert "user_allow_other" in str(e), e
+else:
+    sys.exit(6)
+print("done")
+"""
+
+NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+
+
+@pytest.fixture
+def nobodys(store):
+    """A store and an empty folder that nobody can use, and how to run Python as nobody."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becomes another user, which needs root and setpriv")
     import tempfile
 
     with tempfile.TemporaryDirectory(dir="/var/tmp") as base:
-        folder = Path(base) / "mount"
-        folder.mkdir()
-        for path in (Path(base), folder):
-            os.chown(path, 65534, 65534)
-        done = subprocess.run(
-            ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", attaching._helper(),
-             "-o", "ro,subtype=headrace", "--", str(folder)],
-            capture_output=True, text=True, check=False,
-            env={"PATH": os.environ["PATH"], "_FUSE_COMMFD": "99"},
-        )  # fmt: skip
-        assert done.returncode != 0  # nobody listens at 99: whatever it mounts, it takes back
-        assert str(folder) not in attaching.Path("/proc/self/mountinfo").read_text()
-        told = attaching._refused(str(folder), done.stderr)
-        readable = os.stat("/dev/fuse").st_mode & 0o006 == 0o006
-        assert readable or "mode 0666" in str(told), done.stderr
+        shutil.copytree(store, Path(base) / "store.hr")
+        (Path(base) / "view").mkdir()
+        subprocess.run(["chown", "-R", "65534:65534", base], check=True)
+        python = f"exec {NOBODY} {sys.executable} -c"
+        if subprocess.run(["sh", "-c", f"{python} 'import headrace.posix.mount'"]).returncode:
+            pytest.skip("nobody cannot import headrace here")
+        yield Path(base), python
+
+
+def test_another_user_mounts(fuse, nobodys):
+    """With a device of its own, as most systems have it: the test's mounts are seen by itself alone."""
+    base, python = nobodys
+    script = (
+        f"mount --make-rprivate / && mknod -m 666 {base}/fuse c 10 229 && "
+        f'mount --bind {base}/fuse /dev/fuse && {python} "$AS_NOBODY" {base}/store.hr {base}/view'
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False,
+        env=os.environ | {"AS_NOBODY": AS_NOBODY},
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mknod" in done.stderr or "nodev" in done.stdout:
+        pytest.skip(f"no device can be made here: {done.stderr}")
+    assert done.stdout == "seen\ndone\n", done.stdout + done.stderr
+
+
+def test_another_user_without_the_right_to_the_device_is_told(fuse, nobodys):
+    if os.stat("/dev/fuse").st_mode & 0o006:
+        pytest.skip("all users may use /dev/fuse here")
+    base, python = nobodys
+    done = subprocess.run(
+        ["sh", "-c", f"{python} \"$AS_NOBODY\" {base}/store.hr {base}/view"],
+        capture_output=True, text=True, check=False, env=os.environ | {"AS_NOBODY": AS_NOBODY},
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "/dev/fuse: Permission denied" in done.stdout
+    assert "mode 0666" in done.stdout
 
 
 def test_options_are_checked():
