@@ -399,7 +399,9 @@ def nobodys(store):
         (Path(base) / "view").mkdir()
         subprocess.run(["chown", "-R", "65534:65534", base], check=True)
         python = f"exec {NOBODY} {sys.executable} -c"
-        if subprocess.run(["sh", "-c", f"{python} 'import headrace.posix.mount'"]).returncode:
+        if subprocess.run(
+            ["sh", "-c", f"{python} 'import headrace.posix.mount'"], check=False
+        ).returncode:
             pytest.skip("nobody cannot import headrace here")
         yield Path(base), python
 
@@ -425,7 +427,7 @@ def test_another_user_without_the_right_to_the_device_is_told(fuse, nobodys):
         pytest.skip("all users may use /dev/fuse here")
     base, python = nobodys
     done = subprocess.run(
-        ["sh", "-c", f"{python} \"$AS_NOBODY\" {base}/store.hr {base}/view"],
+        ["sh", "-c", f'{python} "$AS_NOBODY" {base}/store.hr {base}/view'],
         capture_output=True, text=True, check=False, env=os.environ | {"AS_NOBODY": AS_NOBODY},
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
