@@ -263,9 +263,9 @@ class FileSystem:
     def _read(self, request: Request, before_waiting: Callable[[], None]) -> memoryview:
         asked = protocol.parse_range(request.body)
         file = self._nodes.file(request.node)
-        kept = self._bytes.kept(*file)
+        kept = self._bytes.kept(*file, asked.offset, asked.size)
         if kept is not None:
-            return kept[asked.offset : asked.offset + asked.size]
+            return kept
         before_waiting()
         size = self._file(request.node).size
         return self._bytes.read(*file, size, asked.offset, asked.size)
