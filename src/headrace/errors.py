@@ -14,6 +14,7 @@
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
+  x ControlError      the controller cannot be started, reached or stopped, or refuses
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -27,6 +28,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ControlError",
     "CorruptSample",
     "CorruptStore",
     "DecodeError",
@@ -146,6 +148,10 @@ class StateMismatch(OrderError):
 
 class NodeError(HeadraceError):
     """The node daemon cannot be started, reached or stopped."""
+
+
+class ControlError(HeadraceError):
+    """The controller cannot be started, reached or stopped, or refuses what it was asked."""
 
 
 class DecodeError(HeadraceError):
