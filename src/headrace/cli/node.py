@@ -50,7 +50,9 @@ def start(
     controller_token_file: Annotated[
         Path | None, typer.Option(help="Holds the token for it.")
     ] = None,
-    controller_ca: Annotated[Path | None, typer.Option(help="Authority of its certificate.")] = None,
+    controller_ca: Annotated[
+        Path | None, typer.Option(help="Authority of its certificate.")
+    ] = None,
     controller_cert: Annotated[Path | None, typer.Option(help="Own certificate.")] = None,
     controller_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     as_json: Json = False,

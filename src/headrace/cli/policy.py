@@ -24,7 +24,9 @@ app = typer.Typer(
 
 Controller = Annotated[
     str | None,
-    typer.Option(help="unix:PATH, http://HOST:PORT or https://HOST:PORT. Default: this user's own."),
+    typer.Option(
+        help="unix:PATH, http://HOST:PORT or https://HOST:PORT. Default: this user's own."
+    ),
 ]
 TokenFile = Annotated[Path | None, typer.Option(help="Holds the token for TCP.")]
 Ca = Annotated[Path | None, typer.Option("--tls-ca", help="Authority of the controller.")]

@@ -15,11 +15,13 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace.errors import ControlError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Client", "Endpoint", "Refusal"]
 
@@ -259,7 +261,8 @@ def _tls(endpoint: Endpoint, plain: socket.socket, host: str) -> Any:
 
 
 def _refusal(url: str, status: int, answer: bytes) -> Refusal:
-    message, problems = f"status {status}", ()
+    message = f"status {status}"
+    problems: tuple[str, ...] = ()
     try:
         error = json.loads(answer)["error"]
         message, problems = str(error["message"]), tuple(map(str, error.get("problems", ())))

@@ -102,5 +102,7 @@ def _plane_state(described: dict[str, Any]) -> PlaneState:
         ram_bytes=described["ram_bytes"],
         delivered_bytes={"ram": ram, "source": max(0, delivered - ram)},
         stall_s={"limit": sum(flow["held_s"] for flow in governed["flows"])},
-        sessions={job["name"]: job["sessions"] for job in described["jobs"][:JOBS_MAX] if job["name"]},
+        sessions={
+            job["name"]: job["sessions"] for job in described["jobs"][:JOBS_MAX] if job["name"]
+        },
     )

@@ -27,7 +27,7 @@ def amount(value: object) -> float:
         found = _PATTERN.fullmatch(value)
         if found is None or (found[3] and not found[2]):
             raise ValueError(f"{value!r} is no amount, {expected}")
-        number = float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]]
+        number = float(found[1]) * float((1024 if found[3] else 1000) ** _POWERS[found[2]])
     else:
         number = float(value)
     if not 0 < number <= _MAX:

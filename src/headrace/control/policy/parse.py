@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.control.policy.amounts import amount
 from headrace.control.policy.check import problems_of
 from headrace.control.policy.document import (
-    PRIORITIES,
     RESOURCES,
     FileSystem,
     JobRule,
@@ -59,19 +58,19 @@ def _load(text: str) -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.events.AliasEvent):
                 raise yaml.constructor.ConstructorError(
-                    None, None, "references (*name) are not allowed", self.peek_event().start_mark
+                    None, None, "references (*name) are not allowed", _mark(self)
                 )
             self.depth += 1
             if self.depth > DEPTH_MAX:
                 raise yaml.constructor.ConstructorError(
-                    None, None, "it is nested too deeply", self.peek_event().start_mark
+                    None, None, "it is nested too deeply", _mark(self)
                 )
             try:
                 return super().compose_node(parent, index)
             finally:
                 self.depth -= 1
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
             for key, _ in node.value:
                 if key.value in seen:
@@ -100,6 +99,11 @@ def parse_document(document: Any) -> Policy:
         left = len(problems) - PROBLEMS_MAX
         raise PolicyError(problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else []))
     return policy
+
+
+def _mark(loader: Any) -> Any:
+    """Where it reads."""
+    return loader.peek_event().start_mark
 
 
 class _Reading:
@@ -158,7 +162,7 @@ class _Reading:
             self._wrong(f"{at}.user", f"is {user!r}, expected a user's name")
             user = None
         priority = found.get("priority", "normal")
-        if not isinstance(priority, str) or priority not in PRIORITIES:
+        if priority not in ("high", "normal", "low"):
             self._wrong(f"{at}.priority", f"is {priority!r}, expected high, normal or low")
             priority = "normal"
         cache = self._amount(found, "cache_bytes", at)

@@ -102,7 +102,7 @@ class Controller:
                 self._database.save_leases(self.ruler.outstanding(now))
                 self.degraded = ""
             except Fenced as e:
-                _log.error("%s", e)  # noqa: TRY400 - it says all
+                _log.error("%s", e)
                 self._fenced()
                 return
             except ControlError as e:
@@ -179,7 +179,7 @@ class Controller:
     ) -> Callable[[Request], Awaitable[Response]]:
         """Let only those in who may, and answer whatever goes wrong."""
 
-        async def answer(request: Request) -> Response:
+        async def answer(request: Request) -> Response:  # noqa: PLR0911 - one for each error
             try:
                 async with asyncio.timeout(ANSWER_S):
                     return await handle(request, self._caller(request, role))

@@ -171,7 +171,9 @@ class Database:
                 (json.dumps(document), who, at),
             )
             version = int(cursor.lastrowid or 0)
-            connection.execute("DELETE FROM policies WHERE version <= ?", (version - POLICIES_KEPT,))
+            connection.execute(
+                "DELETE FROM policies WHERE version <= ?", (version - POLICIES_KEPT,)
+            )
         return version
 
     def leases(self) -> list[dict[str, Any]]:
@@ -222,5 +224,3 @@ def _locked(path: Path) -> int:
         os.close(fd)
         raise
     return fd
-
-

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from headrace.control.service.auth import Peer
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Generator, Sequence
 
 __all__ = ["HEAD_BYTES_MAX", "REQUEST_S", "Listener", "Server", "config_for"]
@@ -83,7 +83,9 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family == socket.AF_UNIX:
         size = struct.calcsize("3i")
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        _, uid, _ = struct.unpack(
+            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
         return Peer(uid=uid)
     tls = transport.get_extra_info("ssl_object")
     return Peer(certified=tls is not None and bool(tls.getpeercert()))
@@ -120,7 +122,8 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen on its own sockets; `sockets` are none of them."""
+        del sockets
         loop = asyncio.get_running_loop()
         self.servers = []
 
@@ -128,10 +131,14 @@ class Server(uvicorn.Server):
             return _Connection(self.config, self.server_state, {})
 
         for listener in self._listeners:
-            deadline = {} if listener.tls is None else {"ssl_handshake_timeout": HANDSHAKE_S}
+            handshake_s = None if listener.tls is None else HANDSHAKE_S
             self.servers.append(
                 await loop.create_server(
-                    connection, sock=listener.sock, ssl=listener.tls, backlog=512, **deadline
+                    connection,
+                    sock=listener.sock,
+                    ssl=listener.tls,
+                    backlog=512,
+                    ssl_handshake_timeout=handshake_s,
                 )
             )
         self.started = True

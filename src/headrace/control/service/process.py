@@ -109,8 +109,7 @@ def run(folder: RuntimeFolder, options: ControlOptions) -> None:
         with contextlib.ExitStack() as stack:
             listeners = [Listener(_listen_unix(folder.socket, 0o600))]
             tls = _tls(options)
-            for where in options.listen:
-                listeners.append(stack.enter_context(_listen(where, tls)))
+            listeners += [stack.enter_context(_listen(where, tls)) for where in options.listen]
             _log.info(
                 "process %d rules with epoch %d of %s", os.getpid(), database.epoch, database.path
             )

@@ -155,14 +155,16 @@ class Ruler:
             raise Refused(404, "no such plane: register first")
         if message.sequence <= plane.sequence:
             self.refused += 1
-            raise Refused(409, f"report {message.sequence} after {plane.sequence}: replayed, or late")
+            raise Refused(
+                409, f"report {message.sequence} after {plane.sequence}: replayed, or late"
+            )
         plane.sequence = message.sequence
         plane.reports += 1
         self.reports += 1
         plane.told_s = now
         plane.state = message.state
         seconds = max(message.seconds, 1e-3)
-        reported = set()
+        reported: set[FlowKey] = set()
         for flow in message.flows:
             self._count(plane, flow, seconds, now, reported)
         for flow_key in [k for k in plane.seen if k not in reported]:

@@ -166,7 +166,9 @@ class Table:
             capacity=_rows(capacities),
             system=_integers(number_of[s] for s in at_user),
             user_weight=_column(r.weight_on(s) for r, s in zip(user_rules, at_user, strict=True)),
-            user_cap=_rates((r.cap_on(s) for r, s in zip(user_rules, at_user, strict=True)), np.inf),
+            user_cap=_rates(
+                (r.cap_on(s) for r, s in zip(user_rules, at_user, strict=True)), np.inf
+            ),
             user_guarantee=_rates(
                 (r.guarantee_on(s) for r, s in zip(user_rules, at_user, strict=True)), 0.0
             ),

@@ -95,9 +95,7 @@ def decide(problem: Problem) -> Shares:
     wanted = _by_priority(p, job_low, job_high)
     spare_high = np.maximum(p.job_cap, wanted)
     user_wanted = _sums(p.user, wanted, users)
-    user_high = np.maximum(
-        np.minimum(p.user_cap, _sums(p.user, spare_high, users)), user_wanted
-    )
+    user_high = np.maximum(np.minimum(p.user_cap, _sums(p.user, spare_high, users)), user_wanted)
     user_all = _fill(p.system, p.user_weight, user_wanted, user_high, p.capacity)
     job_all = _fill(p.user, p.job_weight, wanted, spare_high, user_all)
     even = np.ones(len(p.job))
@@ -123,7 +121,8 @@ def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
     there = np.maximum(p.capacity - in_use, 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         part = np.where(asked > there, there / np.where(asked > 0, asked, 1.0), 1.0)
-    return np.minimum(reserved, low) + open_ * part[p.system][p.user]
+    found: Floats = np.minimum(reserved, low) + open_ * part[p.system][p.user]
+    return found
 
 
 def _by_priority(p: Problem, low: Floats, high: Floats) -> Floats:
@@ -155,9 +154,7 @@ def _sums(group: Integers, values: Floats, groups: int) -> Floats:
     return np.stack(columns, axis=1) if columns else np.zeros((groups, 0))
 
 
-def _fill(
-    group: Integers, weight: Floats, low: Floats, high: Floats, amount: Floats
-) -> Floats:
+def _fill(group: Integers, weight: Floats, low: Floats, high: Floats, amount: Floats) -> Floats:
     """`fill` for [n, R] and [groups, R]."""
     columns = [
         fill(group, weight, low[:, r], high[:, r], amount[:, r]) for r in range(low.shape[1])

@@ -18,7 +18,9 @@ WAIT_SHARE = 0.02
 """A flow that was held back for less of the time did not want for anything."""
 
 
-def demand_after(before: float, used: float, seconds: float, held_s: float, waiting: float) -> float:
+def demand_after(
+    before: float, used: float, seconds: float, held_s: float, waiting: float
+) -> float:
     """Estimate the demand after an interval.
 
     Args:
