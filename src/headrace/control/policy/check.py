@@ -87,8 +87,10 @@ def _own(policy: Policy, at: str, rule: Rule) -> Iterator[str]:
                     f"{at}: guarantee.{resource} of {amount_text(wanted)} contradicts its "
                     f"cap of {amount_text(most)} on {name!r}"
                 )
-            there = None if system is None else getattr(system.capacity, resource)
-            if there is None and (name in rule.file_systems or system is not None):
+            named = name in rule.file_systems and getattr(
+                rule.file_systems[name].guarantee, resource
+            )
+            if named and (system is None or getattr(system.capacity, resource) is None):
                 yield (
                     f"{at}: guarantee.{resource} on {name!r} means nothing, because "
                     f"file_systems.{name} has no capacity.{resource}"

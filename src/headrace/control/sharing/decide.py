@@ -100,10 +100,10 @@ def decide(problem: Problem) -> Shares:
     job_all = _fill(p.user, p.job_weight, wanted, spare_high, user_all)
     even = np.ones(len(p.job))
     flows = _fill(p.job, even, np.minimum(grant, flow_high), flow_high, wanted)
-    # A silent plane cannot be told of more, and cannot be told of less.
     most = np.where(held, grant, np.inf)
     flows = _fill(p.job, even, flows, np.maximum(most, flows), job_all)
-    return Shares(flows, job_all, wanted)
+    # A silent plane cannot be told of more, nor of less, even if it has more than there is.
+    return Shares(np.where(held, grant, flows), job_all, wanted)
 
 
 def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
@@ -115,12 +115,12 @@ def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
     most = np.maximum(p.user_cap, _sums(p.user, reserved, users))
     low = _fill(p.user, p.job_weight, low, high, np.minimum(promised, most))
     # More was promised than there is: each gets the same part of its own, beyond what is in use.
-    open_ = np.maximum(low - reserved, 0.0)
+    open_ = _less(low, reserved)
     in_use = _sums(p.system, _sums(p.user, reserved, users), systems)
     asked = _sums(p.system, _sums(p.user, open_, users), systems)
-    there = np.maximum(p.capacity - in_use, 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        part = np.where(asked > there, there / np.where(asked > 0, asked, 1.0), 1.0)
+    there = _less(p.capacity, in_use)
+    part = np.ones(asked.shape)
+    np.divide(there, asked, out=part, where=asked > there)
     found: Floats = np.minimum(reserved, low) + open_ * part[p.system][p.user]
     return found
 
@@ -134,11 +134,11 @@ def _by_priority(p: Problem, low: Floats, high: Floats) -> Floats:
         others = _sums(p.user, np.where(mine, 0.0, given), users)
         user_low = _sums(p.user, np.where(mine, low, 0.0), users)
         user_high = np.minimum(
-            np.maximum(p.user_cap - others, 0.0),
+            _less(p.user_cap, others),
             _sums(p.user, np.where(mine, high, 0.0), users),
         )
         user_high = np.maximum(user_high, user_low)
-        left = np.maximum(p.capacity - _sums(p.system, others, systems), 0.0)
+        left = _less(p.capacity, _sums(p.system, others, systems))
         user_given = _fill(p.system, p.user_weight, user_low, user_high, left)
         poured = _fill(
             p.user, p.job_weight,
@@ -146,6 +146,13 @@ def _by_priority(p: Problem, low: Floats, high: Floats) -> Floats:
         )  # fmt: skip
         given = np.where(mine, poured, given)
     return given
+
+
+def _less(amount: Floats, taken: Floats) -> Floats:
+    """What is left of each; of an infinite amount, all."""
+    finite = np.isfinite(amount)
+    left = np.where(finite, amount, 0.0) - np.where(finite, taken, 0.0)
+    return np.where(finite, np.maximum(left, 0.0), np.inf)
 
 
 def _sums(group: Integers, values: Floats, groups: int) -> Floats:

@@ -28,8 +28,8 @@ def fill(
     Args:
         group: [n] the group of each, 0 to len(amount) - 1.
         weight: [n] above 0.
-        low: [n] the least each gets, finite; if all these together are too much, they are
-            scaled down.
+        low: [n] the least each gets, infinite only where the amount is; if all these together are
+            too much, they are scaled down.
         high: [n] the most each gets, at least `low`; may be infinite.
         amount: [groups] to be shared out; may be infinite.
 
@@ -40,9 +40,11 @@ def fill(
     lows = np.bincount(group, low, groups)
     highs = np.bincount(group, high, groups)
     enough, short = amount >= highs, lows > amount
+    scale = np.ones(groups)
+    np.divide(amount, lows, out=scale, where=short)
     given = np.where(enough[group], high, low)
-    scale = np.where(short, amount / np.where(lows > 0, lows, 1.0), 1.0)
-    given = np.where(short[group], low * scale[group], given)
+    of_short = short[group]
+    given[of_short] = low[of_short] * scale[group][of_short]
     # Who is left gets something between its bounds.
     between = np.flatnonzero(~(enough | short)[group] & (high > low))
     if not len(between):
@@ -52,7 +54,8 @@ def fill(
     rest = amount[group[ones]] - (lows[group[ones]] - low[ones])
     given[ones] = np.clip(rest, low[ones], high[ones])
     if len(many):
-        given[many] = _poured(group[many], weight[many], low[many], high[many], amount - lows)
+        more = np.where(enough, 0.0, amount) - np.where(enough, 0.0, lows)
+        given[many] = _poured(group[many], weight[many], low[many], high[many], more)
     return given
 
 
