@@ -71,7 +71,6 @@ class Controller:
         self.ruler = Ruler(policy, database.reign, database.epoch, now)
         self.ruler.set_policy(policy, version)
         self.ruler.adopt(database.leases(), now)
-        self.ruler.warm_up(now)
         self.degraded = ""
         self._database = database
         self._tokens = tokens
