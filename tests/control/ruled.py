@@ -78,7 +78,9 @@ class Simulated:
             ]
             flows.append(
                 Flow(
-                    job, system, tuple(u * seconds for u in self.used[job]),
+                    job,
+                    system,
+                    tuple(u * seconds for u in self.used[job]),
                     tuple(w if s else 0.0 for w, s in zip(wanted, scarce, strict=True)),
                     tuple(seconds if s else 0.0 for s in scarce),
                 )

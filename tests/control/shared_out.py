@@ -35,7 +35,9 @@ class Case:
                 user=np.zeros(n, np.int64),
                 job_weight=np.array(weight or [1.0] * n, float),
                 job_cap=column(cap, INF),
-                job_guarantee=np.where(np.isinf(column(guarantee, 0.0)), 0.0, column(guarantee, 0.0)),
+                job_guarantee=np.where(
+                    np.isinf(column(guarantee, 0.0)), 0.0, column(guarantee, 0.0)
+                ),
                 priority=np.array(priority or [0] * n, np.int64),
                 job=np.arange(n),
                 demand=np.array([[float(d), 0.0, 0.0] for d in demands]),

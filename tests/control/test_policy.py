@@ -57,7 +57,10 @@ def test_an_empty_policy_limits_nothing(text):
     [
         ("jbos: {}", "jbos: is not known; did you mean 'jobs'?"),
         ("jobs: {t: {waight: 2}}", "jobs.t.waight: is not known; did you mean 'weight'?"),
-        ("jobs: {t: {cap: {bytes: 1}}}", "jobs.t.cap.bytes: is not known; did you mean 'bytes_per_s'"),
+        (
+            "jobs: {t: {cap: {bytes: 1}}}",
+            "jobs.t.cap.bytes: is not known; did you mean 'bytes_per_s'",
+        ),
         ("jobs: {t: {cap: {bytes_per_s: -1}}}", "jobs.t.cap.bytes_per_s: -1 is out of bounds"),
         ("jobs: {t: {cap: {bytes_per_s: fast}}}", "'fast' is no amount"),
         ("jobs: {t: {cap: {bytes_per_s: .nan}}}", "out of bounds"),
@@ -101,7 +104,8 @@ SYSTEM = "file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100M}}}\n"
             "jobs.t: guarantee.bytes_per_s of 2M contradicts its cap of 1M",
         ),
         (
-            SYSTEM + "jobs: {s: {guarantee: {bytes_per_s: 60M}}, t: {guarantee: {bytes_per_s: 60M}}}",
+            SYSTEM
+            + "jobs: {s: {guarantee: {bytes_per_s: 60M}}, t: {guarantee: {bytes_per_s: 60M}}}",
             "capacity.bytes_per_s of 100M is less than the 120M guaranteed to jobs s, t",
         ),
         (
@@ -155,14 +159,16 @@ def test_an_amount_is_read_back_as_it_was_written(value):
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.integers(),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["jobs", "users", "file_systems", "cap", "weight", "bytes_per_s", "on", "paths"]
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["jobs", "users", "file_systems", "cap", "weight", "bytes_per_s", "on", "paths"]
+                )
+                | st.text(max_size=5),
+                inner,
+                max_size=4,
             )
-            | st.text(max_size=5),
-            inner,
-            max_size=4,
         ),
         max_leaves=12,
     )

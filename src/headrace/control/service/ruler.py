@@ -42,6 +42,8 @@ REPORTS_PER_S = 400
 
 SILENT_AFTER = 3.0
 """A plane that has not reported for so many times its pace is silent."""
+SILENT_S_MIN = 2.5
+"""A node that is busy may be late."""
 
 IDLE_S = 30.0
 """A flow that neither used nor wanted anything for so long is forgotten."""
@@ -162,6 +164,8 @@ class Ruler:
         plane.sequence = message.sequence
         plane.reports += 1
         self.reports += 1
+        if now - plane.told_s > self._silent_s:
+            self.shares = None  # it was held to what it had: decide anew
         plane.told_s = now
         plane.state = message.state
         seconds = max(message.seconds, 1e-3)
@@ -218,7 +222,9 @@ class Ruler:
         for r in range(len(RESOURCES)):
             before = float(table.demand[row, r])
             used, waiting, held_s = flow.used[r], flow.waiting[r], flow.held_s[r]
-            table.demand[row, r] = demand_after(before, used, seconds, held_s, waiting)
+            table.demand[row, r] = demand_after(
+                before, used, seconds, held_s, waiting, held=any(flow.waiting)
+            )
             table.used[row, r] = used / seconds
             busy = busy or used > 0 or waiting > 0
         if busy:
@@ -277,8 +283,12 @@ class Ruler:
             self._stale = False
         return self.shares
 
+    @property
+    def _silent_s(self) -> float:
+        return max(SILENT_S_MIN, SILENT_AFTER * self.report_s)
+
     def _silent(self, now: float) -> NDArray[np.int64]:
-        limit = SILENT_AFTER * self.report_s
+        limit = self._silent_s
         return np.array(
             [p.number for p in self._planes.values() if now - p.told_s > limit], np.int64
         )
