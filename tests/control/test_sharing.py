@@ -145,9 +145,9 @@ def test_what_nobody_wants_is_ready_for_whoever_wakes():
 @pytest.mark.parametrize(
     ("before", "used", "held_s", "waiting", "expected"),
     [
-        (0.0, 100.0, 0.0, 0.0, 110.0),
+        (0.0, 100.0, 0.0, 0.0, 105.0),
         (1000.0, 0.0, 0.0, 0.0, 62.5),
-        (INF, 100.0, 0.0, 0.0, 110.0),
+        (INF, 100.0, 0.0, 0.0, 105.0),
         (0.0, 100.0, 0.5, 0.0, INF),
         (0.0, 0.0, 0.0, 5.0, INF),
         (1.0, 0.0, 0.0, 0.0, 0.0),

@@ -152,6 +152,9 @@ class Ruler:
         Raises:
             Refused: it is not known (404: register again), or says something twice (409).
         """
+        return self._lease(self._count_all(key, message, now), now)
+
+    def _count_all(self, key: str, message: Report, now: float) -> Plane:
         plane = self._planes.get(key)
         if plane is None:
             self.refused += 1
@@ -174,7 +177,7 @@ class Ruler:
             self._count(plane, flow, seconds, now, reported)
         for flow_key in [k for k in plane.seen if k not in reported]:
             self._rest(plane, flow_key, now)
-        return self._lease(plane, now)
+        return plane
 
     def leave(self, key: str) -> None:
         """A plane ends, and gives back what it has.

@@ -12,7 +12,7 @@ import math
 
 __all__ = ["HALF_LIFE_S", "HEADROOM", "HEADROOM_HELD", "WAIT_SHARE", "demand_after"]
 
-HEADROOM = 1.1
+HEADROOM = 1.05
 HEADROOM_HELD = 2.0
 HALF_LIFE_S = 0.25
 WAIT_SHARE = 0.02
