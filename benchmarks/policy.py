@@ -16,6 +16,7 @@ import argparse
 import datetime as dt
 import json
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     results: dict[str, Any] = {
-        "benchmark": "policy", "machine": machine.describe(),
+        "benchmark": "policy", "machine": machine.describe(Path(tempfile.gettempdir())),
         "simulated_decision": simulated.decision_time(), "simulated_sharing": simulated.compare(),
     }  # fmt: skip
     stem = given.out / f"policy-{dt.datetime.now(dt.UTC).date().isoformat()}"

@@ -86,7 +86,7 @@ def _psfa(workload: Workload, collect_every: int) -> np.ndarray:
 
 
 def _headrace(workload: Workload, pace_s: float) -> np.ndarray:
-    """One plane that reports every `pace_s`; returns what each job could use on average of a second."""
+    """One plane that reports every `pace_s`; returns what each job might use in each interval."""
     jobs = workload.demand.shape[1]
     policy = parse_policy(
         f"file_systems: {{fs: {{paths: [/fs], capacity: {{bytes_per_s: {CAPACITY}}}}}}}"
@@ -146,7 +146,7 @@ def decision_time(planes: int = 1000, jobs: int = 5000, rounds: int = 15) -> dic
         ruler.register(Register(API, f"n{p}", f"u{p % 200}", 1, secrets.token_hex(16)), 0.0)
         for p in range(planes)
     ]
-    on = [list(range(p, jobs, planes)) + [int(random.integers(jobs))] for p in range(planes)]
+    on = [[*range(p, jobs, planes), int(random.integers(jobs))] for p in range(planes)]
     reports = []
     for p in range(planes):
         flows = []
@@ -174,6 +174,7 @@ def decision_time(planes: int = 1000, jobs: int = 5000, rounds: int = 15) -> dic
     return {
         "label": SIMULATED, "planes": planes, "jobs": len(ruler.jobs()),
         "flows": sum(ruler.jobs().values()), "first_s": times[0],
-        "median_s": statistics.median(times[1:]), "max_s": max(times[1:]), "median_cpu_s": statistics.median(cpu[1:]),
+        "median_s": statistics.median(times[1:]), "max_s": max(times[1:]),
+        "median_cpu_s": statistics.median(cpu[1:]),
         "count_one_report_s": count_s,
     }  # fmt: skip

@@ -23,8 +23,8 @@ from control.shared_out import cases, share
 from headrace.control.policy import PolicyError
 from headrace.control.policy.parse import parse_policy
 from headrace.control.sharing import Problem, decide
-from node.test_allowances import Client, Clock, Data, go_on, lease
 from headrace.node.allowances import Allowances
+from node.test_allowances import Client, Clock, Data, go_on, lease
 
 
 def test_f6_a_limit_is_turned_while_data_flows():
