@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -186,3 +187,11 @@ def test_any_document_is_a_policy_or_an_error_of_policies(document):
 def test_any_text_is_a_policy_or_an_error_of_policies(text):
     with contextlib.suppress(PolicyError):
         parse_policy(text)
+
+
+@pytest.mark.parametrize("page", ["examples/policy.yaml", "docs/howto/control.md"])
+def test_the_policies_in_the_documentation_are_good(page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    if page.endswith(".md"):
+        text = text.split("```yaml\n")[1].split("```")[0]
+    assert parse_policy(text).file_systems["scratch"].capacity.bytes_per_s

@@ -192,7 +192,9 @@ def test_a_report_twice_or_late_is_refused(controller):
     request(controller, "DELETE", f"/v1/planes/{lease['plane']}")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/planes/x/y", "/v2/state", "/v1/planes/%00/report"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/planes/x/y", "/v2/state", "/v1/planes/%00/report"]
+)
 def test_unknown_places_are_errors(controller, path):
     import http.client
 
@@ -255,7 +257,9 @@ HEAD = b"POST /v1/planes HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
 def test_whoever_drips_is_hung_up_on(controller, chunks):
     token = controller.token.encode()
     chunks = [chunk.replace(b"TOKEN", token) for chunk in chunks]
-    answer = raw(controller, *chunks, pause_s=1.0 if len(chunks) > 2 else 0.0)  # returns: it was cut
+    answer = raw(
+        controller, *chunks, pause_s=1.0 if len(chunks) > 2 else 0.0
+    )  # returns: it was cut
     assert b" 200 " not in answer
     assert controller.state()["pid"] == controller.process.pid
 
@@ -331,9 +335,12 @@ def test_a_controller_that_is_told_to_end_ends_with_clients_on_the_line(own):
 
 
 def test_a_full_disk_refuses_policies_and_the_controller_rules_on(own, monkeypatch):
-    if os.geteuid() != 0 or subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", own.parent], check=False
-    ).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", own.parent], check=False
+        ).returncode
+    ):
         pytest.skip("a small file system cannot be mounted here")
     try:
         one = own()
@@ -386,7 +393,9 @@ def test_the_client_says_what_was_refused(controller, tmp_path):
     client.close()
 
 
-@pytest.mark.parametrize("url", ["", "unix:x", "http://h", "ftp://h:1", "http://h:1/x", "http://h:x"])
+@pytest.mark.parametrize(
+    "url", ["", "unix:x", "http://h", "ftp://h:1", "http://h:1/x", "http://h:x"]
+)
 def test_addresses_that_are_none_are_refused(url):
     with pytest.raises(ValueError, match="expected unix:/PATH"):
         Endpoint(url=url)

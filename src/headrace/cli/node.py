@@ -45,7 +45,9 @@ def start(
     ] = None,
     controller: Annotated[
         str | None,
-        typer.Option(help="unix:PATH or http(s)://HOST:PORT: says what jobs may take."),
+        typer.Option(
+            help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT."
+        ),
     ] = None,
     controller_token_file: Annotated[
         Path | None, typer.Option(help="Holds the token for it.")
@@ -69,7 +71,10 @@ def start(
     token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
     if controller is not None:
         from headrace.control.client import Endpoint
+        from headrace.runtime import control_folder
 
+        if controller == "own":
+            controller = f"unix:{control_folder().socket}"
         endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
     cache_bytes = None if cache is None else _bytes(cache)
     options = NodeOptions(
