@@ -53,9 +53,9 @@ class Plot:
     lease_s: float = 4.0
     expired_s: float = 6.0
     back_s: float = 7.0
-    capacity: float = 60 * MB
-    cap: float = 10 * MB
-    floor: float = 15 * MB
+    capacity: float = 24 * MB
+    cap: float = 4 * MB
+    floor: float = 6 * MB
     simulate: str = "nfs"
 
     @property

@@ -149,12 +149,6 @@ def parent():
 
 
 @pytest.fixture(scope="module")
-def folder(parent):
-    """The controller's runtime folder."""
-    return RuntimeFolder(parent / "rt-control", "control", "controller")
-
-
-@pytest.fixture(scope="module")
 def controller(parent):
     """A controller that a module's tests share: they leave it as it was, but for its policy."""
     one = ControllerProcess(parent)

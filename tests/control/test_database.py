@@ -125,7 +125,7 @@ def test_a_full_disk_refuses_a_policy_and_keeps_the_one_before(small_disk):
         while True:
             filler.write(bytes(4096))
             filler.flush()
-    with pytest.raises(ControlError, match="cannot be written: .*full"):
+    with pytest.raises(ControlError, match=r"cannot be written: .*full"):
         database.save_policy({"jobs": {str(i): {"weight": 2} for i in range(5000)}}, "me", "now")
     assert database.policy() == (1, {"lease_s": 5})
     (small_disk / "filler").unlink()

@@ -14,24 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from control.service import (
-    ControllerProcess,
-    controller,  # noqa: F401
-    folder,  # noqa: F401
-    own,  # noqa: F401
-    parent,  # noqa: F401
-    request,
-    uid_of_another,
-    until,
-)
+from control.service import ControllerProcess, request, uid_of_another, until
 from headrace.control.client import Client, Endpoint, Refusal
 from headrace.control.messages import API, BODY_BYTES_MAX
 from headrace.control.service.http import REQUEST_S
 from headrace.control.service.process import ControlOptions
 from headrace.errors import ControlError, HeadraceError
-
-# Fixtures of another module, by name.
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 def report(sequence=1, flows=(), **more):

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control.ruled import FS, World, total
-from control.service import controller, folder, parent, request  # noqa: F401
+from control.service import controller, parent, request  # noqa: F401
 from control.shared_out import cases, share
 from headrace.control.policy import PolicyError
 from headrace.control.policy.parse import parse_policy
