@@ -179,5 +179,12 @@ def own(tmp_path):
     shutil.rmtree(place)
 
 
+def fill_up(path):
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as filler, pytest.raises(OSError, match="space"):
+        while True:
+            filler.write(bytes(4096))
+
+
 def uid_of_another():
     return os.geteuid() + 12345

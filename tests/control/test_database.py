@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from control.service import fill_up
 from headrace.control.service.database import Database, Fenced
 from headrace.errors import ControlError
 
@@ -121,10 +122,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_refuses_a_policy_and_keeps_the_one_before(small_disk):
     database = Database(small_disk / "c.db")
     database.save_policy({"lease_s": 5}, "me", "now")
-    with (small_disk / "filler").open("wb") as filler, pytest.raises(OSError, match="space"):
-        while True:
-            filler.write(bytes(4096))
-            filler.flush()
+    fill_up(small_disk / "filler")
     with pytest.raises(ControlError, match=r"cannot be written: .*full"):
         database.save_policy({"jobs": {str(i): {"weight": 2} for i in range(5000)}}, "me", "now")
     assert database.policy() == (1, {"lease_s": 5})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from control.service import ControllerProcess, request, uid_of_another, until
+from control.service import ControllerProcess, fill_up, request, uid_of_another, until
 from headrace.control.client import Client, Endpoint, Refusal
 from headrace.control.messages import API, BODY_BYTES_MAX
 from headrace.control.service.http import REQUEST_S
@@ -333,10 +333,7 @@ def test_a_full_disk_refuses_policies_and_the_controller_rules_on(own, monkeypat
     try:
         one = own()
         one.apply("lease_s: 7")
-        with (own.parent / "filler").open("wb") as filler, pytest.raises(OSError, match="space"):
-            while True:
-                filler.write(bytes(4096))
-                filler.flush()
+        fill_up(own.parent / "filler")
         big = "jobs: {" + ", ".join(f"j{i}: {{weight: 2}}" for i in range(3000)) + "}"
         status, answer = request(one, "PUT", "/v1/policy", big.encode())
         assert status == 507
