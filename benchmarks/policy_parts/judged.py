@@ -71,7 +71,8 @@ def draw(scene: Scene, stem: Path) -> list[Path]:
     }  # fmt: skip
     for event, text in marks.items():
         _mark(axes, scene.events[event], text)
-    _mark(axes, scene.events["controller killed"] + scene.plot.lease_s, "lease ends: floor")
+    lapse_s = scene.events["controller killed"] + scene.plot.lease_s
+    _mark(axes, lapse_s, "lease ends: floor", down=24)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MB/s delivered, over 0.5 s")
     axes.set_ylim(bottom=0)
@@ -89,9 +90,9 @@ def draw(scene: Scene, stem: Path) -> list[Path]:
     return written
 
 
-def _mark(axes: Any, when: float, text: str) -> None:
+def _mark(axes: Any, when: float, text: str, down: int = 10) -> None:
     axes.axvline(when, color="#777777", linestyle="--", linewidth=1)
     axes.annotate(
-        text, (when, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -10),
+        text, (when, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -down),
         textcoords="offset points", fontsize=8, color="#444444",
     )  # fmt: skip
