@@ -173,6 +173,19 @@ def test_a_job_that_the_controller_does_not_know_waits_for_its_answer(clock):
     assert client.got == pytest.approx(50, abs=2)
 
 
+def test_a_job_that_begins_while_the_controller_is_gone_waits_a_second_and_no_more(
+    allowances, clock
+):
+    allowances.apply(lease({}, lease_s=60.0), clock.now)
+    client = Client(allowances, "new", Data(), asked=1000)
+    client.pump()
+    go_on(allowances, clock, 0.9)
+    assert client.got == 1
+    go_on(allowances, clock, 0.3)
+    assert client.got == 1000
+    assert allowances.left_s > 0
+
+
 def test_paths_belong_to_the_longest_mount_and_to_other(allowances, clock, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to(tmp_path / "far")

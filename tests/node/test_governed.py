@@ -8,6 +8,7 @@ import pytest
 
 import headrace as hr
 from control.service import own  # noqa: F401
+from headrace.config import ReaderOptions
 from headrace.control.client import Endpoint
 from headrace.node.quota import Want, share_out
 from node.conftest import node_loader, report_of, seen, serving, until
@@ -20,7 +21,9 @@ CAP = 1 << 40
 def governed(folder, own):  # noqa: F811
     """A controller and a daemon that asks it."""
     controller = own()
-    with serving(folder, controller=Endpoint(url=controller.url)) as server:
+    # What lies in the page cache is no use of a file system: this storage is simulated, nothing kept.
+    options = {"reader": ReaderOptions(simulate="nfs"), "ram_bytes": 1}
+    with serving(folder, controller=Endpoint(url=controller.url), **options) as server:
         yield controller, server
 
 
@@ -60,7 +63,6 @@ def test_what_the_policy_says_reaches_the_daemon_and_nothing_else_changes(
 def test_a_job_that_is_held_back_gets_every_sample_once(governed, store, monkeypatch):
     controller, server = governed
     monkeypatch.setenv("HEADRACE_JOB", "slow")
-    # The page cache is paid back: what is limited here are the reads, until that is known.
     controller.apply("jobs: {slow: {cap: {bytes_per_s: 3M, reads_per_s: 400}}}\n")
     until(lambda: server.governed.agent.describe()["registered"])
     expected = seen(hr.loader(store, 32, seed=3))

@@ -41,6 +41,9 @@ FIRST_RATE = 1.0
 """What a flow has that the controller has not heard of, while a lease runs: its first batch passes, the
 rest waits for the answer."""
 
+FIRST_S = 1.0
+"""It waits no longer: a controller that is gone must not stop a job that begins while a lease runs."""
+
 FREE = Cost()
 
 
@@ -110,6 +113,7 @@ class Allowances:
         self._lock = threading.RLock()
         self._flows: dict[tuple[str, str], _Flow] = {}
         self._held: dict[Payer, _Flow] = {}
+        self._new: dict[_Flow, float] = {}  # until when it waits to be known
         self._places: list[tuple[str, str]] = []
         self._known: dict[str, str] = {}
         self._leased = False
@@ -167,8 +171,8 @@ class Allowances:
                 for flow in self._flows.values()
                 if flow.waiting
             ]
-            if self._leased:
-                waits.append(max(0.0, self._until_s - now))
+            ends = [self._until_s, *self._new.values()] if self._leased else []
+            waits += [max(0.0, end - now) for end in ends]
             return min(waits, default=None)
 
     def let_go(self) -> None:
@@ -250,6 +254,7 @@ class Allowances:
                 flow = self._flows.get((grant.job, grant.file_system))
                 if flow is not None:
                     flow.limit.set_rates(grant.rates, now)
+                    self._new.pop(flow, None)
             self._lapse(now)
         if self._held:
             self.wake()
@@ -264,8 +269,12 @@ class Allowances:
         if self._leased and now >= self._until_s:
             self._leased = False
             self.lapses += 1
+            self._new.clear()
             for flow in self._flows.values():
                 flow.limit.set_rates(self._default, now)
+        for flow in [flow for flow, until_s in self._new.items() if now >= until_s]:
+            del self._new[flow]
+            flow.limit.set_rates(self._default, now)
 
     # -- flows ------------------------------------------------------------------------------------
 
@@ -279,6 +288,7 @@ class Allowances:
             flow = self._flows[job, system] = _Flow(now)
             if self._leased:
                 flow.limit.set_rates((FIRST_RATE,) * len(LIMITED), now)
+                self._new[flow] = now + FIRST_S
             elif self.lapses:
                 flow.limit.set_rates(self._default, now)
             self.poke()
