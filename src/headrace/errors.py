@@ -15,6 +15,7 @@
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
   x MountError        a store cannot be mounted, or a mount not be taken away
+  x ControlError      the controller cannot be started, reached or stopped, or refuses
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -28,6 +29,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ControlError",
     "CorruptSample",
     "CorruptStore",
     "DecodeError",
@@ -152,6 +154,10 @@ class NodeError(HeadraceError):
 
 class MountError(HeadraceError):
     """A store cannot be mounted on a folder, or a mount cannot be taken away."""
+
+
+class ControlError(HeadraceError):
+    """The controller cannot be started, reached or stopped, or refuses what it was asked."""
 
 
 class DecodeError(HeadraceError):

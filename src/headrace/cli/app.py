@@ -14,6 +14,7 @@ from headrace.cli import (
     append,
     cache,
     cat,
+    control,
     demo,
     exit_codes,
     index,
@@ -22,6 +23,7 @@ from headrace.cli import (
     mount,
     node,
     pack,
+    policy,
     read,
     repair,
     verify,
@@ -116,3 +118,5 @@ for _command in (
     app.command()(_command)
 app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
+app.add_typer(control.app, name="control")
+app.add_typer(policy.app, name="policy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,20 @@ def start(
     simulate: Annotated[
         str | None, typer.Option(help="Slow storage to simulate: lustre, nfs, s3, hdd.")
     ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT."
+        ),
+    ] = None,
+    controller_token_file: Annotated[
+        Path | None, typer.Option(help="Holds the token for it.")
+    ] = None,
+    controller_ca: Annotated[
+        Path | None, typer.Option(help="Authority of its certificate.")
+    ] = None,
+    controller_cert: Annotated[Path | None, typer.Option(help="Own certificate.")] = None,
+    controller_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start the daemon, in the background if not told otherwise."""
@@ -51,12 +66,23 @@ def start(
     from headrace.node.options import NodeOptions, automatic_ram_bytes
     from headrace.node.runtime import runtime_folder
 
+    endpoint = None
+    paths = (controller_token_file, controller_ca, controller_cert, controller_key)
+    token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
+    if controller is not None:
+        from headrace.control.client import Endpoint
+        from headrace.runtime import control_folder
+
+        if controller == "own":
+            controller = f"unix:{control_folder().socket}"
+        endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
     cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
-        ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
+        ram_bytes=automatic_rambytes_of() if ram is None else bytes_of(ram),
         job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
         window_bytes=bytes_of(window),
         job_window_bytes=bytes_of(job_window),
+        controller=endpoint,
         reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )
@@ -68,8 +94,10 @@ def start(
     given = {
         "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
         "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
+        "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
+        "--controller-cert": cert, "--controller-key": key,
     }  # fmt: skip
-    arguments = [word for name, value in given.items() if value for word in (name, value)]
+    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     state = start_daemon(folder, arguments)
     output = Output(as_json=as_json)
     if as_json:
@@ -194,8 +222,6 @@ def _print(output: Output, state: dict[str, Any]) -> None:
 
 
 def _absolute(path: str | None) -> str | None:
-    from pathlib import Path
-
     return None if path is None else str(Path(path).absolute())
 
 

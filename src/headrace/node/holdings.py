@@ -57,6 +57,7 @@ class Holdings:
         self._working = working
         self._call_soon = call_soon
         self._data: dict[tuple[str, ...], ServedData] = {}
+        self.quotas_of_jobs: dict[str, int] = {}
         self._opening: dict[tuple[str, ...], list[Any]] = {}
         self._next = 1
 
@@ -137,7 +138,7 @@ class Holdings:
         short = RAM_RESERVE_BYTES // 2 - available_memory()
         if short > 0 and self._options.yielding:
             total = min(total, max(0, held - short))
-        quotas = share_out(total, self._options.job_ram_bytes, wants)
+        quotas = share_out(total, self._options.job_ram_bytes, wants, self.quotas_of_jobs)
         # Those that shrink go first: their memory is what the others get.
         order = sorted(range(len(wants)), key=lambda i: quotas[i] - wants[i].held_bytes)
         for i in order:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import HeadraceError
+from headrace.plane.limit import Cost
 from headrace.plane.tiers import build_chain
 from headrace.plane.tiers.chain import bytes_of
 
@@ -52,6 +53,8 @@ class Outcome:
     """None: it failed."""
     message: str = ""
     ram_bytes: int = 0
+    bytes_read: int | None = None
+    """Bytes that came from the source rather than the page cache; None: not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +156,22 @@ class ServedData:
         if self.chain.ram is not None:
             self.chain.ram.turn({"cache_bytes": max(1, quota_bytes)})
 
+    @property
+    def source_path(self) -> str:
+        """Where the data set lies."""
+        return self.store.path
+
+    def cost_of(self, indices: NDArray[np.int64]) -> Cost:
+        """What would come from the source for a batch now: not what tiers hold, nor what is being read."""
+        if indices.tobytes() in self._by_key:
+            return Cost()
+        missing = self.chain.missing(indices)
+        if self._keeps():
+            missing = missing[self._reader_of[missing] == 0]
+        if not len(missing):
+            return Cost()
+        return Cost(self.bytes_of(missing), len(missing))
+
     def ask(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
         """Read a batch.
 
@@ -228,7 +247,9 @@ class ServedData:
             failure = self.store.catalog.failures(batch)[0]
             index = int(batch.indices[failure["slot"] // batch.parts])
             return Outcome(None, str(self.store.failure_error(index, failure)))
-        return Outcome(batch, ram_bytes=int(getattr(pending, "ram_bytes", 0)))
+        # Of what the local disk has read, the statistics say nothing of their own.
+        read = int(batch.stats["bytes_read"]) if self.chain.disk is None else None
+        return Outcome(batch, "", int(getattr(pending, "ram_bytes", 0)), read)
 
     def _finish(self, reading: _Reading, outcome: Outcome) -> None:
         self._readings.pop(reading.number, None)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.node.allowances import Allowances, Charge
     from headrace.node.served import Outcome, ServedData
 
 __all__ = ["Host", "Job", "Send", "Session"]
@@ -81,6 +82,8 @@ class Host(Protocol):
     """What a session needs of the daemon."""
 
     window_bytes: int
+    allowances: Allowances | None
+    """What jobs may take from file systems; None: nobody limits them."""
 
     def job(self, name: str) -> Job:
         """The job of this name."""
@@ -105,6 +108,8 @@ class _Asked:
     size_bytes: int
     reserved_bytes: int = 0
     """0: it waits."""
+    charge: Charge | None = None
+    """What was paid for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +260,8 @@ class Session:
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
             if not (mine and jobs):
                 return
+            if not self._paid(job, asked):
+                return
             self._drop_first()
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self._asked[asked.ticket]
@@ -263,6 +270,14 @@ class Session:
             asked.reserved_bytes = size
             self._hold(size)
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
+
+    def _paid(self, job: Job, asked: _Asked) -> bool:
+        """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
+        allowances = self._host.allowances
+        if allowances is None:
+            return True
+        asked.charge = allowances.admit(self, job.name, asked.data, asked.indices)
+        return asked.charge is not None
 
     def _drop_first(self) -> None:
         asked = self._waiting.popleft()
@@ -280,6 +295,8 @@ class Session:
         del self._asked[asked.ticket]
         self._hold(-asked.reserved_bytes)
         batch = outcome.batch
+        if asked.charge is not None and outcome.bytes_read is not None:
+            asked.charge.settle(outcome.bytes_read)
         if batch is None:
             self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
@@ -298,7 +315,9 @@ class Session:
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0]:
+        allowances = self._host.allowances
+        limited = allowances is not None and allowances.holds(self)
+        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or limited:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
@@ -330,6 +349,8 @@ class Session:
     def close(self) -> None:
         """The client is gone. What it holds may be looked at still, by it or its children."""
         self.closed = True
+        if self._host.allowances is not None:
+            self._host.allowances.forget(self)
         for lease in self.leases.values():
             lease.batch.abandon()
             self._hold(-lease.held_bytes)

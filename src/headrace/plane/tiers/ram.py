@@ -92,6 +92,10 @@ class RamTier:
         """How many samples are held."""
         return self._cache.held_samples
 
+    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the indices that are not held."""
+        return indices[self._cache.look_up(indices).missing]
+
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; what is not held is read below."""
         hits = self._cache.look_up(indices)
