@@ -88,6 +88,7 @@ class Server:
                 key.data(events)
             self._run_soon()
             self._retire()
+            self._announce()
             for line in tuple(self._lines):
                 self._flush(line)
             now = time.monotonic()
@@ -138,6 +139,12 @@ class Server:
         if gone:
             for session in self._lines.values():
                 session.retire(gone)
+
+    def _announce(self) -> None:
+        """Tell clients of memory of caches that came or went."""
+        for data in self._holdings.changed():
+            for session in self._lines.values():
+                session.announce(data)
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -249,6 +256,10 @@ class Server:
             self._holdings.share()
 
         self._holdings.open(request, answer)
+
+    def share(self) -> None:
+        """Share memory out anew."""
+        self._holdings.share()
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""

@@ -22,6 +22,9 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
+    Cache,
+    Dropped,
+    Gone,
     Hello,
     Hurry,
     Open,
@@ -34,6 +37,7 @@ from headrace.node.wire import (
     Status,
     StatusAsked,
     StopAsked,
+    Used,
     Welcome,
     WireError,
     Working,
@@ -87,6 +91,9 @@ class Host(Protocol):
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set; answers by `session.opened`."""
+
+    def share(self) -> None:
+        """Share memory out anew."""
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""
@@ -147,6 +154,7 @@ class Session:
         self._waiting_bytes = 0
         self._pumping = False
         self._known: set[int] = set()  # buffers that the client has mapped
+        self._told: dict[int, set[int]] = {}  # memory of caches that it has, by data set
         self.batches = self.busy = 0
 
     @property
@@ -175,6 +183,10 @@ class Session:
             case Open():
                 self._new_ticket(request.ticket)
                 self._host.open(self, request)
+            case Used():
+                self._used(request)
+            case Dropped():
+                self._dropped(request)
             case StatusAsked():
                 self._new_ticket(request.ticket)
                 self._send(Report(request.ticket, Status.OK, self._host.report()))
@@ -211,15 +223,58 @@ class Session:
             assert self.job is not None
             data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
         self._send(Opened(ticket, status, message, data.number if data else 0))
+        if data is not None:
+            self.announce(data)
+
+    # -- memory of caches --------------------------------------------------------------------------
+
+    def announce(self, data: ServedData) -> None:
+        """Tell the client of memory that came or went, if it has the data set open."""
+        if data.number not in self._data or self.closed:
+            return
+        told = self._told.setdefault(data.number, set())
+        slabs = data.slabs()
+        gone = told - {slab.identity for slab in slabs}
+        if gone:
+            told -= gone
+            self._send(Gone(data.number, sorted(gone)))
+        new = [slab for slab in slabs if slab.identity not in told]
+        for at in range(0, len(new), FDS_MAX):
+            some = new[at : at + FDS_MAX]
+            for slab in some:
+                told.add(slab.identity)
+                data.mapped_by(self, slab)
+            self._send(
+                Cache(
+                    data.number, data.samples_count, len(data.part_names),
+                    [(slab.identity, slab.number, slab.bytes) for slab in some],
+                ),
+                [slab.fd for slab in some],
+                some,
+            )  # fmt: skip
+
+    def _used(self, request: Used) -> None:
+        self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
+        self.batches += request.batches
+
+    def _dropped(self, request: Dropped) -> None:
+        data = self._of(request.dataset)
+        for identity in request.identities:
+            data.dropped_by(self, identity)
+        self._host.share()
+
+    def _of(self, dataset: int) -> ServedData:
+        data = self._data.get(dataset)
+        if data is None:
+            raise WireError(f"data set {dataset} is not open")
+        return data
 
     # -- batches ----------------------------------------------------------------------------------
 
     def _ask(self, request: Ask) -> None:
         self._new_ticket(request.ticket)
         self._give_back(request.released, abandoned=False)
-        data = self._data.get(request.dataset)
-        if data is None:
-            raise WireError(f"data set {request.dataset} is not open")
+        data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
         if (
@@ -343,6 +398,7 @@ class Session:
             return
         job.sessions.discard(self)
         for data in self._data.values():
+            data.forget(self)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]
