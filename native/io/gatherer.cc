@@ -12,6 +12,13 @@
 #include "io/thread_signals.h"
 
 namespace headrace::io {
+namespace {
+
+// Beside what is ready, the consumer has a batch, and may gather one itself: between two passes all
+// of them are free, and should be there for the next.
+uint64_t retained_bytes(uint64_t budget_bytes) { return 2 * budget_bytes; }
+
+}  // namespace
 
 GatherJob::~GatherJob() {
   if (!charged_ || gatherer_->foreign()) return;
@@ -69,7 +76,7 @@ std::shared_ptr<Gatherer> Gatherer::make(uint64_t budget_bytes, unsigned threads
 Gatherer::Gatherer(uint64_t budget_bytes, unsigned threads)
     : threads_max_(std::max(1u, threads)),
       owner_pid_(getpid()),
-      arena_(Arena::make(budget_bytes)),
+      arena_(Arena::make(retained_bytes(budget_bytes))),
       budget_bytes_(budget_bytes) {}
 
 bool Gatherer::foreign() const { return getpid() != owner_pid_; }
@@ -171,7 +178,7 @@ void Gatherer::close() {
 
 void Gatherer::set_budget(uint64_t bytes) {
   if (foreign()) return;
-  arena_->retain_at_most(bytes);
+  arena_->retain_at_most(retained_bytes(bytes));
   {
     std::lock_guard lock(mutex_);
     budget_bytes_ = bytes;

@@ -185,10 +185,10 @@ class Link:
             if released:
                 self.send(Release(released))
 
-    def gathered(self, dataset: int, samples: int, nbytes: int) -> None:
-        """Count a batch that was gathered from the shared cache; for one thread."""
+    def gathered(self, dataset: int, batches: int, samples: int, nbytes: int) -> None:
+        """Count what was gathered from the shared cache; for one thread."""
         before = self._gathered.get(dataset, (0, 0, 0))
-        self._gathered[dataset] = (before[0] + 1, before[1] + samples, before[2] + nbytes)
+        self._gathered[dataset] = before[0] + batches, before[1] + samples, before[2] + nbytes
 
     def say_used(self) -> None:
         """Tell the daemon what was gathered.

@@ -306,7 +306,7 @@ class NodeReads:
             else:
                 self._busy = 0
                 self._ram_bytes += reply.ram_bytes
-                return self._joined(pending.hits, batch)
+                return self._joined(pending, batch)
         self._direct += 1
         if reply.status is Status.BUSY:
             self._refused += 1
@@ -316,12 +316,15 @@ class NodeReads:
         self._why = reply.message
         return self._below.submit(pending.indices).take()
 
-    def _joined(self, hits: _native.Hits | None, batch: NodeBatch) -> _native.Batch:
+    def _joined(self, pending: Pending, batch: NodeBatch) -> _native.Batch:
         """What came, and what was held of the same batch. What came is given back at once then."""
-        size = int(batch.lengths.sum())
+        size, hits, attached = int(batch.lengths.sum()), pending.hits, pending.attached
         if hits is None:
             self._count(batch.samples, size)
             return cast("_native.Batch", batch)
+        attached.link.gathered(
+            attached.dataset, 0, len(hits.indices) - hits.missing_count, hits.bytes
+        )
         self._ram_bytes += hits.bytes
         self._count(len(hits.indices), size + hits.bytes)
         return self._gatherer.gather(hits, batch.data, batch.offsets, batch.lengths, batch.labels)
@@ -330,7 +333,7 @@ class NodeReads:
         """The batch that was gathered."""
         batch = job.take()
         attached = pending.attached
-        attached.link.gathered(attached.dataset, batch.samples, job.bytes)
+        attached.link.gathered(attached.dataset, 1, batch.samples, job.bytes)
         self._gathered += 1
         self._ram_bytes += job.bytes
         self._count(batch.samples, job.bytes)
