@@ -68,7 +68,7 @@ Batch borrowed(const ArrayIn<uint8_t>& data, const ArrayIn<int64_t>& offsets,
   return batch;
 }
 
-std::shared_ptr<Batch> gather(const GathererHandle& handle, const Hits& hits,
+std::shared_ptr<Batch> gather(const GathererHandle& handle, Hits& hits,
                               const ArrayIn<uint8_t>& data, const ArrayIn<int64_t>& offsets,
                               const ArrayIn<int64_t>& lengths, const ArrayIn<int64_t>& labels) {
   nb::gil_scoped_release release;
@@ -104,7 +104,7 @@ void register_cache_view(nb::module_& m) {
   nb::class_<GatherJob>(m, "GatherJob", "A batch of held samples that was submitted.")
       .def("take", &GatherJob::take, nb::call_guard<nb::gil_scoped_release>(), "The batch, once.")
       .def_prop_ro("done", &GatherJob::done)
-      .def_prop_ro("bytes", &GatherJob::bytes, "Of its samples.");
+      .def_prop_ro("bytes", &GatherJob::bytes, "Of its samples; known when it is done.");
   nb::class_<GathererHandle>(m, "Gatherer", "Puts batches of held samples together ahead.")
       .def(nb::init<uint64_t, unsigned>(), "budget_bytes"_a, "threads"_a)
       .def(

@@ -98,7 +98,9 @@ void register_sample_cache(nb::module_& m) {
       .def_prop_ro("missing", &hits_array<&Hits::missing>,
                    "int64, positions in `indices` that are not held.")
       .def_prop_ro("missing_count", [](const Hits& h) { return h.missing.size(); })
-      .def_prop_ro("bytes", [](const Hits& h) { return h.bytes; });
+      .def_prop_ro(
+          "bytes", [](const Hits& h) { return h.bytes; },
+          "Of what is held; known when a cache looked it up, or it was gathered.");
   nb::class_<SampleCache>(m, "SampleCache", "Samples in memory, within a quota.")
       .def(nb::new_([](uint64_t samples, uint64_t parts, uint64_t quota_bytes, bool shared) {
              return SampleCache::make(samples, parts, quota_bytes,

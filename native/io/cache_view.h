@@ -1,9 +1,8 @@
 // CacheView: a cache in shared memory as another process sees it.
 //
 // Looks samples up in the index and slabs that the cache's owner has sent (SampleCache), without a
-// word to the owner. Believes nothing of what it finds there: garbage counts as not held, and what
-// is found lies in memory that is mapped. Of slabs that it was not told of, or was told to drop,
-// nothing is held.
+// word to the owner. Believes nothing of what it finds there (see held.h). Of slabs that it was not
+// told of, or was told to drop, nothing is held.
 //
 // Thread-safe. What a look-up found stays mapped until its `Hits` go. Of no use in a forked child.
 #pragma once
@@ -33,6 +32,7 @@ class CacheView {
   // What look-ups found there stays valid.
   void drop_slab(uint32_t number);
 
+  // Entries are not read yet.
   std::shared_ptr<Hits> look_up(std::span<const int64_t> indices) const;
 
   uint64_t samples() const { return index_.samples(); }

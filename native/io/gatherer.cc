@@ -18,6 +18,13 @@ namespace {
 // of them are free, and should be there for the next.
 uint64_t retained_bytes(uint64_t budget_bytes) { return 2 * budget_bytes; }
 
+// How much a new batch counts in the mean size of a sample.
+constexpr double kNewBatchWeight = 0.25;
+
+// A thread is woken for no less: the consumer gathers so much itself in less time than two threads
+// take to hand it over.
+constexpr uint64_t kWakeBytes = uint64_t{2} << 20;
+
 }  // namespace
 
 GatherJob::~GatherJob() {
@@ -48,7 +55,10 @@ std::shared_ptr<Batch> GatherJob::take() {
     const auto found =
         std::find_if(gatherer.queue_.begin(), gatherer.queue_.end(),
                      [this](const std::shared_ptr<GatherJob>& job) { return job.get() == this; });
-    if (found != gatherer.queue_.end()) gatherer.queue_.erase(found);
+    if (found != gatherer.queue_.end()) {
+      gatherer.queue_.erase(found);
+      gatherer.queued_bytes_ -= bytes_;
+    }
     lock.unlock();
     gatherer.run(*this);
     lock.lock();
@@ -87,7 +97,7 @@ bool Gatherer::ready_locked() const {
   return charged_bytes_ == 0 || charged_bytes_ + queue_.front()->bytes_ <= budget_bytes_;
 }
 
-std::shared_ptr<GatherJob> Gatherer::submit(std::shared_ptr<const Hits> hits) {
+std::shared_ptr<GatherJob> Gatherer::submit(std::shared_ptr<Hits> hits) {
   if (foreign() || !hits->missing.empty()) {
     throw Error(ErrorKind::kInvalidArgument,
                 "only what is held can be gathered, in the process "
@@ -95,13 +105,17 @@ std::shared_ptr<GatherJob> Gatherer::submit(std::shared_ptr<const Hits> hits) {
   }
   auto job = std::make_shared<GatherJob>();
   job->gatherer_ = shared_from_this();
-  job->bytes_ = hits->bytes;
   job->hits_ = std::move(hits);
   bool wake = false;
   {
     std::lock_guard lock(mutex_);
-    if (!closing_) queue_.push_back(job);
-    if (!closing_ && ready_locked()) {
+    job->bytes_ =
+        static_cast<uint64_t>(sample_bytes_ * static_cast<double>(job->hits_->held.size()));
+    if (!closing_) {
+      queue_.push_back(job);
+      queued_bytes_ += job->bytes_;
+    }
+    if (queued_bytes_ >= kWakeBytes && ready_locked()) {
       wake = idle_ > 0;
       if (!wake && threads_ < threads_max_) start_thread_locked();
     }
@@ -131,6 +145,7 @@ void Gatherer::work() {
     if (closing_) break;
     auto job = std::move(queue_.front());
     queue_.pop_front();
+    queued_bytes_ -= job->bytes_;
     if (job.use_count() > 1) {  // somebody may still take it
       job->stage_ = GatherJob::Stage::kRunning;
       job->charged_ = true;
@@ -150,16 +165,22 @@ void Gatherer::run(GatherJob& job) {
   std::shared_ptr<Batch> batch;
   std::exception_ptr error;
   try {
-    batch = gather_hits(*arena_, *job.hits_, nullptr);
+    batch = gather(*job.hits_, nullptr);
   } catch (...) {
     error = std::current_exception();
   }
-  std::shared_ptr<const Hits> hits;  // lets go of slabs without the lock
+  std::shared_ptr<Hits> hits;  // lets go of slabs without the lock
   {
     std::lock_guard lock(mutex_);
     job.batch_ = std::move(batch);
     job.error_ = error;
     hits = std::move(job.hits_);
+    job.held_bytes_ = hits->bytes;
+    if (!hits->held.empty()) {
+      const double found =
+          static_cast<double>(hits->bytes) / static_cast<double>(hits->held.size());
+      sample_bytes_ += (found - sample_bytes_) * (sample_bytes_ == 0 ? 1 : kNewBatchWeight);
+    }
     job.stage_ = GatherJob::Stage::kDone;
   }
   done_.notify_all();
@@ -172,6 +193,7 @@ void Gatherer::close() {
     std::lock_guard lock(mutex_);
     closing_ = true;
     queued.swap(queue_);
+    queued_bytes_ = 0;
   }
   work_.notify_all();
 }

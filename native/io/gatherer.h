@@ -31,14 +31,16 @@ class GatherJob {
   // The batch, once. Throws what went wrong.
   std::shared_ptr<Batch> take();
   bool done() const;
-  uint64_t bytes() const { return bytes_; }  // of the samples
+  // Of the samples; known when the batch was taken.
+  uint64_t bytes() const { return held_bytes_; }
 
  private:
   friend class Gatherer;
   enum class Stage { kQueued, kRunning, kDone, kTaken };
   std::shared_ptr<Gatherer> gatherer_;
-  std::shared_ptr<const Hits> hits_;
-  uint64_t bytes_ = 0;
+  std::shared_ptr<Hits> hits_;
+  uint64_t held_bytes_ = 0;  // of the samples; known when the batch is whole
+  uint64_t bytes_ = 0;       // the same, as far as one can tell before
   // Guarded by the gatherer's lock.
   Stage stage_ = Stage::kQueued;
   bool charged_ = false;
@@ -51,9 +53,10 @@ class Gatherer : public std::enable_shared_from_this<Gatherer> {
   static std::shared_ptr<Gatherer> make(uint64_t budget_bytes, unsigned threads);
 
   // Nothing may be missing: Error(kInvalidArgument).
-  std::shared_ptr<GatherJob> submit(std::shared_ptr<const Hits> hits);
+  std::shared_ptr<GatherJob> submit(std::shared_ptr<Hits> hits);
   // One batch of what is held and what was read for the rest, at once: see gather_hits.
-  std::shared_ptr<Batch> gather(const Hits& hits, const Batch* misses) const {
+  std::shared_ptr<Batch> gather(Hits& hits, const Batch* misses) const {
+    read_entries(&hits);
     return gather_hits(*arena_, hits, misses);
   }
   // Ends the threads, soon; batches can be taken still.
@@ -77,8 +80,10 @@ class Gatherer : public std::enable_shared_from_this<Gatherer> {
   std::condition_variable work_;  // a job may be begun, or closing
   std::condition_variable done_;
   std::deque<std::shared_ptr<GatherJob>> queue_;
+  uint64_t queued_bytes_ = 0;  // of the jobs in queue_
   uint64_t budget_bytes_;
   uint64_t charged_bytes_ = 0;
+  double sample_bytes_ = 0;  // of a sample, lately
   unsigned threads_ = 0;
   unsigned idle_ = 0;
   bool closing_ = false;

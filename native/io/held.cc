@@ -1,7 +1,9 @@
 #include "io/held.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 
@@ -17,33 +19,50 @@ void check_samples(std::span<const int64_t> indices, uint64_t samples) {
   }
 }
 
-bool read_entry(const SlabView& slab, uint64_t offset, int64_t sample, Hits* hits) {
+namespace {
+
+// False: it lies outside its slab, or is another sample's.
+bool read_entry(const EntryPlace& entry, int64_t sample, Hits* hits) {
   const uint64_t head = entry_head_bytes(hits->parts);
-  if (offset > slab.size || slab.size - offset < head) return false;
-  const std::byte* at = slab.data + offset;
+  if (entry.offset > entry.slab_bytes || entry.slab_bytes - entry.offset < head) return false;
+  const std::byte* at = entry.slab + entry.offset;
   int64_t fields[2];
   std::memcpy(fields, at, sizeof fields);
   if (fields[0] != sample) return false;
-  const size_t before = hits->places.size();
   const std::byte* data = at + head;
-  uint64_t left = slab.size - offset - head;
-  uint64_t bytes = 0;
+  uint64_t left = entry.slab_bytes - entry.offset - head;
   for (uint64_t p = 0; p < hits->parts; ++p) {
     // Read once: what is checked is what is used, even if somebody writes there meanwhile.
     int64_t length;
     std::memcpy(&length, at + (2 + p) * sizeof(int64_t), sizeof length);
-    if (length < 0 || static_cast<uint64_t>(length) > left) {
-      hits->places.resize(before);
-      return false;
-    }
+    const auto bytes = static_cast<uint64_t>(length);
+    if (bytes > left) return false;
     hits->places.push_back({data, length});
-    data += length;
-    left -= static_cast<uint64_t>(length);
-    bytes += static_cast<uint64_t>(length);
+    data += bytes;
+    left -= bytes;
+    hits->bytes += bytes;
   }
   hits->labels.push_back(fields[1]);
-  hits->bytes += bytes;
   return true;
+}
+
+}  // namespace
+
+void read_entries(Hits* hits) {
+  if (std::exchange(hits->read, true)) return;
+  for (const EntryPlace& entry : hits->entries) {
+    if (entry.offset < entry.slab_bytes) __builtin_prefetch(entry.slab + entry.offset);
+  }
+  hits->labels.reserve(hits->held.size());
+  hits->places.reserve(hits->held.size() * hits->parts);
+  for (size_t k = 0; k < hits->entries.size(); ++k) {
+    const int64_t sample = hits->indices[static_cast<size_t>(hits->held[k])];
+    if (read_entry(hits->entries[k], sample, hits)) continue;
+    throw Error(ErrorKind::kCorruptStore,
+                "the cache in memory is damaged: sample " + std::to_string(sample) +
+                    " does not lie at " + std::to_string(hits->entries[k].offset) +
+                    " of a slab of " + std::to_string(hits->entries[k].slab_bytes) + " bytes");
+  }
 }
 
 std::shared_ptr<Batch> gather_hits(Arena& arena, const Hits& hits, const Batch* misses) {

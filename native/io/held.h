@@ -9,8 +9,7 @@
 // read the entry for as long as the slab is mapped, whatever happens to the word meanwhile: no
 // lock, and no second look after the copy.
 //
-// Readers believe nothing: an entry that lies outside its slab or is another sample's counts as not
-// held.
+// Readers believe nothing: an entry that lies outside its slab or is another sample's is an error.
 #pragma once
 
 #include <atomic>
@@ -82,26 +81,34 @@ struct SlabView {
   mutable uint64_t looked_up = 0;  // the look-up that saw it last
 };
 
+// Where a sample's entry should be.
+struct EntryPlace {
+  const std::byte* slab;
+  uint64_t slab_bytes;
+  uint64_t offset;
+};
+
 // What a look-up found: the samples that are held, and the memory that they lie in.
 struct Hits {
   uint64_t parts = 1;
   std::vector<int64_t> indices;                    // as asked
   std::vector<int64_t> missing;                    // positions in `indices`, ascending
   std::vector<int64_t> held;                       // likewise
-  std::vector<Place> places;                       // slots of the held samples
-  std::vector<int64_t> labels;                     // of the held samples
-  std::vector<std::shared_ptr<const void>> slabs;  // keep `places` valid
-  uint64_t bytes = 0;                              // of the held samples
+  std::vector<EntryPlace> entries;                 // of the held samples
+  std::vector<std::shared_ptr<const void>> slabs;  // where they lie
+  // When they were read:
+  bool read = false;
+  std::vector<Place> places;    // slots of the held samples
+  std::vector<int64_t> labels;  // of the held samples
+  uint64_t bytes = 0;           // of the held samples
 };
-
-// Reads the entry of `sample` into `hits`. False, and nothing is added: it is not there.
-bool read_entry(const SlabView& slab, uint64_t offset, int64_t sample, Hits* hits);
 
 // Throws Error(kSampleNotFound) unless all lie in a data set of so many samples.
 void check_samples(std::span<const int64_t> indices, uint64_t samples);
 
-// Looks samples up. `slab_of(number)`: a SlabView or null. `look_up_number`: of this look-up, never
-// twice the same for one set of slabs. Throws as `check_samples` does.
+// Looks samples up in the index alone: entries are read when they are needed. `slab_of(number)`: a
+// SlabView or null. `look_up_number`: of this look-up, never twice the same for one set of slabs.
+// Throws as `check_samples` does.
 template <class SlabOf>
 std::shared_ptr<Hits> look_up(const HeldIndex& index, uint64_t parts,
                               std::span<const int64_t> indices, uint64_t look_up_number,
@@ -112,23 +119,16 @@ std::shared_ptr<Hits> look_up(const HeldIndex& index, uint64_t parts,
   check_samples(indices, index.samples());
   for (const int64_t sample : indices) index.prefetch(sample);
   hits->held.reserve(indices.size());
-  hits->labels.reserve(indices.size());
-  hits->places.reserve(indices.size() * parts);
-  std::vector<std::pair<const SlabView*, uint64_t>> found(indices.size());
+  hits->entries.reserve(indices.size());
   for (size_t k = 0; k < indices.size(); ++k) {
     const EntryAt at = index.load(indices[k]);
     const SlabView* slab = at.slab == 0 ? nullptr : slab_of(at.slab);
-    if (slab == nullptr || at.offset >= slab->size) continue;
-    found[k] = {slab, at.offset};
-    __builtin_prefetch(slab->data + at.offset);
-  }
-  for (size_t k = 0; k < indices.size(); ++k) {
-    const auto [slab, offset] = found[k];
-    if (slab == nullptr || !read_entry(*slab, offset, indices[k], hits.get())) {
+    if (slab == nullptr) {
       hits->missing.push_back(static_cast<int64_t>(k));
       continue;
     }
     hits->held.push_back(static_cast<int64_t>(k));
+    hits->entries.push_back({slab->data, slab->size, at.offset});
     if (slab->looked_up != look_up_number) {
       slab->looked_up = look_up_number;
       hits->slabs.push_back(slab->owner);
@@ -137,8 +137,13 @@ std::shared_ptr<Hits> look_up(const HeldIndex& index, uint64_t parts,
   return hits;
 }
 
+// Reads the entries of a look-up, if that was not done. Throws Error(kCorruptStore) for one that
+// lies outside its slab or is another sample's.
+void read_entries(Hits* hits);
+
 // One batch of what was held and what was read for the rest: sample k of `misses` is what was
-// asked for at `hits.missing[k]`. `misses` is null where nothing was missing.
+// asked for at `hits.missing[k]`. `misses` is null where nothing was missing. REQUIRES: entries
+// were read.
 std::shared_ptr<Batch> gather_hits(Arena& arena, const Hits& hits, const Batch* misses);
 
 }  // namespace headrace::io

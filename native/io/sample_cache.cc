@@ -153,16 +153,19 @@ std::shared_ptr<Hits> SampleCache::look_up(std::span<const int64_t> indices) con
     check_samples(indices, samples_);
     auto hits = std::make_shared<Hits>();
     hits->parts = parts_;
+    hits->read = true;
     hits->indices.assign(indices.begin(), indices.end());
     for (size_t k = 0; k < indices.size(); ++k) hits->missing.push_back(static_cast<int64_t>(k));
     return hits;
   }
-  return io::look_up(index_, parts_, indices, ++look_ups_, [&](uint32_t number) {
+  auto hits = io::look_up(index_, parts_, indices, ++look_ups_, [&](uint32_t number) {
     const auto found =
         std::lower_bound(slabs_.begin(), slabs_.end(), number,
                          [](const OwnSlab& slab, uint32_t n) { return slab.number < n; });
     return found == slabs_.end() || found->number != number ? nullptr : &found->view;
   });
+  read_entries(hits.get());
+  return hits;
 }
 
 std::shared_ptr<Batch> SampleCache::gather(const Hits& hits,

@@ -146,9 +146,7 @@ class Holdings:
             if quota > data.held_bytes:
                 taken = sum(d.held_bytes + d.lingering_bytes for d in everything)
                 granted = sum(grants.values())
-                grants[data.number] = min(
-                    quota - data.held_bytes, max(0, total - taken - granted)
-                )
+                grants[data.number] = min(quota - data.held_bytes, max(0, total - taken - granted))
                 quota = data.held_bytes + grants[data.number]
             data.set_quota(quota)
 

@@ -43,12 +43,13 @@ class Pending:
     Attributes:
         attached: who was asked.
         indices: what was submitted.
-        ticket: of the request; 0: none was sent.
+        begun: it is gathered or was asked for; a ticket is a request's.
         hits: what is held of it, where only the rest was asked for.
     """
 
     def __init__(self, taker: Taker, attached: Attached, indices: NDArray[np.int64]) -> None:
         self.attached = attached
+        self.begun = False
         self.ticket = 0
         self.indices = indices
         self.hits: _native.Hits | None = None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace import _native
+from headrace.errors import CorruptStore
 from headrace.node.attaching import Attached, Attaching
 from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
@@ -190,13 +191,14 @@ class NodeReads:
         try:
             while self._unsent and len(self._under_way) < ahead:
                 pending = self._unsent.popleft()()
-                if pending is not None:
+                if pending is not None and not pending.begun:
                     self._begin_one(attached, pending)
         except LinkLost as e:
             self.lose(attached, str(e))
 
     def _begin_one(self, attached: Attached, pending: Pending) -> None:
         """Gather what is held, or ask for what is not."""
+        pending.begun = True
         self._under_way.add(pending)
         cache = attached.link.caches.get(attached.dataset)
         view = None if cache is None else cache.view
@@ -261,6 +263,8 @@ class NodeReads:
         pause_s = HURRY_AFTER_S
         link = attached.link
         try:
+            if not pending.begun:  # others that were submitted before it are not taken yet
+                self._begin_one(attached, pending)
             link.give_back()  # it may wait for what we hold
             while pending.waiting and not link.lost:
                 link.receive(pause_s, lambda: pending.waiting)
@@ -322,23 +326,37 @@ class NodeReads:
         if hits is None:
             self._count(batch.samples, size)
             return cast("_native.Batch", batch)
-        attached.link.gathered(
-            attached.dataset, 0, len(hits.indices) - hits.missing_count, hits.bytes
-        )
+        try:
+            joined = self._gatherer.gather(
+                hits, batch.data, batch.offsets, batch.lengths, batch.labels
+            )
+        except CorruptStore as e:
+            return self._distrust(pending, e)
+        held = len(hits.indices) - hits.missing_count
+        attached.link.gathered(attached.dataset, 0, held, hits.bytes)
         self._ram_bytes += hits.bytes
-        self._count(len(hits.indices), size + hits.bytes)
-        return self._gatherer.gather(hits, batch.data, batch.offsets, batch.lengths, batch.labels)
+        self._count(joined.samples, size + hits.bytes)
+        return joined
 
     def gathered(self, pending: Pending, job: _native.GatherJob) -> _native.Batch:
         """The batch that was gathered."""
-        batch = job.take()
         attached = pending.attached
+        try:
+            batch = job.take()
+        except CorruptStore as e:
+            return self._distrust(pending, e)
         attached.link.gathered(attached.dataset, 1, batch.samples, job.bytes)
         self._gathered += 1
         self._ram_bytes += job.bytes
         self._count(batch.samples, job.bytes)
         self._taken(pending)
         return batch
+
+    def _distrust(self, pending: Pending, error: CorruptStore) -> _native.Batch:
+        """The daemon's memory is not what it should be: nothing more is believed."""
+        self.lose(pending.attached, error.message)
+        self._direct += 1
+        return self._below.submit(pending.indices).take()
 
     def _taken(self, pending: Pending) -> None:
         """A batch is taken: others may be begun."""

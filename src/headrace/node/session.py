@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from headrace.machine.memory import available_memory
+from headrace.node.lent import Lent
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -22,9 +23,7 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
-    Cache,
     Dropped,
-    Gone,
     Hello,
     Hurry,
     Open,
@@ -44,7 +43,7 @@ from headrace.node.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from msgspec import Struct
     from numpy.typing import NDArray
@@ -154,8 +153,19 @@ class Session:
         self._waiting_bytes = 0
         self._pumping = False
         self._known: set[int] = set()  # buffers that the client has mapped
-        self._told: dict[int, set[int]] = {}  # memory of caches that it has, by data set
+        self._lent = Lent(send)
         self.batches = self.busy = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Ask: self._ask,
+            Hurry: lambda request: self._hurry(request.ticket),
+            Release: lambda request: self._give_back(request.leases, abandoned=False),
+            Abandon: lambda request: self._give_back(request.leases, abandoned=True),
+            Open: self._open,
+            Used: self._used,
+            Dropped: self._dropped,
+            StatusAsked: self._status,
+            StopAsked: self._stop,
+        }
 
     @property
     def waiting(self) -> int:
@@ -171,31 +181,23 @@ class Session:
         if self.job is None:
             self._hello(request)
             return
-        match request:
-            case Ask():
-                self._ask(request)
-            case Hurry():
-                self._hurry(request.ticket)
-            case Release():
-                self._give_back(request.leases, abandoned=False)
-            case Abandon():
-                self._give_back(request.leases, abandoned=True)
-            case Open():
-                self._new_ticket(request.ticket)
-                self._host.open(self, request)
-            case Used():
-                self._used(request)
-            case Dropped():
-                self._dropped(request)
-            case StatusAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.OK, self._host.report()))
-            case StopAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.STOPPING, b"{}"))
-                self._host.stop()
-            case Hello():
-                raise WireError("a second hello")
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise WireError(f"a second {type(request).__name__}")
+        handler(request)
+
+    def _open(self, request: Open) -> None:
+        self._new_ticket(request.ticket)
+        self._host.open(self, request)
+
+    def _status(self, request: StatusAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.OK, self._host.report()))
+
+    def _stop(self, request: StopAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.STOPPING, b"{}"))
+        self._host.stop()
 
     def _hello(self, request: Request) -> None:
         if not isinstance(request, Hello):
@@ -219,48 +221,27 @@ class Session:
         if self.closed:
             return
         if data is not None:
-            self._data[data.number] = data
             assert self.job is not None
-            data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            if data.number not in self._data:
+                data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            self._data[data.number] = data
         self._send(Opened(ticket, status, message, data.number if data else 0))
         if data is not None:
             self.announce(data)
 
-    # -- memory of caches --------------------------------------------------------------------------
+    # -- the cache, which the client has mapped -----------------------------------------------------
 
     def announce(self, data: ServedData) -> None:
         """Tell the client of memory that came or went, if it has the data set open."""
-        if data.number not in self._data or self.closed:
-            return
-        told = self._told.setdefault(data.number, set())
-        slabs = data.slabs()
-        gone = told - {slab.identity for slab in slabs}
-        if gone:
-            told -= gone
-            self._send(Gone(data.number, sorted(gone)))
-        new = [slab for slab in slabs if slab.identity not in told]
-        for at in range(0, len(new), FDS_MAX):
-            some = new[at : at + FDS_MAX]
-            for slab in some:
-                told.add(slab.identity)
-                data.mapped_by(self, slab)
-            self._send(
-                Cache(
-                    data.number, data.samples_count, len(data.part_names),
-                    [(slab.identity, slab.number, slab.bytes) for slab in some],
-                ),
-                [slab.fd for slab in some],
-                some,
-            )  # fmt: skip
+        if data.number in self._data and not self.closed:
+            self._lent.announce(data)
 
     def _used(self, request: Used) -> None:
         self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
         self.batches += request.batches
 
     def _dropped(self, request: Dropped) -> None:
-        data = self._of(request.dataset)
-        for identity in request.identities:
-            data.dropped_by(self, identity)
+        self._lent.dropped(self._of(request.dataset), request.identities)
         self._host.share()
 
     def _of(self, dataset: int) -> ServedData:
@@ -398,7 +379,7 @@ class Session:
             return
         job.sessions.discard(self)
         for data in self._data.values():
-            data.forget(self)
+            self._lent.close(data)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]

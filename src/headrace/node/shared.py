@@ -61,9 +61,7 @@ class SharedCache:
 
     def _add(self, message: Cache, identity: int, number: int, size: int, fd: int) -> None:
         if number == INDEX:
-            self.view = _native.CacheView(
-                fd, size, samples=message.samples, parts=message.parts
-            )
+            self.view = _native.CacheView(fd, size, samples=message.samples, parts=message.parts)
         elif self.view is None:
             raise WireError("a slab came before its index")
         else:
