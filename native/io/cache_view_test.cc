@@ -199,7 +199,6 @@ TEST_CASE("what was looked up stays valid when the slabs are given back") {
 TEST_CASE("clients gather what is right while the cache is filled, shrinks and grows") {
   const auto cache = SampleCache::make(kSamples, 1, 400'000, Memory::kShared);
   std::atomic<int> wrong{0};
-  std::atomic<uint64_t> held{0};
   std::atomic<bool> done{false};
   std::thread writer([&] {
     std::mt19937 random(99);
@@ -214,12 +213,13 @@ TEST_CASE("clients gather what is right while the cache is filled, shrinks and g
       std::mt19937 random(t);
       Client client(cache);
       const auto gatherer = Gatherer::make(1 << 20, 1);
-      for (int round = 0; round < 300; ++round) {
+      uint64_t found = 0;
+      for (int round = 0; round < 300 || found < 500; ++round) {
         if (random() % 3 == 0) client.update();  // it hears of changes late
         const auto indices = some(random, 1 + random() % 20);
         const auto hits = client.look_up(indices);
         if (hits == nullptr) continue;
-        held += hits->held.size();
+        found += hits->held.size();
         const auto batch = hits->missing.empty()
                                ? gatherer->submit(hits)->take()
                                : gatherer->gather(*hits, read_missing(*hits).get());
@@ -232,7 +232,6 @@ TEST_CASE("clients gather what is right while the cache is filled, shrinks and g
   done = true;
   writer.join();
   CHECK(wrong == 0);
-  CHECK(held > 0);
 }
 
 TEST_CASE("garbage in index and slabs is an error, or held by nobody, and never a crash") {
