@@ -61,7 +61,9 @@ SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes,
 
 // A new slab for at least `bytes`; false where the quota is used up, or the system says no.
 bool SampleCache::make_slab(uint64_t bytes) {
-  uint64_t left = quota_bytes_ > slab_bytes_ ? quota_bytes_ - slab_bytes_ : 0;
+  // What was given back and is still looked at counts too.
+  const uint64_t mapped = memory_->mapped_bytes();
+  uint64_t left = quota_bytes_ > mapped ? quota_bytes_ - mapped : 0;
   if (left < bytes || left < kSlabBytesMin || refused_) return false;
   if (bytes > kSlabBytesLimit || last_number_ == UINT32_MAX) return false;
   try {

@@ -88,9 +88,9 @@ class Server:
                 key.data(events)
             self._run_soon()
             self._retire()
-            self._announce()
             for line in tuple(self._lines):
                 self._flush(line)
+            self._announce()
             now = time.monotonic()
             if now - ticked > (_HASTE_S if self._hasty() else TICK_S):
                 ticked = now
@@ -141,10 +141,17 @@ class Server:
                 session.retire(gone)
 
     def _announce(self) -> None:
-        """Tell clients of memory of caches that came or went."""
-        for data in self._holdings.changed():
-            for session in self._lines.values():
-                session.announce(data)
+        """Tell clients of memory of caches that came or went.
+
+        Those that have not taken what waits for them are told later: a message about memory keeps it.
+        """
+        changed = self._holdings.changed()
+        for line, session in tuple(self._lines.items()):
+            for data in changed:
+                session.changed(data)
+            if session.behind and not line.sending:
+                session.announce()
+                self._flush(line)
 
     # -- lines ------------------------------------------------------------------------------------
 

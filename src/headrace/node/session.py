@@ -154,6 +154,7 @@ class Session:
         self._pumping = False
         self._known: set[int] = set()  # buffers that the client has mapped
         self._lent = Lent(send)
+        self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Ask: self._ask,
@@ -227,14 +228,25 @@ class Session:
             self._data[data.number] = data
         self._send(Opened(ticket, status, message, data.number if data else 0))
         if data is not None:
-            self.announce(data)
+            self.changed(data)
 
     # -- the cache, which the client has mapped -----------------------------------------------------
 
-    def announce(self, data: ServedData) -> None:
-        """Tell the client of memory that came or went, if it has the data set open."""
-        if data.number in self._data and not self.closed:
-            self._lent.announce(data)
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to announce."""
+        return bool(self._behind)
+
+    def changed(self, data: ServedData) -> None:
+        """Memory of a data set's cache came or went."""
+        if data.number in self._data:
+            self._behind.add(data.number)
+
+    def announce(self) -> None:
+        """Tell the client of memory that came or went."""
+        for number in self._behind:
+            self._lent.announce(self._data[number])
+        self._behind.clear()
 
     def _used(self, request: Used) -> None:
         self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
