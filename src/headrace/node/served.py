@@ -58,6 +58,14 @@ class Outcome:
 
 
 @dataclass(slots=True, eq=False)
+class _Mapped:
+    """Memory of the cache that clients may have mapped."""
+
+    nbytes: int
+    holders: set[object] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
 class _Reading:
     """A batch that is being read."""
 
@@ -126,7 +134,10 @@ class ServedData:
             target=self._read, name=f"headrace-node-read-{number}", daemon=True
         )
         self._thread.start()
+        self._slabs_version = 0
+        self._mapped: dict[int, _Mapped] = {}  # by identity: what clients have been told of
         self.batches = self.samples = self.bytes = self.ram_bytes = 0
+        self.gathered_batches = self.gathered_bytes = 0
         self.shared_batches = self.postponed = self.failed = 0
 
     @property
@@ -171,6 +182,54 @@ class ServedData:
         if not len(missing):
             return Cost()
         return Cost(self.bytes_of(missing), len(missing))
+
+    # -- memory that clients map -------------------------------------------------------------------
+
+    def slabs(self) -> list[_native.Slab]:
+        """The index and the slabs of the cache, as they are now."""
+        return self.chain.ram.cache.slabs() if self.chain.ram is not None else []
+
+    def slabs_changed(self) -> bool:
+        """Whether any came or went since the last call."""
+        version = self.chain.ram.cache.version if self.chain.ram is not None else 0
+        changed, self._slabs_version = version != self._slabs_version, version
+        return changed
+
+    def mapped_by(self, holder: object, slab: _native.Slab) -> None:
+        """A client is told of a slab, and will map it."""
+        mapped = self._mapped.setdefault(slab.identity, _Mapped(slab.bytes))
+        mapped.holders.add(holder)
+
+    def dropped_by(self, holder: object, identity: int) -> None:
+        """A client has it mapped no more."""
+        mapped = self._mapped.get(identity)
+        if mapped is not None:
+            mapped.holders.discard(holder)
+            if not mapped.holders:
+                del self._mapped[identity]
+
+    def forget(self, holder: object) -> None:
+        """A client is gone, and its mappings with it."""
+        for identity in tuple(self._mapped):
+            self.dropped_by(holder, identity)
+
+    @property
+    def lingering_bytes(self) -> int:
+        """Memory that was given back here, and that clients still have mapped."""
+        now = {slab.identity for slab in self.slabs()}
+        return sum(m.nbytes for identity, m in self._mapped.items() if identity not in now)
+
+    def gathered(self, batches: int, samples: int, nbytes: int) -> None:
+        """A client has gathered so much by itself."""
+        self.used_s = time.monotonic()
+        self.batches += batches
+        self.samples += samples
+        self.bytes += nbytes
+        self.ram_bytes += nbytes
+        self.gathered_batches += batches
+        self.gathered_bytes += nbytes
+
+    # -- reads -------------------------------------------------------------------------------------
 
     def ask(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
         """Read a batch.
@@ -291,11 +350,14 @@ class ServedData:
             "jobs": dict(self.users),
             "held_samples": ram.held_samples if ram is not None else 0,
             "held_bytes": self.held_bytes,
+            "lingering_bytes": self.lingering_bytes,
             "quota_bytes": ram.knobs()["cache_bytes"] if ram is not None else 0,
             "delivered_batches": self.batches,
             "delivered_samples": self.samples,
             "delivered_bytes": self.bytes,
             "ram_bytes": self.ram_bytes,
+            "gathered_batches": self.gathered_batches,
+            "gathered_bytes": self.gathered_bytes,
             "source_bytes": int(source["read_bytes"]) + int(source["bytes_by_tier"]["page_cache"]),
             "source_samples_bytes": int(source["delivered_bytes"]),
             "shared_batches": self.shared_batches,

@@ -97,6 +97,7 @@ class Server:
             self._retire()
             for line in tuple(self._lines):
                 self._flush(line)
+            self._announce()
             now = time.monotonic()
             if now - ticked > (_HASTE_S if self._hasty() else TICK_S):
                 ticked = now
@@ -145,6 +146,19 @@ class Server:
         if gone:
             for session in self._lines.values():
                 session.retire(gone)
+
+    def _announce(self) -> None:
+        """Tell clients of memory of caches that came or went.
+
+        Those that have not taken what waits for them are told later: a message about memory keeps it.
+        """
+        changed = self._holdings.changed()
+        for line, session in tuple(self._lines.items()):
+            for data in changed:
+                session.changed(data)
+            if session.behind and not line.sending:
+                session.announce()
+                self._flush(line)
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -262,6 +276,10 @@ class Server:
         if quotas != self._holdings.quotas_of_jobs:
             self._holdings.quotas_of_jobs = quotas
             self._holdings.share()
+
+    def share(self) -> None:
+        """Share memory out anew."""
+        self._holdings.share()
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from headrace.machine.memory import available_memory
+from headrace.node.lent import Lent
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -22,6 +23,7 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
+    Dropped,
     Hello,
     Hurry,
     Open,
@@ -34,13 +36,14 @@ from headrace.node.wire import (
     Status,
     StatusAsked,
     StopAsked,
+    Used,
     Welcome,
     WireError,
     Working,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from msgspec import Struct
     from numpy.typing import NDArray
@@ -90,6 +93,9 @@ class Host(Protocol):
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set; answers by `session.opened`."""
+
+    def share(self) -> None:
+        """Share memory out anew."""
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""
@@ -152,7 +158,20 @@ class Session:
         self._waiting_bytes = 0
         self._pumping = False
         self._known: set[int] = set()  # buffers that the client has mapped
+        self._lent = Lent(send)
+        self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.batches = self.busy = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Ask: self._ask,
+            Hurry: lambda request: self._hurry(request.ticket),
+            Release: lambda request: self._give_back(request.leases, abandoned=False),
+            Abandon: lambda request: self._give_back(request.leases, abandoned=True),
+            Open: self._open,
+            Used: self._used,
+            Dropped: self._dropped,
+            StatusAsked: self._status,
+            StopAsked: self._stop,
+        }
 
     @property
     def waiting(self) -> int:
@@ -168,27 +187,23 @@ class Session:
         if self.job is None:
             self._hello(request)
             return
-        match request:
-            case Ask():
-                self._ask(request)
-            case Hurry():
-                self._hurry(request.ticket)
-            case Release():
-                self._give_back(request.leases, abandoned=False)
-            case Abandon():
-                self._give_back(request.leases, abandoned=True)
-            case Open():
-                self._new_ticket(request.ticket)
-                self._host.open(self, request)
-            case StatusAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.OK, self._host.report()))
-            case StopAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.STOPPING, b"{}"))
-                self._host.stop()
-            case Hello():
-                raise WireError("a second hello")
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise WireError(f"a second {type(request).__name__}")
+        handler(request)
+
+    def _open(self, request: Open) -> None:
+        self._new_ticket(request.ticket)
+        self._host.open(self, request)
+
+    def _status(self, request: StatusAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.OK, self._host.report()))
+
+    def _stop(self, request: StopAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.STOPPING, b"{}"))
+        self._host.stop()
 
     def _hello(self, request: Request) -> None:
         if not isinstance(request, Hello):
@@ -212,19 +227,52 @@ class Session:
         if self.closed:
             return
         if data is not None:
-            self._data[data.number] = data
             assert self.job is not None
-            data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            if data.number not in self._data:
+                data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            self._data[data.number] = data
         self._send(Opened(ticket, status, message, data.number if data else 0))
+        if data is not None:
+            self.changed(data)
+
+    # -- the cache, which the client has mapped -----------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to announce."""
+        return bool(self._behind)
+
+    def changed(self, data: ServedData) -> None:
+        """Memory of a data set's cache came or went."""
+        if data.number in self._data:
+            self._behind.add(data.number)
+
+    def announce(self) -> None:
+        """Tell the client of memory that came or went."""
+        for number in self._behind:
+            self._lent.announce(self._data[number])
+        self._behind.clear()
+
+    def _used(self, request: Used) -> None:
+        self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
+        self.batches += request.batches
+
+    def _dropped(self, request: Dropped) -> None:
+        self._lent.dropped(self._of(request.dataset), request.identities)
+        self._host.share()
+
+    def _of(self, dataset: int) -> ServedData:
+        data = self._data.get(dataset)
+        if data is None:
+            raise WireError(f"data set {dataset} is not open")
+        return data
 
     # -- batches ----------------------------------------------------------------------------------
 
     def _ask(self, request: Ask) -> None:
         self._new_ticket(request.ticket)
         self._give_back(request.released, abandoned=False)
-        data = self._data.get(request.dataset)
-        if data is None:
-            raise WireError(f"data set {request.dataset} is not open")
+        data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
         if (
@@ -364,6 +412,7 @@ class Session:
             return
         job.sessions.discard(self)
         for data in self._data.values():
+            self._lent.close(data)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]

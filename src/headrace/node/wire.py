@@ -20,7 +20,10 @@ __all__ = [
     "Abandon",
     "Ask",
     "Buffers",
+    "Cache",
     "Direct",
+    "Dropped",
+    "Gone",
     "Hello",
     "Hurry",
     "Open",
@@ -34,6 +37,7 @@ __all__ = [
     "Status",
     "StatusAsked",
     "StopAsked",
+    "Used",
     "Welcome",
     "WireError",
     "Working",
@@ -42,7 +46,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the protocol. Both sides must have the same."""
 
 HELLO_BYTES_MAX = 4096
@@ -157,6 +161,22 @@ class Abandon(_Message, frozen=True, tag="abandon"):
     leases: list[Ticket]
 
 
+class Used(_Message, frozen=True, tag="used"):
+    """What the client has gathered from the cache by itself since it last said so."""
+
+    dataset: Count
+    batches: Count
+    samples: Count
+    bytes: Count
+
+
+class Dropped(_Message, frozen=True, tag="dropped"):
+    """Answers `Gone`: the client has no mapping of these any more."""
+
+    dataset: Count
+    identities: list[Count]
+
+
 class StatusAsked(_Message, frozen=True, tag="status"):
     """Asks for a report."""
 
@@ -203,6 +223,23 @@ class Retired(_Message, frozen=True, tag="retired"):
     buffers: list[int]
 
 
+class Cache(_Message, frozen=True, tag="cache"):
+    """Brings memory of a data set's cache, one descriptor for each; see native/io/held.h."""
+
+    dataset: int
+    samples: Count
+    parts: Annotated[int, Meta(ge=1, le=PARTS_MAX)]
+    slabs: Annotated[list[tuple[int, int, int]], Meta(max_length=FDS_MAX)]
+    """(identity, number, bytes). Number 0: the index, a new one; what came before is of no use."""
+
+
+class Gone(_Message, frozen=True, tag="gone"):
+    """Memory of a cache that the daemon has given back; to be unmapped, and answered."""
+
+    dataset: int
+    identities: list[Count]
+
+
 class Samples(_Message, frozen=True, tag="samples"):
     """Answers `Ask`. The lease is the ticket."""
 
@@ -236,8 +273,8 @@ class Report(_Message, frozen=True, tag="report"):
     json: bytes
 
 
-Request = Hello | Open | Ask | Hurry | Release | Abandon | StatusAsked | StopAsked
-Reply = Welcome | Opened | Buffers | Retired | Samples | Working | Report
+Request = Hello | Open | Ask | Hurry | Release | Abandon | Used | Dropped | StatusAsked | StopAsked
+Reply = Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
