@@ -64,7 +64,10 @@ class Serving:
 
     def close(self) -> None:
         """End the connection: whoever waits for an answer gets an error."""
-        os.close(self._device)
+        # Not closed: a thread that is about to read must not meet another file under this number.
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, self._device, inheritable=False)
+        os.close(nothing)
 
     def _serve(self) -> None:
         buffer = memoryview(bytearray(REQUEST_BYTES))
@@ -95,7 +98,7 @@ class Serving:
         except OSError as e:
             if e.errno in _GOES_ON:
                 return True
-            if e.errno != errno.ENODEV:  # which says: unmounted
+            if e.errno != errno.ENODEV and not self._over.is_set():  # ENODEV says: unmounted
                 _log.error("the connection to the kernel broke: %s", e)
             return False
         if not count:
