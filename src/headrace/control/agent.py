@@ -16,14 +16,24 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.control.client import Client, Refusal
-from headrace.control.messages import API, Lease, PlaneState, Register, Report, decode, encode
+from headrace.control.messages import (
+    API,
+    FLOWS_MAX,
+    Flow,
+    Lease,
+    PlaneState,
+    Register,
+    Report,
+    decode,
+    encode,
+)
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.control.client import Endpoint
-    from headrace.control.messages import Flow, Grant
+    from headrace.control.messages import Grant
 
 __all__ = ["Agent", "Limits"]
 
@@ -84,6 +94,7 @@ class Agent:
         self._sequence = 0
         self._reign, self._epoch = "", 0
         self._reported_at = clock()
+        self._unsaid: list[Flow] = []
         self._poked = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -160,8 +171,11 @@ class Agent:
         else:
             self._sequence += 1
             seconds = asked_at - self._reported_at
-            report = Report(self._sequence, seconds, self._limits.usage(), self._state())
+            # What a lost report said is said again.
+            self._unsaid = _added(self._unsaid, self._limits.usage())
+            report = Report(self._sequence, seconds, self._unsaid, self._state())
             answer = self._client.ask("POST", f"/v1/planes/{self._plane}/report", encode(report))
+            self._unsaid = []
         self._reported_at = asked_at
         self.reports += 1
         return self._take(decode(Lease, answer), asked_at)
@@ -211,6 +225,24 @@ class Agent:
             pass
         finally:
             self._client.close()
+
+
+def _added(before: list[Flow], now: list[Flow]) -> list[Flow]:
+    """Two reports as one."""
+    if not before:
+        return now
+    found = {(flow.job, flow.file_system): flow for flow in now}
+    for flow in before:
+        key = flow.job, flow.file_system
+        new = found.get(key)
+        if new is None:
+            nothing = (0.0, 0.0, 0.0)
+            found[key] = Flow(*key, flow.used, nothing, flow.held_s)
+        else:
+            (a, b, c), (x, y, z) = flow.used, new.used
+            (d, e, f), (u, v, w) = flow.held_s, new.held_s
+            found[key] = Flow(*key, (a + x, b + y, c + z), new.waiting, (d + u, e + v, f + w))
+    return list(found.values())[:FLOWS_MAX]
 
 
 def _user() -> str:
