@@ -78,7 +78,7 @@ def start(
         endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
     cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
-        ram_bytes=automatic_rambytes_of() if ram is None else bytes_of(ram),
+        ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
         job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
         window_bytes=bytes_of(window),
         job_window_bytes=bytes_of(job_window),
