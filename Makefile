@@ -191,6 +191,7 @@ bench: $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/plane.py $(BENCH)
 	$(BIN)/python benchmarks/node.py $(BENCH)
 	$(BIN)/python benchmarks/unmodified.py $(BENCH)
+	$(BIN)/python benchmarks/mount.py $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

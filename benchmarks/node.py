@@ -46,6 +46,9 @@ RESULTS = ROOT / "benchmarks/results"
 PLANES = ("process", "node")
 TIMEOUT_S = 600
 
+WARM_EPOCHS = 2
+"""The first brings samples into memory, the second maps it; both planes have as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -62,7 +65,7 @@ class Options:
 
 
 def client(given: dict[str, Any]) -> None:
-    """Read epochs and print a line of JSON; the first epoch warms up and is not counted."""
+    """Read epochs and print a line of JSON; the first ones warm up and are not counted."""
     data = datasets.data_set(given["data"], given["scale"])
     counted, seconds, cpu_s, batches = 0, 0.0, 0.0, 0
     daemon_s = 0.0
@@ -71,17 +74,17 @@ def client(given: dict[str, Any]) -> None:
             store, given["batch"], seed=given["seed"], rank=0, world_size=1,
             plane=given["plane"], tune=False,
         )  # fmt: skip
-        warm = given["epochs"] > 1
-        for epoch in range(given["epochs"]):
-            if epoch == 1 or not warm:
+        warm = given["warm_epochs"]
+        for epoch in range(warm + given["epochs"]):
+            if epoch == warm:
                 _wait_for(given["begin"])
             checker = Checker(data.samples, every=8)
             began, cpu, daemons = time.perf_counter(), time.process_time(), _cpu_s(given["daemon"])
             for batch in loader:
                 ends = batch.offsets + batch.lengths
                 checker.add(FlatBatch(batch.data, batch.offsets, ends, batch.labels))
-                batches += epoch > 0 or not warm
-            if epoch > 0 or not warm:
+                batches += epoch >= warm
+            if epoch >= warm:
                 seconds += time.perf_counter() - began
                 cpu_s += time.process_time() - cpu
                 daemon_s += _cpu_s(given["daemon"]) - daemons
@@ -200,7 +203,7 @@ def hot(options: Options, name: datasets.Name, clients: int, batch: int) -> dict
         ram = 2 * opened.nbytes + (64 << 20)
     given = {
         "data": name, "scale": _scale(options, name), "store": str(store), "batch": batch,
-        "epochs": 1 + options.epochs,
+        "epochs": options.epochs, "warm_epochs": WARM_EPOCHS,
     }  # fmt: skip
     with daemon(ram) as folder:
         given["daemon"] = ask_status(folder)["pid"]
@@ -220,8 +223,9 @@ def hot(options: Options, name: datasets.Name, clients: int, batch: int) -> dict
                 }  # fmt: skip
                 found[plane].append(figures)
                 if plane == "node":
-                    direct = sum(run["direct_batches"] for run in runs)
-                    found["direct_batches"] = found.get("direct_batches", 0) + direct
+                    for figure in ("direct_batches", "gathered_batches"):
+                        more = sum(run[figure] for run in runs)
+                        found[figure] = found.get(figure, 0) + more
     for figure in ("samples_per_s", "us_per_batch", "cpu_us_per_batch"):
         median = {p: statistics.median(run[figure] for run in found[p]) for p in PLANES}
         found[figure] = median
@@ -233,7 +237,7 @@ def cold(options: Options, *, same_seed: bool) -> dict[str, Any]:
     store = ensure_store(options, "A")
     forget(store)
     given = {
-        "data": "A", "scale": options.scale, "store": str(store), "batch": 256, "epochs": 1,
+        "data": "A", "scale": options.scale, "store": str(store), "batch": 256, "epochs": 1, "warm_epochs": 0,
         "plane": "node",
     }  # fmt: skip
     if same_seed:
@@ -267,7 +271,15 @@ def _judge(name: str, required: str, value: float, good: bool, note: str = "") -
 def measure(options: Options) -> tuple[list[list[str]], list[Target], dict[str, Any]]:
     """Everything: the table's rows, the targets, the raw figures."""
     rows = [
-        ["hot", "process plane, samples/s", "node plane", "ratio", "CPU us per batch", "direct"]
+        [
+            "hot",
+            "process plane, samples/s",
+            "node plane",
+            "ratio",
+            "CPU us per batch",
+            "gathered",
+            "direct",
+        ]
     ]
     raw: dict[str, Any] = {}
     ratios = {}
@@ -280,10 +292,12 @@ def measure(options: Options) -> tuple[list[list[str]], list[Target], dict[str, 
         found = raw[label] = hot(options, name, clients, batch)  # type: ignore[arg-type]
         ours, theirs = found["samples_per_s"]["node"], found["samples_per_s"]["process"]
         ratios[label] = ours / theirs
-        direct = str(found["direct_batches"])
+        counts = [f"{found[figure]:,}" for figure in ("gathered_batches", "direct_batches")]
         cpu = found["cpu_us_per_batch"]
         both = f"{cpu['process']:,.0f} / {cpu['node']:,.0f}"
-        rows.append([label, f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}", both, direct])
+        rows.append(
+            [label, f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}", both, *counts]
+        )
     one, many, tiny = ratios
     per_batch = raw[tiny]["us_per_batch"]
     added = per_batch["node"] - per_batch["process"]

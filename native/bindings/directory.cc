@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -94,6 +95,55 @@ nb::list names(const Directory& directory, const ArrayIn<int64_t>& indices) {
   }
   directory.assert_whole();
   return list;
+}
+
+// At most so many entries of a folder at once: each is a Python object.
+constexpr uint64_t kChildrenMax = 1 << 20;
+
+nb::tuple children(const Directory& directory, const nb::bytes& prefix, int64_t first,
+                   int64_t limit) {
+  std::vector<Child> found;
+  {
+    const std::string_view text(prefix.c_str(), prefix.size());
+    nb::gil_scoped_release release;
+    found = directory.children(
+        text, static_cast<uint64_t>(std::max<int64_t>(first, 0)),
+        std::min(static_cast<uint64_t>(std::max<int64_t>(limit, 0)), kChildrenMax));
+    directory.assert_whole();
+  }
+  nb::list names;
+  std::vector<int64_t> samples, next;
+  std::vector<uint8_t> kinds;
+  for (const Child& child : found) {
+    names.append(to_bytes(child.name));
+    samples.push_back(static_cast<int64_t>(child.sample));
+    next.push_back(static_cast<int64_t>(child.next_rank));
+    kinds.push_back(child.kind);
+  }
+  return nb::make_tuple(names, own(std::move(samples)), own(std::move(next)),
+                        own(std::move(kinds)));
+}
+
+nb::tuple lookup(const Directory& directory, const nb::bytes& path) {
+  const auto found = directory.lookup({path.c_str(), path.size()});
+  directory.assert_whole();
+  return nb::make_tuple(found.first, found.second);
+}
+
+// The length of one part of each sample; -1 where a sample has no such part.
+ArrayOut<int64_t> lengths(const Directory& directory, const ArrayIn<int64_t>& indices,
+                          uint32_t part) {
+  std::vector<int64_t> found;
+  for (const int64_t index : view(indices)) {
+    const auto [first, last] = directory.extents_of(checked(directory, index));
+    int64_t length = -1;
+    for (uint64_t e = first; e < last && length < 0; ++e) {
+      if (directory.part(e) == part) length = static_cast<int64_t>(directory.extent(e).length);
+    }
+    found.push_back(length);
+  }
+  directory.assert_whole();
+  return own(std::move(found));
 }
 
 nb::object column_array(nb::handle self, const Directory& directory, const ColumnInfo& column) {
@@ -228,6 +278,27 @@ void register_directory(nb::module_& m) {
           "index_at_rank",
           [](const Directory& d, int64_t rank) { return d.index_at_rank(checked(d, rank)); },
           "rank"_a, "The sample at a rank of the sorted name order.")
+      .def(
+          "children", &children, "prefix"_a, "first"_a, "limit"_a,
+          nb::sig("def children(self, prefix: bytes, first: int, limit: int) -> tuple[list[bytes], "
+                  "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
+                  "numpy.typing.NDArray[numpy.uint8]]"),
+          "Entries of a folder (names, samples, ranks to go on at, kinds: 0 file, 1 folder, 2 file "
+          "whose name others begin with).")
+      .def(
+          "seek",
+          [](const Directory& d, const nb::bytes& key) {
+            const uint64_t rank = d.seek({key.c_str(), key.size()});
+            d.assert_whole();
+            return rank;
+          },
+          "key"_a, "The first rank whose name is not less than `key`.")
+      .def("lookup", &lookup, "path"_a, nb::sig("def lookup(self, path: bytes) -> tuple[int, int]"),
+           "The sample of this name and the first sample below it; -1 for none.")
+      .def("lengths", &lengths, "indices"_a, "part"_a,
+           nb::sig("def lengths(self, indices: numpy.typing.NDArray[numpy.int64], part: int) -> "
+                   "numpy.typing.NDArray[numpy.int64]"),
+           "The length of a part of each sample in bytes, -1 where it has none.")
       .def("extents_of", &extents_of, "indices"_a,
            nb::sig("def extents_of(self, indices: numpy.typing.NDArray[numpy.int64]) -> dict[str, "
                    "numpy.typing.NDArray[numpy.int64]]"),

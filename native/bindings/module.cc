@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "bindings/cache_view.h"
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
@@ -31,6 +32,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);
   headrace::bindings::register_sample_cache(m);
+  headrace::bindings::register_cache_view(m);
   headrace::bindings::register_string_kernel(m);
   headrace::bindings::register_file_board(m);
 }

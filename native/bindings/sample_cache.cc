@@ -97,7 +97,10 @@ void register_sample_cache(nb::module_& m) {
       .def_prop_ro("indices", &hits_array<&Hits::indices>, "int64, as asked.")
       .def_prop_ro("missing", &hits_array<&Hits::missing>,
                    "int64, positions in `indices` that are not held.")
-      .def_prop_ro("bytes", [](const Hits& h) { return h.bytes; });
+      .def_prop_ro("missing_count", [](const Hits& h) { return h.missing.size(); })
+      .def_prop_ro(
+          "bytes", [](const Hits& h) { return h.bytes; },
+          "Of what is held; known when a cache looked it up, or it was gathered.");
   nb::class_<SampleCache>(m, "SampleCache", "Samples in memory, within a quota.")
       .def(nb::new_([](uint64_t samples, uint64_t parts, uint64_t quota_bytes, bool shared) {
              return SampleCache::make(samples, parts, quota_bytes,
@@ -120,7 +123,17 @@ void register_sample_cache(nb::module_& m) {
       .def_prop_ro("quota_bytes", &SampleCache::quota_bytes)
       .def_prop_ro("held_samples", &SampleCache::held_samples)
       .def_prop_ro("mapped_bytes", &SampleCache::mapped_bytes)
-      .def_prop_ro("delivered_bytes", &SampleCache::delivered_bytes);
+      .def_prop_ro("delivered_bytes", &SampleCache::delivered_bytes)
+      .def_prop_ro("version", &SampleCache::version, "Changes when slabs come or go.")
+      .def("slabs", &SampleCache::slabs,
+           "The memory that others may map, as it is now: the index, number 0, and the slabs.");
+  nb::class_<io::Slab>(m, "Slab", "Memory of a cache; mapped as long as this lives.")
+      .def_prop_ro(
+          "number", [](const io::Slab& s) { return s.number; }, "0: the index.")
+      .def_prop_ro("identity", [](const io::Slab& s) { return s.buffer->id; })
+      .def_prop_ro(
+          "fd", [](const io::Slab& s) { return s.buffer->fd; }, "-1: private memory.")
+      .def_prop_ro("bytes", [](const io::Slab& s) { return s.buffer->capacity; });
   nb::class_<io::DirectWriter>(m, "DirectWriter", "Appends samples to a file past the page cache.")
       .def(nb::init<const std::string&, uint64_t>(), "path"_a, "offset"_a)
       .def("append", &append, "batch"_a, "positions"_a,

@@ -415,6 +415,52 @@ void Directory::name(uint64_t sample, std::string* name) const {
   names_.name(rank, name);
 }
 
+std::vector<Child> Directory::children(std::string_view prefix, uint64_t first_rank,
+                                       uint64_t limit) const {
+  std::vector<Child> found;
+  std::string name, following;
+  uint64_t rank = std::max(first_rank, names_.lower_bound(prefix));
+  if (rank < samples_) names_.name(rank, &name);
+  while (rank < samples_ && found.size() < limit && name.starts_with(prefix)) {
+    const size_t slash = name.find('/', prefix.size());
+    const bool folder = slash != std::string::npos;
+    uint64_t next = rank + 1;
+    if (folder) {
+      // Behind "a/..." comes nothing before "a0". Damaged names must not lead back.
+      std::string end = name.substr(0, slash);
+      end += '/' + 1;
+      next = std::max(next, names_.lower_bound(end));
+    }
+    following.clear();
+    if (next < samples_) names_.name(next, &following);
+    Child::Kind kind = Child::kFolder;
+    if (!folder) kind = following.starts_with(name) ? Child::kFilePrefix : Child::kFile;
+    if (next >= samples_ && !folder) kind = Child::kFile;  // `following` is no name
+    found.push_back({name.substr(prefix.size(), folder ? slash - prefix.size() : slash),
+                     index_at_rank(rank), next, kind});
+    rank = next;
+    name.swap(following);
+  }
+  return found;
+}
+
+std::pair<int64_t, int64_t> Directory::lookup(std::string_view path) const {
+  int64_t file = -1;
+  uint64_t rank = names_.lower_bound(path);
+  std::string name;
+  if (rank < samples_) names_.name(rank, &name);
+  if (rank < samples_ && name == path) {
+    file = static_cast<int64_t>(index_at_rank(rank));
+    if (++rank < samples_) names_.name(rank, &name);
+  }
+  if (rank >= samples_ || !name.starts_with(path)) return {file, -1};
+  const std::string prefix = std::string(path) + '/';
+  rank = names_.lower_bound(prefix);
+  if (rank < samples_) names_.name(rank, &name);
+  if (rank >= samples_ || !name.starts_with(prefix)) return {file, -1};
+  return {file, static_cast<int64_t>(index_at_rank(rank))};
+}
+
 uint64_t Directory::index_at_rank(uint64_t rank) const {
   if (!rank_to_index_) return rank;
   const uint64_t index = rank_to_index_[rank];

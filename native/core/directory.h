@@ -39,6 +39,19 @@ struct ColumnInfo {
 
 // Shared from itself: bindings must hand out plain native ownership, since readers let go of
 // directories in threads that must not need Python.
+// One entry of a folder: what names have between two slashes.
+struct Child {
+  enum Kind : uint8_t {
+    kFile = 0,
+    kFolder = 1,
+    kFilePrefix = 2,  // a file, and other names begin with its whole name: perhaps a folder too
+  };
+  std::string name;
+  uint64_t sample = 0;     // the file's, or the first one in the folder
+  uint64_t next_rank = 0;  // where the listing goes on behind this entry
+  Kind kind = kFile;
+};
+
 class Directory : public std::enable_shared_from_this<Directory> {
  public:
   // `fd` stays the caller's. Throws Error(kCorruptStore) or Error(kVolume).
@@ -82,6 +95,14 @@ class Directory : public std::enable_shared_from_this<Directory> {
   void name(uint64_t sample, std::string* name) const;
   // The sample at `rank` in sorted name order. REQUIRES: rank < samples().
   uint64_t index_at_rank(uint64_t rank) const;
+
+  // At most `limit` entries of the folder whose names begin with `prefix` ("" or "a/b/"), from
+  // `first_rank` on. Folders are stepped over: the cost follows from what is listed.
+  std::vector<Child> children(std::string_view prefix, uint64_t first_rank, uint64_t limit) const;
+  // The first rank whose name is not less than `key`; samples() where all are less.
+  uint64_t seek(std::string_view key) const { return names_.lower_bound(key); }
+  // The sample of this name, and the first one whose name goes on with a slash; -1 for none.
+  std::pair<int64_t, int64_t> lookup(std::string_view path) const;
 
   std::vector<uint64_t> damaged_blocks() const { return file_.damaged_blocks(); }
   void assert_whole() const { file_.assert_whole(); }

@@ -74,6 +74,20 @@ void visit(const Directory& directory) {
       require(index >= -1 && index < static_cast<int64_t>(n), "a found index is in range");
     }
   });
+  for (const std::string_view query : queries) {
+    attempt([&] { require(directory.seek(query) <= n, "a rank is in range"); });
+    attempt([&] {
+      const auto [file, folder] = directory.lookup(query);
+      require(file < static_cast<int64_t>(n) && folder < static_cast<int64_t>(n), "in range");
+    });
+    attempt([&] {
+      uint64_t rank = 0;
+      for (const auto& child : directory.children(query.substr(0, query.size() / 2), 0, 50)) {
+        require(child.sample < n && child.next_rank > rank, "a listing goes forward");
+        rank = child.next_rank;
+      }
+    });
+  }
   for (const auto& column : directory.columns()) {
     attempt([&] {
       const std::byte* bytes = directory.column_bytes(column);

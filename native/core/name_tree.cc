@@ -145,6 +145,17 @@ void NameTree::find(std::span<const std::string_view> queries, std::span<int64_t
   }
 }
 
+uint64_t NameTree::lower_bound(std::string_view key) const {
+  uint64_t at = 0;
+  for (size_t depth = levels_.size(); depth-- > 0;) {
+    const Found found = scan(block(levels_[depth], at), key);
+    if (found.position < 0) return 0;  // less than the first name of all
+    at = at * kNamesPerBlock + static_cast<uint64_t>(found.position);
+    if (depth == 0 && !found.exact) ++at;
+  }
+  return at;
+}
+
 void NameTree::name(uint64_t rank, std::string* name) const {
   const Block b = block(levels_[0], rank / kNamesPerBlock);
   const std::byte* p = b.begin;

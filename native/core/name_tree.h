@@ -39,6 +39,9 @@ class NameTree {
   // ranks[i] = the rank of queries[i] among the sorted names, or -1.
   void find(std::span<const std::string_view> queries, std::span<int64_t> ranks) const;
 
+  // The first rank whose name is not less than `key`; the number of names where all are less.
+  uint64_t lower_bound(std::string_view key) const;
+
   // Appends the name of `rank` to `*name` after clearing it. REQUIRES: rank < names.
   void name(uint64_t rank, std::string* name) const;
 

@@ -150,6 +150,67 @@ TEST_CASE("bulk look-ups larger than one group keep their order") {
   CHECK(find(*directory, asked) == expected);
 }
 
+TEST_CASE("children are those of std::map, in pieces of any size") {
+  std::mt19937 random(11);
+  for (int round = 0; round < 60; ++round) {
+    std::map<std::string, int64_t> truth;
+    for (int i = 0; i < 200; ++i) {
+      std::string name = random_name(random, 8, 3);
+      for (char& c : name) c = c == 'c' ? '/' : c;
+      truth.emplace(name, 0);
+    }
+    std::vector<std::string> names;
+    for (auto& [name, index] : truth) {
+      index = static_cast<int64_t>(names.size());
+      names.push_back(name);
+    }
+    const auto directory = directory_of(names);
+    for (const std::string prefix : {"", "a/", "b/", "a/b/", "/", "//", "ab/"}) {
+      std::map<std::string, int64_t> folders, files;
+      for (const auto& [name, index] : truth) {
+        if (!name.starts_with(prefix)) continue;
+        const std::string rest = name.substr(prefix.size());
+        const size_t slash = rest.find('/');
+        if (slash == std::string::npos) {
+          files.emplace(rest, index);
+        } else {
+          folders.emplace(rest.substr(0, slash), index);
+        }
+      }
+      const uint64_t limit = 1 + random() % 9;
+      uint64_t rank = 0, seen = 0;
+      for (;;) {
+        const auto children = directory->children(prefix, rank, limit);
+        if (children.empty()) break;
+        for (const Child& child : children) {
+          const bool folder = child.kind == Child::kFolder;
+          const auto& want = folder ? folders : files;
+          REQUIRE(want.contains(child.name));
+          CHECK(want.at(child.name) == static_cast<int64_t>(child.sample));
+          CHECK(child.next_rank > rank);
+          rank = child.next_rank;
+          ++seen;
+          if (folder) continue;
+          const auto next = std::next(truth.find(prefix + child.name));
+          const bool longer = next != truth.end() && next->first.starts_with(prefix + child.name);
+          CHECK((child.kind == Child::kFilePrefix) == longer);
+        }
+      }
+      CHECK(seen == folders.size() + files.size());
+    }
+    for (int i = 0; i < 50; ++i) {
+      const std::string key = random_name(random, 6, 3);
+      const auto at = truth.lower_bound(key);
+      CHECK(directory->seek(key) == static_cast<uint64_t>(std::distance(truth.begin(), at)));
+      const auto below = truth.lower_bound(key + "/");
+      const bool some = below != truth.end() && below->first.starts_with(key + "/");
+      const auto [file, folder] = directory->lookup(key);
+      CHECK(file == (truth.contains(key) ? truth[key] : -1));
+      CHECK(folder == (some ? below->second : -1));
+    }
+  }
+}
+
 TEST_CASE("duplicates are refused, near and far, sorted or not") {
   const std::vector<uint8_t> blob{'a', 'b', 'a'};
   CHECK(build_error(blob, {0, 1, 2, 3}) == ErrorKind::kInvalidArgument);

@@ -1,9 +1,9 @@
 #include "io/assemble.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "core/copy.h"
 #include "core/error.h"
 
 namespace headrace::io {
@@ -74,8 +74,9 @@ void copy_slots(Arena& arena, std::span<const Place> places, Batch* batch) {
       for (int line = 0; line < 16; ++line) __builtin_prefetch(next + 64 * line);
     }
     if (places[s].length == 0) continue;
-    std::memcpy(to + batch->offsets[s], places[s].data, static_cast<size_t>(places[s].length));
+    copy_for_later(to + batch->offsets[s], places[s].data, static_cast<size_t>(places[s].length));
   }
+  copies_done();
 }
 
 std::shared_ptr<Batch> assemble(Arena& arena, std::span<const int64_t> indices,

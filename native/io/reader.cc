@@ -1,7 +1,6 @@
 #include "io/reader.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,20 +13,11 @@
 #include "core/error.h"
 #include "core/mapping.h"
 #include "io/plan.h"
+#include "io/thread_signals.h"
 #include "io/worker.h"
 
 namespace headrace::io {
 namespace {
-
-// A worker answers no signal but the ones that its own instructions raise.
-void block_signals() {
-  sigset_t all;
-  sigfillset(&all);
-  for (const int synchronous : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP}) {
-    sigdelset(&all, synchronous);
-  }
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
-}
 
 ReaderOptions with_places(ReaderOptions options, std::shared_ptr<InFlight> in_flight) {
   options.engine_options.in_flight = std::move(in_flight);

@@ -2,80 +2,94 @@
 //
 // A placement is kept, not churned: each sample is read once an epoch, so the one that is thrown
 // out would be as likely to be asked for as the one that takes its place. Samples are taken until
-// the quota is full. Memory comes in slabs; a smaller quota gives the newest slabs back.
+// the quota is full. Memory comes in slabs; a smaller quota gives the newest slabs back. How
+// samples lie in them: held.h.
+//
+// In shared memory other processes may map index and slabs, and gather by themselves (CacheView).
+// They have to be told of slabs that come and go: `version` changes with each.
 //
 // Thread-safe. What a look-up found stays in memory until its `Hits` go, whatever happens to the
 // quota meanwhile. Belongs to the process that made it: a forked child makes its own.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
 #include "core/arena.h"
-#include "io/assemble.h"
 #include "io/batch.h"
+#include "io/held.h"
 
 namespace headrace::io {
 
-// What a look-up found: the samples that are held, and the memory that they lie in.
-struct Hits {
-  std::vector<int64_t> indices;  // as asked
-  std::vector<int64_t> missing;  // positions in `indices`, ascending
-  std::vector<int64_t> held;     // likewise
-  std::vector<Place> places;     // slots of the held samples
-  std::vector<int64_t> labels;   // of the held samples
-  std::vector<BufferPtr> slabs;  // keep `places` valid
-  uint64_t bytes = 0;            // of the held samples
+// Memory of a cache that others may map.
+struct Slab {
+  uint64_t number;  // 0: the index
+  BufferPtr buffer;
 };
 
 class SampleCache {
  public:
-  // `samples`: in the data set. `parts`: slots per sample. The index takes 4 bytes for each sample
-  // of the data set, beside the quota. `delivered`: the memory of delivered batches.
+  // `samples`: in the data set. `parts`: slots per sample. `memory`: of held samples and of
+  // delivered batches.
   static std::shared_ptr<SampleCache> make(uint64_t samples, uint64_t parts, uint64_t quota_bytes,
-                                           Memory delivered = Memory::kPrivate);
+                                           Memory memory = Memory::kPrivate);
 
   // Copies the batch's samples that are not held, have not failed, and still fit. Returns how many.
   uint64_t insert(const Batch& batch);
   // Throws Error(kSampleNotFound) for an index outside the data set.
   std::shared_ptr<Hits> look_up(std::span<const int64_t> indices) const;
-  // One batch of what was held and what was read for the rest: sample k of `misses` is what was
-  // asked for at `hits.missing[k]`. `misses` is null where nothing was missing.
+  // See gather_hits.
   std::shared_ptr<Batch> gather(const Hits& hits, const std::shared_ptr<const Batch>& misses) const;
 
   // Samples beyond a smaller quota are forgotten at once.
   void set_quota(uint64_t bytes);
   uint64_t quota_bytes() const;
   uint64_t held_samples() const;
-  // Memory of the slabs, those included that only a look-up still holds.
+  // Memory of index and slabs, those included that only a look-up still holds.
   uint64_t mapped_bytes() const;
   // Memory of delivered batches, and of buffers kept for the next ones.
   uint64_t delivered_bytes() const { return delivered_->mapped_bytes(); }
 
+  // Changes whenever a slab, or the index, comes or goes.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+  // The index, if there is one, and the slabs, as they are now.
+  std::vector<Slab> slabs() const;
+
  private:
-  struct Entry {
-    uint32_t slab;
-    uint64_t offset;  // of the slots' lengths, which the bytes follow
-    int64_t label;
-    int64_t index;
+  struct OwnSlab {
+    uint32_t number = 0;
+    BufferPtr buffer;
+    uint64_t used = 0;
+    bool full = false;  // nothing more goes there
+    uint64_t samples = 0;
+    SlabView view;
   };
 
-  SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory delivered);
-  std::byte* reserve(uint64_t bytes, Entry* entry);
+  SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory memory);
+  std::byte* reserve(uint64_t bytes, EntryAt* at);
+  bool make_slab(uint64_t bytes);
+  void forget(const OwnSlab& slab);
 
+  const uint64_t samples_;
   const uint64_t parts_;
   std::shared_ptr<Arena> memory_;
   std::shared_ptr<Arena> delivered_;
   mutable std::mutex mutex_;
   uint64_t quota_bytes_;
-  std::vector<uint32_t> entry_of_;  // sample -> number in entries_ + 1; 0: not held
-  std::vector<Entry> entries_;      // in the order of their slabs
-  std::vector<BufferPtr> slabs_;
-  uint64_t slab_bytes_ = 0;  // mapped by slabs_
-  uint64_t used_ = 0;        // of the last slab
+  BufferPtr words_;  // of the index; null while there are no slabs
+  HeldIndex index_;
+  std::deque<OwnSlab> slabs_;  // their numbers ascend
+  uint64_t slab_bytes_ = 0;    // mapped by slabs_ and words_
+  uint64_t held_ = 0;
+  uint32_t last_number_ = 0;
+  bool refused_ = false;  // the system has no more memory, or files
+  mutable uint64_t look_ups_ = 0;
+  std::atomic<uint64_t> version_{0};
 };
 
 }  // namespace headrace::io

@@ -81,6 +81,20 @@ class Directory:
     def index_at_rank(self, rank: int) -> int:
         """The sample at a rank of the sorted name order."""
 
+    def children(self, prefix: bytes, first: int, limit: int) -> tuple[list[bytes], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8]]:
+        """
+        Entries of a folder (names, samples, ranks to go on at, kinds: 0 file, 1 folder, 2 file whose name others begin with).
+        """
+
+    def seek(self, key: bytes) -> int:
+        """The first rank whose name is not less than `key`."""
+
+    def lookup(self, path: bytes) -> tuple[int, int]:
+        """The sample of this name and the first sample below it; -1 for none."""
+
+    def lengths(self, indices: numpy.typing.NDArray[numpy.int64], part: int) -> numpy.typing.NDArray[numpy.int64]:
+        """The length of a part of each sample in bytes, -1 where it has none."""
+
     def extents_of(self, indices: numpy.typing.NDArray[numpy.int64]) -> dict[str, numpy.typing.NDArray[numpy.int64]]:
         """
         Arrays by field (sample, part, volume, offset, length, crc, mtime_ns), one element per extent.
@@ -444,7 +458,11 @@ class Hits:
         """int64, positions in `indices` that are not held."""
 
     @property
-    def bytes(self) -> int: ...
+    def missing_count(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Of what is held; known when a cache looked it up, or it was gathered."""
 
 class SampleCache:
     """Samples in memory, within a quota."""
@@ -475,6 +493,32 @@ class SampleCache:
     @property
     def delivered_bytes(self) -> int: ...
 
+    @property
+    def version(self) -> int:
+        """Changes when slabs come or go."""
+
+    def slabs(self) -> list[Slab]:
+        """
+        The memory that others may map, as it is now: the index, number 0, and the slabs.
+        """
+
+class Slab:
+    """Memory of a cache; mapped as long as this lives."""
+
+    @property
+    def number(self) -> int:
+        """0: the index."""
+
+    @property
+    def identity(self) -> int: ...
+
+    @property
+    def fd(self) -> int:
+        """-1: private memory."""
+
+    @property
+    def bytes(self) -> int: ...
+
 class DirectWriter:
     """Appends samples to a file past the page cache."""
 
@@ -494,6 +538,66 @@ def failed_samples(batch: Batch) -> Annotated[NDArray[numpy.int64], dict(shape=(
 
 def write_samples(fd: int, offset: int, batch: Batch, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint32], dict(shape=(None,))]:
     """Writes samples back to back and returns the crc32c of each slot."""
+
+class CacheView:
+    """A cache in shared memory, as another process sees it."""
+
+    def __init__(self, fd: int, bytes: int, *, samples: int, parts: int) -> None:
+        """
+        Maps the index. ValueError for memory that is not sealed and allocated.
+        """
+
+    def add_slab(self, number: int, fd: int, bytes: int) -> None:
+        """Maps a slab."""
+
+    def drop_slab(self, number: int) -> None:
+        """What look-ups found there stays valid."""
+
+    def look_up(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Hits:
+        """Which samples are held."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def parts(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Address space of index and slabs; the memory is the owner's."""
+
+class GatherJob:
+    """A batch of held samples that was submitted."""
+
+    def take(self) -> Batch:
+        """The batch, once."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def bytes(self) -> int:
+        """Of its samples; known when it is done."""
+
+class Gatherer:
+    """Puts batches of held samples together ahead."""
+
+    def __init__(self, budget_bytes: int, threads: int) -> None: ...
+
+    def submit(self, hits: Hits) -> GatherJob:
+        """Queues a batch of which nothing is missing; returns at once."""
+
+    def gather(self, hits: Hits, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], labels: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Batch:
+        """One batch of what is held and what was read for the rest."""
+
+    def set_budget(self, bytes: int) -> None:
+        """Bytes of batches that are gathered or wait to be taken."""
+
+    def close(self) -> None:
+        """Ends the threads; batches can be taken still."""
+
+    @property
+    def mapped_bytes(self) -> int: ...
 
 def register_string_kernel(framework_library: str, shares: bool) -> str:
     """

@@ -14,6 +14,8 @@
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
+  x MountError        a store cannot be mounted, or a mount not be taken away
+  x ControlError      the controller cannot be started, reached or stopped, or refuses
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -27,10 +29,12 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "ControlError",
     "CorruptSample",
     "CorruptStore",
     "DecodeError",
     "HeadraceError",
+    "MountError",
     "NodeError",
     "OrderError",
     "SampleNotFound",
@@ -146,6 +150,14 @@ class StateMismatch(OrderError):
 
 class NodeError(HeadraceError):
     """The node daemon cannot be started, reached or stopped."""
+
+
+class MountError(HeadraceError):
+    """A store cannot be mounted on a folder, or a mount cannot be taken away."""
+
+
+class ControlError(HeadraceError):
+    """The controller cannot be started, reached or stopped, or refuses what it was asked."""
 
 
 class DecodeError(HeadraceError):

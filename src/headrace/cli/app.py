@@ -14,13 +14,16 @@ from headrace.cli import (
     append,
     cache,
     cat,
+    control,
     demo,
     exit_codes,
     index,
     info,
     ls,
+    mount,
     node,
     pack,
+    policy,
     read,
     repair,
     run,
@@ -110,6 +113,8 @@ for _command in (
     read.read,
     verify.verify,
     repair.repair,
+    mount.mount,
+    mount.unmount,
     demo.demo,
     version.version,
 ):
@@ -117,3 +122,5 @@ for _command in (
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
+app.add_typer(control.app, name="control")
+app.add_typer(policy.app, name="policy")

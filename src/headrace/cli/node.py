@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output
-from headrace.cli.units import bytes_text, count_text
+from headrace.cli.units import bytes_of, bytes_text, count_text
 
 if TYPE_CHECKING:
     from headrace.node.runtime import RuntimeFolder
@@ -42,6 +43,20 @@ def start(
     simulate: Annotated[
         str | None, typer.Option(help="Slow storage to simulate: lustre, nfs, s3, hdd.")
     ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(
+            help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT."
+        ),
+    ] = None,
+    controller_token_file: Annotated[
+        Path | None, typer.Option(help="Holds the token for it.")
+    ] = None,
+    controller_ca: Annotated[
+        Path | None, typer.Option(help="Authority of its certificate.")
+    ] = None,
+    controller_cert: Annotated[Path | None, typer.Option(help="Own certificate.")] = None,
+    controller_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start the daemon, in the background if not told otherwise."""
@@ -51,12 +66,23 @@ def start(
     from headrace.node.options import NodeOptions, automatic_ram_bytes
     from headrace.node.runtime import runtime_folder
 
-    cache_bytes = None if cache is None else _bytes(cache)
+    endpoint = None
+    paths = (controller_token_file, controller_ca, controller_cert, controller_key)
+    token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
+    if controller is not None:
+        from headrace.control.client import Endpoint
+        from headrace.runtime import control_folder
+
+        if controller == "own":
+            controller = f"unix:{control_folder().socket}"
+        endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
+    cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
-        ram_bytes=automatic_ram_bytes() if ram is None else _bytes(ram),
-        job_ram_bytes=None if job_ram is None else _bytes(job_ram),
-        window_bytes=_bytes(window),
-        job_window_bytes=_bytes(job_window),
+        ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
+        job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
+        window_bytes=bytes_of(window),
+        job_window_bytes=bytes_of(job_window),
+        controller=endpoint,
         reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )
@@ -68,8 +94,10 @@ def start(
     given = {
         "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
         "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
+        "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
+        "--controller-cert": cert, "--controller-key": key,
     }  # fmt: skip
-    arguments = [word for name, value in given.items() if value for word in (name, value)]
+    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     state = start_daemon(folder, arguments)
     output = Output(as_json=as_json)
     if as_json:
@@ -206,21 +234,7 @@ def _print(output: Output, state: dict[str, Any]) -> None:
         )
 
 
-def _bytes(text: str) -> int:
-    """`8G`, `512M`, `1024` in bytes."""
-    units = {"K": 10, "M": 20, "G": 30, "T": 40}
-    number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
-    if number and number[-1] in units:
-        number, shift = number[:-1], units[number[-1]]
-    try:
-        return int(float(number) * (1 << shift))
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no size, expected bytes, or as 512M, 8G") from None
-
-
 def _absolute(path: str | None) -> str | None:
-    from pathlib import Path
-
     return None if path is None else str(Path(path).absolute())
 
 

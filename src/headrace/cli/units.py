@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["binary_text", "bytes_text", "count_text", "duration_text"]
+__all__ = ["binary_text", "bytes_of", "bytes_text", "count_text", "duration_text"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _MINUTE_S = 60
@@ -30,6 +30,22 @@ def binary_text(power_of_two: int) -> str:
             return f"{power_of_two} {unit}"
         power_of_two //= 1024
     return f"{power_of_two} TiB"
+
+
+def bytes_of(text: str) -> int:
+    """`8G`, `512M`, `1024` in bytes.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
+    if number and number[-1] in units:
+        number, shift = number[:-1], units[number[-1]]
+    try:
+        return int(float(number) * (1 << shift))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no size, expected bytes, or as 512M, 8G") from None
 
 
 def count_text(value: int) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -48,6 +49,7 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
     claim = folder.claim()
     server = None
     before = {}
+    _allow_files()
     try:
         server = Server(claim, options)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,6 +67,13 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         claim.release()
+
+
+def _allow_files() -> None:
+    """Samples in shared memory take a descriptor for each slab: all that we may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Holdings:
         self._working = working
         self._call_soon = call_soon
         self._data: dict[tuple[str, ...], ServedData] = {}
+        self.quotas_of_jobs: dict[str, int] = {}
         self._opening: dict[tuple[str, ...], list[Any]] = {}
         self._next = 1
         self.sharers: Sequence[Sharer] = ()
@@ -152,11 +153,22 @@ class Holdings:
         short = RAM_RESERVE_BYTES // 2 - available_memory()
         if short > 0 and self._options.yielding:
             total = min(total, max(0, held - short))
-        quotas = share_out(total, self._options.job_ram_bytes, wants)
-        # Those that shrink go first: their memory is what the others get.
+        quotas = share_out(total, self._options.job_ram_bytes, wants, self.quotas_of_jobs)
+        grants: dict[int, int] = {}  # memory that may be taken, and is not yet
+        # Those that shrink go first: their memory is what the others get, once nobody has it mapped.
         order = sorted(range(len(wants)), key=lambda i: quotas[i] - wants[i].held_bytes)
         for i in order:
-            everything[i].set_quota(quotas[i])
+            data, quota = everything[i], quotas[i]
+            if quota > data.held_bytes:
+                taken = sum(d.held_bytes + d.lingering_bytes for d in everything)
+                granted = sum(grants.values())
+                grants[data.number] = min(quota - data.held_bytes, max(0, total - taken - granted))
+                quota = data.held_bytes + grants[data.number]
+            data.set_quota(quota)
+
+    def changed(self) -> list[ServedData]:
+        """Data sets whose memory came or went since the last call."""
+        return [data for data in self._data.values() if data.slabs_changed()]
 
     @property
     def in_use(self) -> bool:

@@ -2,6 +2,10 @@
 
 A daemon that does not answer is lost after `ALIVE_S`, one that hangs up at once; what happens then is
 `reads`' business. One thread at a time reads from the socket and hands replies to whom they are for.
+
+A client that finds everything in the shared cache has nothing to say. So a thread looks after the link
+now and then (`look_after`): what the daemon has given back is unmapped though the consumer sleeps,
+the daemon hears what is used, and its death is noticed.
 """
 
 from __future__ import annotations
@@ -20,16 +24,21 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import NodeError
 from headrace.node.line import peer_of
 from headrace.node.mapped import Ledger, Mappings
+from headrace.node.shared import SharedCache
 from headrace.node.wire import (
     FDS_MAX,
     PROTOCOL,
     Abandon,
     Buffers,
+    Cache,
+    Dropped,
+    Gone,
     Hello,
     Release,
     Retired,
     Splitter,
     Status,
+    Used,
     Welcome,
     WireError,
     decode_reply,
@@ -37,7 +46,7 @@ from headrace.node.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from msgspec import Struct
 
@@ -49,6 +58,9 @@ ALIVE_S = 2.0
 """A daemon says something within this time of being asked, or it is given up."""
 
 PING_S = 0.5
+
+LOOK_AFTER_S = 1.0
+"""Memory that the daemon has given back is unmapped within this time."""
 
 _CHUNK_BYTES = 256 << 10
 _RIGHTS_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
@@ -90,6 +102,11 @@ class Link:
         self._fds: deque[int] = deque()
         self._ticket = 0
         self.heard_s = time.monotonic()
+        self.caches: dict[int, SharedCache] = {}
+        # By data set: (batches, samples, bytes) that were gathered, and how much of it was said.
+        self._gathered: dict[int, tuple[int, int, int]] = {}
+        self._said: dict[int, tuple[int, int, int]] = {}
+        self._ended = threading.Event()
         self._sock = connect(str(folder.socket))
         self._sock.setblocking(False)
         self._readable, self._writable = select.poll(), select.poll()
@@ -168,6 +185,45 @@ class Link:
             if released:
                 self.send(Release(released))
 
+    def gathered(self, dataset: int, batches: int, samples: int, nbytes: int) -> None:
+        """Count what was gathered from the shared cache; for one thread."""
+        before = self._gathered.get(dataset, (0, 0, 0))
+        self._gathered[dataset] = before[0] + batches, before[1] + samples, before[2] + nbytes
+
+    def say_used(self) -> None:
+        """Tell the daemon what was gathered.
+
+        Raises:
+            LinkLost: the daemon is gone.
+        """
+        for dataset, now in tuple(self._gathered.items()):
+            said = self._said.get(dataset, (0, 0, 0))
+            if now != said:
+                self._said[dataset] = now
+                self.send(Used(dataset, now[0] - said[0], now[1] - said[1], now[2] - said[2]))
+
+    # -- looking after -----------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Have a thread look after the link until it is closed."""
+        threading.Thread(
+            target=_tend, args=(weakref.ref(self), self._ended), name="headrace-tend", daemon=True
+        ).start()
+
+    def look_after(self) -> None:
+        """Take in what has come, and say what was used. A lost link lets go of the daemon's memory."""
+        try:
+            while self.receive(0.0):
+                pass
+            self.say_used()
+        except LinkLost:
+            self.drop_caches()
+
+    def drop_caches(self) -> None:
+        """Let go of the shared caches: who comes after the daemon takes memory anew."""
+        for cache in tuple(self.caches.values()):
+            cache.clear()
+
     # -- receiving --------------------------------------------------------------------------------
 
     def wait(self, kind: type[Any], seconds: float, ping: Struct | None = None) -> Any:
@@ -197,8 +253,12 @@ class Link:
                 self.send(ping)
             self.receive(min(PING_S, seconds - (now - began)))
 
-    def receive(self, seconds: float) -> bool:
+    def receive(self, seconds: float, wanted: Callable[[], bool] = lambda: True) -> bool:
         """Take in what has come, waiting at most so long for it; whether anything had.
+
+        Args:
+            seconds: how long to wait.
+            wanted: looked at when it is this thread's turn: another may have taken it in.
 
         Raises:
             LinkLost: the daemon hung up or broke the protocol.
@@ -206,6 +266,8 @@ class Link:
         with self.lock:
             if self.lost:
                 raise LinkLost(self.lost)
+            if not wanted():
+                return False
             try:
                 data = self._read(seconds)
                 if data is None:
@@ -239,14 +301,17 @@ class Link:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Buffers):
-            fds = [self._fds.popleft() for _ in range(min(len(message.buffers), len(self._fds)))]
-            try:
+            with self._taken_fds(len(message.buffers)) as fds:
                 self.mappings.add(message.buffers, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
         elif isinstance(message, Retired):
             self.mappings.retire(message.buffers)
+        elif isinstance(message, Cache):
+            with self._taken_fds(len(message.slabs)) as fds:
+                self.caches.setdefault(message.dataset, SharedCache()).add(message, fds)
+        elif isinstance(message, Gone):
+            if message.dataset in self.caches:
+                self.caches[message.dataset].drop(message.identities)
+            self.send(Dropped(message.dataset, message.identities))
         else:
             self.on_reply(message)
 
@@ -260,6 +325,16 @@ class Link:
             if len(self._fds) < count:
                 raise self._lose(f"{len(self._fds)} descriptors came, expected {count}")
             return [self._fds.popleft() for _ in range(count)]
+
+    @contextlib.contextmanager
+    def _taken_fds(self, count: int) -> Iterator[list[int]]:
+        """The descriptors that came with a message; closed afterwards."""
+        fds = [self._fds.popleft() for _ in range(min(count, len(self._fds)))]
+        try:
+            yield fds
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _keep(self, message: Any) -> None:
         self._kept.append(message)
@@ -275,7 +350,10 @@ class Link:
         if os.getpid() == self.pid and not self.lost:
             with contextlib.suppress(LinkLost):
                 self.give_back()
+                self.say_used()
         self._lose(reason)
+        self._ended.set()
+        self.drop_caches()
         with self._send_lock:
             self._sock.close()
         while self._fds:
@@ -307,6 +385,16 @@ def connect(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _tend(ref: weakref.ref[Link], ended: threading.Event) -> None:
+    """Look after a link. Keeps it alive only meanwhile."""
+    while not ended.wait(LOOK_AFTER_S):
+        link = ref()
+        if link is None or link.lost:
+            return
+        link.look_after()
+        del link
 
 
 def _before_fork() -> None:

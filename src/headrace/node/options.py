@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace.config import ReaderOptions, TierOptions
 from headrace.machine.memory import available_memory
 from headrace.plane.tiers.policy import ram_quota
+
+if TYPE_CHECKING:
+    from headrace.control.client import Endpoint
 
 __all__ = ["NodeOptions", "automatic_ram_bytes"]
 
@@ -42,6 +46,9 @@ class NodeOptions:
 
     sessions_max: int = 1024
     """Clients at a time."""
+
+    controller: Endpoint | None = None
+    """Who says what jobs may take from file systems; None: nobody."""
 
     reader: ReaderOptions = field(default_factory=ReaderOptions)
     tiers: TierOptions = field(default_factory=TierOptions)

@@ -8,10 +8,11 @@ one that was used last first: samples are kept rather than churned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Want", "share_out"]
 
@@ -33,7 +34,12 @@ class Want:
     """When it was last used; any clock."""
 
 
-def share_out(total_bytes: int, job_bytes: int | None, wants: Sequence[Want]) -> tuple[int, ...]:
+def share_out(
+    total_bytes: int,
+    job_bytes: int | None,
+    wants: Sequence[Want],
+    quotas_of_jobs: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[int, ...]:
     """Return the quota of each data set, in bytes.
 
     Args:
@@ -41,12 +47,13 @@ def share_out(total_bytes: int, job_bytes: int | None, wants: Sequence[Want]) ->
         job_bytes: for the data sets of one job together; a data set of several jobs counts for each
             of them by its share. None: no limit.
         wants: the data sets. The result does not depend on their order.
+        quotas_of_jobs: what some jobs may have instead of `job_bytes`.
     """
     quotas = [0] * len(wants)
     active = [i for i, want in enumerate(wants) if want.jobs]
     caps = {i: wants[i].needed_bytes for i in active}
-    if job_bytes is not None:
-        shares = _job_shares(job_bytes, wants, active)
+    if job_bytes is not None or quotas_of_jobs:
+        shares = _job_shares(job_bytes, quotas_of_jobs, total_bytes, wants, active)
         caps = {i: min(caps[i], shares[i]) for i in active}
     left = total_bytes
     # The smallest first: what it leaves of its share is the others'.
@@ -62,10 +69,20 @@ def share_out(total_bytes: int, job_bytes: int | None, wants: Sequence[Want]) ->
     return tuple(quotas)
 
 
-def _job_shares(job_bytes: int, wants: Sequence[Want], active: Sequence[int]) -> dict[int, int]:
+def _job_shares(
+    job_bytes: int | None,
+    quotas_of_jobs: Mapping[str, int],
+    total_bytes: int,
+    wants: Sequence[Want],
+    active: Sequence[int],
+) -> dict[int, int]:
     """What each data set may take of its jobs' quotas: of each job the same for all its data sets."""
     used_by: dict[str, int] = {}
     for i in active:
         for job in wants[i].jobs:
             used_by[job] = used_by.get(job, 0) + 1
-    return {i: sum(job_bytes // used_by[job] for job in wants[i].jobs) for i in active}
+    others = total_bytes if job_bytes is None else job_bytes
+    return {
+        i: sum(quotas_of_jobs.get(job, others) // used_by[job] for job in wants[i].jobs)
+        for i in active
+    }

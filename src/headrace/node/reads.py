@@ -1,9 +1,10 @@
 """NodeReads: asks the node daemon for batches, and reads directly where it cannot have them.
 
-Stands on top of a chain that can read by itself. While a daemon is attached, requests go there as soon
-as they are submitted, so that it reads ahead; when it dies, falls silent or has no memory to spare,
-the chain below reads instead, at once, and nothing of what is delivered changes. Attaching is the
-business of a thread of its own (`attaching`), so that no batch waits for a daemon that is not there.
+Stands on top of a chain that can read by itself. While a daemon is attached, what its cache holds is
+gathered from there without a word (`shared`), and the rest is asked for as soon as it is submitted, so
+that the daemon reads ahead. When it dies, falls silent or has no memory to spare, the chain below
+reads instead, at once, and nothing of what is delivered changes. Attaching is the business of a
+thread of its own (`attaching`), so that no batch waits for a daemon that is not there.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
+from headrace import _native
+from headrace.errors import CorruptStore
 from headrace.node.attaching import Attached, Attaching
 from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
+from headrace.node.pending import Pending, join_pieces
 from headrace.node.runtime import runtime_folder
 from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
 from headrace.plane.stage import StageStats
@@ -27,9 +30,9 @@ from headrace.plane.stage import StageStats
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from headrace import _native
     from headrace.node.runtime import RuntimeFolder
     from headrace.plane.tiers import Chain, PendingReads, Reads
     from headrace.store import Store
@@ -53,6 +56,9 @@ AHEAD_MIN = 2
 BUSY_MAX = 4
 """After so many refusals in a row, requests go round the daemon for `BUSY_S`."""
 BUSY_S = 1.0
+
+GATHERERS = 2
+"""Threads that gather ahead: as many as read from the page cache without a daemon."""
 
 
 def over_node(chain: Chain, source: Any, part_names: Sequence[str], /) -> Chain:
@@ -85,7 +91,8 @@ class NodeReport:
     Attributes:
         attached: whether it has one now.
         attachments: how often it was attached.
-        node_batches: batches that came from the daemon.
+        node_batches: batches that came from the daemon or its cache.
+        gathered_batches: those of them that took no message.
         direct_batches: batches that were read directly.
         busy_batches: those of them for which the daemon had no memory.
         why: why there is no daemon now, or why the last batch was read directly.
@@ -94,6 +101,7 @@ class NodeReport:
     attached: bool
     attachments: int
     node_batches: int
+    gathered_batches: int
     direct_batches: int
     busy_batches: int
     why: str
@@ -127,8 +135,11 @@ class NodeReads:
         self._samples_count = len(store)
         self._parts = len(part_names)
         self._pid = os.getpid()
-        self._pending: dict[int, _Pending] = {}  # asked for, and not taken
-        self._unsent: deque[_Pending] = deque()
+        # Who does not take a batch any more must not hold up others: all references are weak.
+        self._unsent: deque[weakref.ref[Pending]] = deque()
+        self._under_way: weakref.WeakSet[Pending] = weakref.WeakSet()  # begun, and not taken
+        self._asked: dict[int, weakref.ref[Pending]] = {}  # by ticket: not answered
+        self._gatherer = _native.Gatherer(budget_bytes, GATHERERS)
         self._budget_bytes = budget_bytes
         self._batch_bytes = 0.0  # of a batch, lately
         self._busy = 0
@@ -136,7 +147,7 @@ class NodeReads:
         self._attached: Attached | None = None
         self._attaching = Attaching(store, part_names, folder, job)
         self._first = True
-        self._batches = self._direct = self._refused = 0
+        self._batches = self._gathered = self._direct = self._refused = 0
         self._samples = self._bytes = self._ram_bytes = 0
         self._waited_s = 0.0
         self._why = ""
@@ -154,35 +165,55 @@ class NodeReads:
     @property
     def mapped_bytes(self) -> int:
         """Memory of this process; the daemon's is not counted."""
-        return self._below.mapped_bytes
+        return self._gatherer.mapped_bytes + self._below.mapped_bytes
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; returns at once."""
         attached = self._attached or self._attach()
+        if attached is not None and attached.link.lost:  # its thread has noticed
+            self.lose(attached, attached.link.lost)
+            attached = None
         if attached is None or not self._askable(indices):
             self._direct += 1
             return self._below.submit(indices)
-        pending = _Pending(self, attached, indices)
-        self._unsent.append(pending)
-        self._send(attached)
+        pending = Pending(self, attached, indices)
+        self._unsent.append(weakref.ref(pending))
+        self._begin(attached)
         return pending
 
-    def _send(self, attached: Attached) -> None:
-        """Ask for what may be under way: as many bytes ahead of the consumer as without a daemon."""
+    def _begin(self, attached: Attached) -> None:
+        """Begin what may be under way: as many bytes ahead of the consumer as without a daemon."""
         link = attached.link
         ahead = AHEAD_FIRST
         if self._batch_bytes > 0.0:
             ahead = max(AHEAD_MIN, 1 + int(self._budget_bytes / self._batch_bytes))
+        ahead = min(ahead, link.requests_max)
         try:
-            while self._unsent and len(self._pending) < min(ahead, link.requests_max):
-                pending = self._unsent.popleft()
-                pending.ticket = link.new_ticket()
-                self._pending[pending.ticket] = pending
-                released = link.take_released()
-                indices = pending.indices.tobytes()
-                link.send(Ask(pending.ticket, attached.dataset, indices, released))
+            while self._unsent and len(self._under_way) < ahead:
+                pending = self._unsent.popleft()()
+                if pending is not None and not pending.begun:
+                    self._begin_one(attached, pending)
         except LinkLost as e:
             self.lose(attached, str(e))
+
+    def _begin_one(self, attached: Attached, pending: Pending) -> None:
+        """Gather what is held, or ask for what is not."""
+        pending.begun = True
+        self._under_way.add(pending)
+        cache = attached.link.caches.get(attached.dataset)
+        view = None if cache is None else cache.view
+        if view is not None and view.samples == self._samples_count and view.parts == self._parts:
+            hits = view.look_up(pending.indices)
+            if not hits.missing_count:
+                pending.gather(self._gatherer.submit(hits))
+                return
+            if hits.missing_count < len(pending.indices):
+                pending.hits = hits
+        link = attached.link
+        pending.ticket = link.new_ticket()
+        self._asked[pending.ticket] = weakref.ref(pending)
+        released = link.take_released()
+        link.send(Ask(pending.ticket, attached.dataset, pending.asked.tobytes(), released))
 
     def _askable(self, indices: NDArray[np.int64]) -> bool:
         if not len(indices) or len(indices) * self._parts > INDICES_MAX:
@@ -198,6 +229,7 @@ class NodeReads:
         self._attached = attached = self._attaching.take(wait_s)
         if attached is not None:
             attached.link.on_reply = self._on_reply
+            attached.link.tend()
             self._busy, self._around_until = 0, 0.0
         return attached
 
@@ -205,10 +237,15 @@ class NodeReads:
 
     def _on_reply(self, message: Any) -> None:
         if isinstance(message, Samples):
-            pending = self._pending.get(message.ticket)
-            if pending is None or not pending.waiting:
+            ref = self._asked.pop(message.ticket, None)
+            if ref is None:
                 raise WireError(f"batch {message.ticket} was not asked for")
-            pending.answer(message)
+            pending = ref()
+            if pending is not None:
+                pending.answer(message)
+            elif message.status is Status.OK and self._attached is not None:
+                # Nobody takes it any more.
+                self._attached.link.ledger.end(message.ticket)
         elif not isinstance(message, Working):
             raise WireError(f"a {type(message).__name__} that was not asked for")
 
@@ -220,15 +257,17 @@ class NodeReads:
         except LinkLost as e:
             self.lose(attached, str(e))
 
-    def wait(self, pending: _Pending, attached: Attached) -> None:
+    def wait(self, pending: Pending, attached: Attached) -> None:
         """Take in answers until this one has come, or the daemon is lost."""
         began = hurried_s = time.monotonic()
         pause_s = HURRY_AFTER_S
         link = attached.link
         try:
+            if not pending.begun:  # others that were submitted before it are not taken yet
+                self._begin_one(attached, pending)
             link.give_back()  # it may wait for what we hold
             while pending.waiting and not link.lost:
-                link.receive(pause_s)
+                link.receive(pause_s, lambda: pending.waiting)
                 now = time.monotonic()
                 if not pending.waiting or now - hurried_s < pause_s:
                     continue
@@ -250,28 +289,28 @@ class NodeReads:
             self._attached = None
             self._why = reason
             _log.warning("the node daemon is lost (%s): reading directly.", reason)
-        unanswered = [p for p in (*self._pending.values(), *self._unsent) if p.waiting]
+        begun = [ref() for ref in (*self._asked.values(), *self._unsent)]
+        self._asked.clear()
         self._unsent.clear()
-        for pending in unanswered:
-            self._pending.pop(pending.ticket, None)
-            self._direct += 1
-            pending.go_below(self._below)
+        for pending in begun:
+            if pending is not None and pending.waiting:
+                self._direct += 1
+                pending.go_below(self._below)
         attached.link.close(reason)
         self._attaching.again()
 
-    def finish(self, pending: _Pending, reply: Samples) -> _native.Batch:
+    def finish(self, pending: Pending, reply: Samples) -> _native.Batch:
         """The batch of an answer; read below if the answer is not one."""
-        self._pending.pop(pending.ticket, None)
-        if self._attached is pending.attached:
-            self._send(pending.attached)
+        self._taken(pending)
         if reply.status is Status.OK:
             try:
-                batch = pending.attached.link.mappings.batch(reply, pending.indices, self._parts)
+                batch = pending.attached.link.mappings.batch(reply, pending.asked, self._parts)
             except WireError as e:
                 self.lose(pending.attached, str(e))
             else:
-                self._count(batch, reply)
-                return cast("_native.Batch", batch)
+                self._busy = 0
+                self._ram_bytes += reply.ram_bytes
+                return self._joined(pending, batch)
         self._direct += 1
         if reply.status is Status.BUSY:
             self._refused += 1
@@ -281,14 +320,55 @@ class NodeReads:
         self._why = reply.message
         return self._below.submit(pending.indices).take()
 
-    def _count(self, batch: NodeBatch, reply: Samples) -> None:
-        self._busy = 0
+    def _joined(self, pending: Pending, batch: NodeBatch) -> _native.Batch:
+        """What came, and what was held of the same batch. What came is given back at once then."""
+        size, hits, attached = int(batch.lengths.sum()), pending.hits, pending.attached
+        if hits is None:
+            self._count(batch.samples, size)
+            return cast("_native.Batch", batch)
+        try:
+            joined = self._gatherer.gather(
+                hits, batch.data, batch.offsets, batch.lengths, batch.labels
+            )
+        except CorruptStore as e:
+            return self._distrust(pending, e)
+        held = len(hits.indices) - hits.missing_count
+        attached.link.gathered(attached.dataset, 0, held, hits.bytes)
+        self._ram_bytes += hits.bytes
+        self._count(joined.samples, size + hits.bytes)
+        return joined
+
+    def gathered(self, pending: Pending, job: _native.GatherJob) -> _native.Batch:
+        """The batch that was gathered."""
+        attached = pending.attached
+        try:
+            batch = job.take()
+        except CorruptStore as e:
+            return self._distrust(pending, e)
+        attached.link.gathered(attached.dataset, 1, batch.samples, job.bytes)
+        self._gathered += 1
+        self._ram_bytes += job.bytes
+        self._count(batch.samples, job.bytes)
+        self._taken(pending)
+        return batch
+
+    def _distrust(self, pending: Pending, error: CorruptStore) -> _native.Batch:
+        """The daemon's memory is not what it should be: nothing more is believed."""
+        self.lose(pending.attached, error.message)
+        self._direct += 1
+        return self._below.submit(pending.indices).take()
+
+    def _taken(self, pending: Pending) -> None:
+        """A batch is taken: others may be begun."""
+        self._under_way.discard(pending)
+        if self._attached is pending.attached:
+            self._begin(pending.attached)
+
+    def _count(self, samples: int, nbytes: int) -> None:
         self._batches += 1
-        self._samples += batch.samples
-        size = int(batch.lengths.sum())
-        self._bytes += size
-        self._batch_bytes += (size - self._batch_bytes) * (0.1 if self._batch_bytes else 1.0)
-        self._ram_bytes += reply.ram_bytes
+        self._samples += samples
+        self._bytes += nbytes
+        self._batch_bytes += (nbytes - self._batch_bytes) * (0.1 if self._batch_bytes else 1.0)
 
     # -- the rest of what a stage does ------------------------------------------------------------
 
@@ -296,7 +376,7 @@ class NodeReads:
         """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""
         if not any(isinstance(batch, NodeBatch) for batch, _, _ in pieces):
             return self._below.gather(pieces)
-        return cast("_native.Batch", _gathered(pieces))
+        return cast("_native.Batch", join_pieces(pieces))
 
     def close(self) -> None:
         """Let go of the daemon, and close what is below. Batches that were taken stay valid."""
@@ -304,8 +384,9 @@ class NodeReads:
         attached, self._attached = self._attached, None
         if attached is not None and os.getpid() == self._pid:
             attached.link.close()
-        self._pending.clear()
+        self._asked.clear()
         self._unsent.clear()
+        self._gatherer.close()
         self._below.close()
 
     def stats(self) -> StageStats:
@@ -316,7 +397,7 @@ class NodeReads:
             samples=self._samples,
             bytes=self._bytes,
             reads=self._batches,
-            in_flight=len(self._pending),
+            in_flight=len(self._under_way),
             bytes_by_tier={"ram": self._ram_bytes},
         )
 
@@ -331,69 +412,5 @@ class NodeReads:
         """How this loader fares with the daemon."""
         return NodeReport(
             self._attached is not None, self._attaching.attachments, self._batches,
-            self._direct, self._refused, self._why or self._attaching.why,
+            self._gathered, self._direct, self._refused, self._why or self._attaching.why,
         )  # fmt: skip
-
-
-class _Pending:
-    """A batch that the daemon was asked for."""
-
-    def __init__(self, reads: NodeReads, attached: Attached, indices: NDArray[np.int64]) -> None:
-        self.attached = attached
-        self.ticket = 0  # it is not sent
-        self.indices = indices
-        self._reads = reads
-        self._reply: Samples | None = None
-        self._below: PendingReads | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether nobody has answered, nor reads it directly."""
-        return self._reply is None and self._below is None
-
-    def answer(self, reply: Samples) -> None:
-        """The daemon has answered."""
-        self._reply = reply
-
-    def go_below(self, below: Reads) -> None:
-        """The daemon is lost."""
-        if self.waiting:
-            self._below = below.submit(self.indices)
-
-    @property
-    def done(self) -> bool:
-        """Whether `take` would return at once."""
-        if self.waiting:
-            self._reads.drain(self.attached)
-        return self._below.done if self._below is not None else self._reply is not None
-
-    def take(self) -> _native.Batch:
-        """Wait for the batch."""
-        if self.waiting:
-            self._reads.wait(self, self.attached)
-        if self._below is not None:
-            return self._below.take()
-        assert self._reply is not None
-        reply, self._reply = self._reply, None
-        return self._reads.finish(self, reply)
-
-
-def _gathered(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:
-    """One dense batch of pieces of others, in memory of this process."""
-    parts = max(batch.parts for batch, _, _ in pieces)
-
-    def joined(name: str, width: int) -> NDArray[np.int64]:
-        cut = [getattr(b, name)[start * width : stop * width] for b, start, stop in pieces]
-        return np.concatenate([np.empty(0, np.int64), *cut])
-
-    lengths = joined("lengths", parts)
-    offsets = np.cumsum(lengths) - lengths
-    data = np.empty(int(lengths.sum()), np.uint8)
-    at = 0
-    for batch, start, stop in pieces:
-        for slot in range(start * parts, stop * parts):
-            begin, size = int(batch.offsets[slot]), int(batch.lengths[slot])
-            data[at : at + size] = batch.data[begin : begin + size]
-            at += size
-    data.flags.writeable = False
-    return NodeBatch(data, joined("indices", 1), offsets, lengths, joined("labels", 1))

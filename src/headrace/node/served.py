@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import HeadraceError
+from headrace.plane.limit import Cost
 from headrace.plane.tiers import build_chain
 from headrace.plane.tiers.chain import bytes_of
 
@@ -52,6 +53,16 @@ class Outcome:
     """None: it failed."""
     message: str = ""
     ram_bytes: int = 0
+    bytes_read: int | None = None
+    """Bytes that came from the source rather than the page cache; None: not known."""
+
+
+@dataclass(slots=True, eq=False)
+class _Mapped:
+    """Memory of the cache that clients may have mapped."""
+
+    nbytes: int
+    holders: set[object] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +134,10 @@ class ServedData:
             target=self._read, name=f"headrace-node-read-{number}", daemon=True
         )
         self._thread.start()
+        self._slabs_version = 0
+        self._mapped: dict[int, _Mapped] = {}  # by identity: what clients have been told of
         self.batches = self.samples = self.bytes = self.ram_bytes = 0
+        self.gathered_batches = self.gathered_bytes = 0
         self.shared_batches = self.postponed = self.failed = 0
 
     @property
@@ -152,6 +166,70 @@ class ServedData:
         """Hold at most so much from now on."""
         if self.chain.ram is not None:
             self.chain.ram.turn({"cache_bytes": max(1, quota_bytes)})
+
+    @property
+    def source_path(self) -> str:
+        """Where the data set lies."""
+        return self.store.path
+
+    def cost_of(self, indices: NDArray[np.int64]) -> Cost:
+        """What would come from the source for a batch now: not what tiers hold, nor what is being read."""
+        if indices.tobytes() in self._by_key:
+            return Cost()
+        missing = self.chain.missing(indices)
+        if self._keeps():
+            missing = missing[self._reader_of[missing] == 0]
+        if not len(missing):
+            return Cost()
+        return Cost(self.bytes_of(missing), len(missing))
+
+    # -- memory that clients map -------------------------------------------------------------------
+
+    def slabs(self) -> list[_native.Slab]:
+        """The index and the slabs of the cache, as they are now."""
+        return self.chain.ram.cache.slabs() if self.chain.ram is not None else []
+
+    def slabs_changed(self) -> bool:
+        """Whether any came or went since the last call."""
+        version = self.chain.ram.cache.version if self.chain.ram is not None else 0
+        changed, self._slabs_version = version != self._slabs_version, version
+        return changed
+
+    def mapped_by(self, holder: object, slab: _native.Slab) -> None:
+        """A client is told of a slab, and will map it."""
+        mapped = self._mapped.setdefault(slab.identity, _Mapped(slab.bytes))
+        mapped.holders.add(holder)
+
+    def dropped_by(self, holder: object, identity: int) -> None:
+        """A client has it mapped no more."""
+        mapped = self._mapped.get(identity)
+        if mapped is not None:
+            mapped.holders.discard(holder)
+            if not mapped.holders:
+                del self._mapped[identity]
+
+    def forget(self, holder: object) -> None:
+        """A client is gone, and its mappings with it."""
+        for identity in tuple(self._mapped):
+            self.dropped_by(holder, identity)
+
+    @property
+    def lingering_bytes(self) -> int:
+        """Memory that was given back here, and that clients still have mapped."""
+        now = {slab.identity for slab in self.slabs()}
+        return sum(m.nbytes for identity, m in self._mapped.items() if identity not in now)
+
+    def gathered(self, batches: int, samples: int, nbytes: int) -> None:
+        """A client has gathered so much by itself."""
+        self.used_s = time.monotonic()
+        self.batches += batches
+        self.samples += samples
+        self.bytes += nbytes
+        self.ram_bytes += nbytes
+        self.gathered_batches += batches
+        self.gathered_bytes += nbytes
+
+    # -- reads -------------------------------------------------------------------------------------
 
     def ask(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
         """Read a batch.
@@ -228,7 +306,9 @@ class ServedData:
             failure = self.store.catalog.failures(batch)[0]
             index = int(batch.indices[failure["slot"] // batch.parts])
             return Outcome(None, str(self.store.failure_error(index, failure)))
-        return Outcome(batch, ram_bytes=int(getattr(pending, "ram_bytes", 0)))
+        # Of what the local disk has read, the statistics say nothing of their own.
+        read = int(batch.stats["bytes_read"]) if self.chain.disk is None else None
+        return Outcome(batch, "", int(getattr(pending, "ram_bytes", 0)), read)
 
     def _finish(self, reading: _Reading, outcome: Outcome) -> None:
         self._readings.pop(reading.number, None)
@@ -270,11 +350,14 @@ class ServedData:
             "jobs": dict(self.users),
             "held_samples": ram.held_samples if ram is not None else 0,
             "held_bytes": self.held_bytes,
+            "lingering_bytes": self.lingering_bytes,
             "quota_bytes": ram.knobs()["cache_bytes"] if ram is not None else 0,
             "delivered_batches": self.batches,
             "delivered_samples": self.samples,
             "delivered_bytes": self.bytes,
             "ram_bytes": self.ram_bytes,
+            "gathered_batches": self.gathered_batches,
+            "gathered_bytes": self.gathered_bytes,
             "source_bytes": int(source["read_bytes"]) + int(source["bytes_by_tier"]["page_cache"]),
             "source_samples_bytes": int(source["delivered_bytes"]),
             "shared_batches": self.shared_batches,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.node.files.service import FileService
+from headrace.node.governed import Governed
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
 from headrace.node.session import Job, Session
@@ -78,6 +79,8 @@ class Server:
         self._lines: dict[Line, Session] = {}
         self._jobs: dict[str, Job] = {}
         self._sessions_made = self._refused = self._wire_errors = 0
+        self.governed = None if options.controller is None else Governed(options.controller, self)
+        self.allowances = self.governed.allowances if self.governed else None
         self._listener = _listen(str(claim.folder.socket))
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -87,13 +90,18 @@ class Server:
     def run(self) -> None:
         """Serve; returns after `stop`."""
         ticked = time.monotonic()
+        if self.governed is not None:
+            self.governed.start()
         while not self._stopping:
             for key, events in self._selector.select(self._pause_s()):
                 key.data(events)
             self._run_soon()
+            if self.allowances is not None:
+                self.allowances.let_go()
             self._retire()
             for line in tuple(self._lines):
                 self._flush(line)
+            self._announce()
             now = time.monotonic()
             if now - ticked > (_HASTE_S if self._hasty() else TICK_S):
                 ticked = now
@@ -111,9 +119,9 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _pause_s(self) -> float | None:
-        if self._hasty():
-            return _HASTE_S
-        return TICK_S if self._lines else None
+        pause_s = _HASTE_S if self._hasty() else TICK_S if self._lines else None
+        held_s = None if self.allowances is None else self.allowances.wait_s()
+        return pause_s if held_s is None else min(held_s, pause_s or TICK_S)
 
     def _hasty(self) -> bool:
         return any(not line.greeted for line in self._lines)
@@ -142,6 +150,19 @@ class Server:
         if gone:
             for session in self._lines.values():
                 session.retire(gone)
+
+    def _announce(self) -> None:
+        """Tell clients of memory of caches that came or went.
+
+        Those that have not taken what waits for them are told later: a message about memory keeps it.
+        """
+        changed = self._holdings.changed()
+        for line, session in tuple(self._lines.items()):
+            for data in changed:
+                session.changed(data)
+            if session.behind and not line.sending:
+                session.announce()
+                self._flush(line)
 
     # -- lines ------------------------------------------------------------------------------------
 
@@ -266,6 +287,16 @@ class Server:
         """The session's program is not served any more."""
         self._files.end(session)
 
+    def set_job_quotas(self, quotas: dict[str, int]) -> None:
+        """Memory for the samples of some jobs, as the controller wants it."""
+        if quotas != self._holdings.quotas_of_jobs:
+            self._holdings.quotas_of_jobs = quotas
+            self._holdings.share()
+
+    def share(self) -> None:
+        """Share memory out anew."""
+        self._holdings.share()
+
     def report(self) -> bytes:
         """The daemon's state as JSON."""
         return json.dumps(self.describe()).encode()
@@ -297,10 +328,13 @@ class Server:
             ],
             "datasets": datasets,
             "files": files,
+            "governed": None if self.governed is None else self.governed.describe(),
         }  # fmt: skip
 
     def close(self) -> None:
         """Hang up on all, and let go of everything."""
+        if self.governed is not None:
+            self.governed.close()
         for line in tuple(self._lines):
             with contextlib.suppress(OSError):
                 line.flush()

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from headrace.machine.memory import available_memory
+from headrace.node.lent import Lent
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -22,6 +23,7 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
+    Dropped,
     Files,
     FilesAsked,
     Hello,
@@ -36,18 +38,20 @@ from headrace.node.wire import (
     Status,
     StatusAsked,
     StopAsked,
+    Used,
     Welcome,
     WireError,
     Working,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from msgspec import Struct
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.node.allowances import Allowances, Charge
     from headrace.node.served import Outcome, ServedData
 
 __all__ = ["Host", "Job", "Send", "Session"]
@@ -83,6 +87,8 @@ class Host(Protocol):
     """What a session needs of the daemon."""
 
     window_bytes: int
+    allowances: Allowances | None
+    """What jobs may take from file systems; None: nobody limits them."""
 
     def job(self, name: str) -> Job:
         """The job of this name."""
@@ -98,6 +104,9 @@ class Host(Protocol):
 
     def files_end(self, session: Session) -> None:
         """The session's program is not served any more."""
+
+    def share(self) -> None:
+        """Share memory out anew."""
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""
@@ -116,6 +125,8 @@ class _Asked:
     size_bytes: int
     reserved_bytes: int = 0
     """0: it waits."""
+    charge: Charge | None = None
+    """What was paid for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +170,29 @@ class Session:
         self._pumping = False
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
+        self._lent = Lent(send)
+        self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.batches = self.busy = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Ask: self._ask,
+            Hurry: lambda request: self._hurry(request.ticket),
+            Release: lambda request: self._give_back(request.leases, abandoned=False),
+            Abandon: lambda request: self._give_back(request.leases, abandoned=True),
+            Open: self._open,
+            Used: self._used,
+            Dropped: self._dropped,
+            Files: self._files,
+            FilesAsked: self._files_asked,
+            StatusAsked: self._status,
+            StopAsked: self._stop,
+        }
 
     @property
     def waiting(self) -> int:
         """Requests that wait for memory within the window."""
         return len(self._waiting)
 
-    def handle(self, request: Request) -> None:  # noqa: C901 - one case a message
+    def handle(self, request: Request) -> None:
         """Do what the client says.
 
         Raises:
@@ -175,32 +201,27 @@ class Session:
         if self.job is None:
             self._hello(request)
             return
-        match request:
-            case Ask():
-                self._ask(request)
-            case Hurry():
-                self._hurry(request.ticket)
-            case Release():
-                self._give_back(request.leases, abandoned=False)
-            case Abandon():
-                self._give_back(request.leases, abandoned=True)
-            case Open():
-                self._new_ticket(request.ticket)
-                self._host.open(self, request)
-            case Files():
-                self._files(request)
-            case FilesAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.OK, self._host.files_report(self)))
-            case StatusAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.OK, self._host.report()))
-            case StopAsked():
-                self._new_ticket(request.ticket)
-                self._send(Report(request.ticket, Status.STOPPING, b"{}"))
-                self._host.stop()
-            case Hello():
-                raise WireError("a second hello")
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise WireError(f"a second {type(request).__name__}")
+        handler(request)
+
+    def _open(self, request: Open) -> None:
+        self._new_ticket(request.ticket)
+        self._host.open(self, request)
+
+    def _status(self, request: StatusAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.OK, self._host.report()))
+
+    def _stop(self, request: StopAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.STOPPING, b"{}"))
+        self._host.stop()
+
+    def _files_asked(self, request: FilesAsked) -> None:
+        self._new_ticket(request.ticket)
+        self._send(Report(request.ticket, Status.OK, self._host.files_report(self)))
 
     def _hello(self, request: Request) -> None:
         if not isinstance(request, Hello):
@@ -236,19 +257,52 @@ class Session:
         if self.closed:
             return
         if data is not None:
-            self._data[data.number] = data
             assert self.job is not None
-            data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            if data.number not in self._data:
+                data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            self._data[data.number] = data
         self._send(Opened(ticket, status, message, data.number if data else 0))
+        if data is not None:
+            self.changed(data)
+
+    # -- the cache, which the client has mapped -----------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something to announce."""
+        return bool(self._behind)
+
+    def changed(self, data: ServedData) -> None:
+        """Memory of a data set's cache came or went."""
+        if data.number in self._data:
+            self._behind.add(data.number)
+
+    def announce(self) -> None:
+        """Tell the client of memory that came or went."""
+        for number in self._behind:
+            self._lent.announce(self._data[number])
+        self._behind.clear()
+
+    def _used(self, request: Used) -> None:
+        self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
+        self.batches += request.batches
+
+    def _dropped(self, request: Dropped) -> None:
+        self._lent.dropped(self._of(request.dataset), request.identities)
+        self._host.share()
+
+    def _of(self, dataset: int) -> ServedData:
+        data = self._data.get(dataset)
+        if data is None:
+            raise WireError(f"data set {dataset} is not open")
+        return data
 
     # -- batches ----------------------------------------------------------------------------------
 
     def _ask(self, request: Ask) -> None:
         self._new_ticket(request.ticket)
         self._give_back(request.released, abandoned=False)
-        data = self._data.get(request.dataset)
-        if data is None:
-            raise WireError(f"data set {request.dataset} is not open")
+        data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
         if (
@@ -284,6 +338,8 @@ class Session:
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
             if not (mine and jobs):
                 return
+            if not self._paid(job, asked):
+                return
             self._drop_first()
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self._asked[asked.ticket]
@@ -292,6 +348,14 @@ class Session:
             asked.reserved_bytes = size
             self._hold(size)
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
+
+    def _paid(self, job: Job, asked: _Asked) -> bool:
+        """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
+        allowances = self._host.allowances
+        if allowances is None:
+            return True
+        asked.charge = allowances.admit(self, job.name, asked.data, asked.indices)
+        return asked.charge is not None
 
     def _drop_first(self) -> None:
         asked = self._waiting.popleft()
@@ -309,6 +373,8 @@ class Session:
         del self._asked[asked.ticket]
         self._hold(-asked.reserved_bytes)
         batch = outcome.batch
+        if asked.charge is not None and outcome.bytes_read is not None:
+            asked.charge.settle(outcome.bytes_read)
         if batch is None:
             self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
@@ -327,7 +393,9 @@ class Session:
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0]:
+        allowances = self._host.allowances
+        limited = allowances is not None and allowances.holds(self)
+        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or limited:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
@@ -361,6 +429,8 @@ class Session:
         self.closed = True
         if self._has_files:
             self._host.files_end(self)
+        if self._host.allowances is not None:
+            self._host.allowances.forget(self)
         for lease in self.leases.values():
             lease.batch.abandon()
             self._hold(-lease.held_bytes)
@@ -374,6 +444,7 @@ class Session:
             return
         job.sessions.discard(self)
         for data in self._data.values():
+            self._lent.close(data)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]

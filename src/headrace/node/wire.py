@@ -20,10 +20,13 @@ __all__ = [
     "Abandon",
     "Ask",
     "Buffers",
+    "Cache",
     "Direct",
+    "Dropped",
     "Files",
     "FilesAsked",
     "FilesReady",
+    "Gone",
     "Hello",
     "Hurry",
     "Open",
@@ -37,6 +40,7 @@ __all__ = [
     "Status",
     "StatusAsked",
     "StopAsked",
+    "Used",
     "Welcome",
     "WireError",
     "Working",
@@ -45,7 +49,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of the protocol. Both sides must have the same."""
 
 HELLO_BYTES_MAX = 4096
@@ -188,6 +192,22 @@ class FilesAsked(_Message, frozen=True, tag="filesasked"):
     ticket: Ticket
 
 
+class Used(_Message, frozen=True, tag="used"):
+    """What the client has gathered from the cache by itself since it last said so."""
+
+    dataset: Count
+    batches: Count
+    samples: Count
+    bytes: Count
+
+
+class Dropped(_Message, frozen=True, tag="dropped"):
+    """Answers `Gone`: the client has no mapping of these any more."""
+
+    dataset: Count
+    identities: list[Count]
+
+
 class StatusAsked(_Message, frozen=True, tag="status"):
     """Asks for a report."""
 
@@ -232,6 +252,23 @@ class Retired(_Message, frozen=True, tag="retired"):
     """These buffers will not be referred to again."""
 
     buffers: list[int]
+
+
+class Cache(_Message, frozen=True, tag="cache"):
+    """Brings memory of a data set's cache, one descriptor for each; see native/io/held.h."""
+
+    dataset: int
+    samples: Count
+    parts: Annotated[int, Meta(ge=1, le=PARTS_MAX)]
+    slabs: Annotated[list[tuple[int, int, int]], Meta(max_length=FDS_MAX)]
+    """(identity, number, bytes). Number 0: the index, a new one; what came before is of no use."""
+
+
+class Gone(_Message, frozen=True, tag="gone"):
+    """Memory of a cache that the daemon has given back; to be unmapped, and answered."""
+
+    dataset: int
+    identities: list[Count]
 
 
 class Samples(_Message, frozen=True, tag="samples"):
@@ -293,6 +330,8 @@ Request = (
     Hello | Open | Ask | Hurry | Release | Abandon | Files | FilesAsked | StatusAsked | StopAsked
 )
 Reply = Welcome | Opened | Buffers | Retired | Samples | Working | FilesReady | Report
+Request = Hello | Open | Ask | Hurry | Release | Abandon | Used | Dropped | StatusAsked | StopAsked
+Reply = Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

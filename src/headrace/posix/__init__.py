@@ -1,1 +1,1 @@
-"""Unmodified programs: what they open below given folders is served by the node daemon."""
+"""Programs that know nothing of headrace: preloaded (`headrace run`) or over a mount."""

@@ -149,6 +149,59 @@ class ReferenceDirectory:
             found[k] = -1 if rank < 0 else self._from_rank(rank)
         return found
 
+    def children(
+        self, prefix: bytes, first: int, limit: int
+    ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+        """Entries of a folder: names, samples, ranks to go on at, kinds; see `_native.Directory`."""
+        names: list[bytes] = []
+        samples, next_ranks, kinds = [], [], []
+        tree = self._tree
+        rank = max(first, tree.lower_bound(prefix))
+        while rank < self.samples and len(names) < limit:
+            name = tree.name(rank)
+            if not name.startswith(prefix):
+                break
+            entry, slash, _ = name[len(prefix) :].partition(b"/")
+            end = prefix + entry + b"0"  # "/" is followed by "0"
+            after = max(rank + 1, tree.lower_bound(end)) if slash else rank + 1
+            goes_on = after < self.samples and tree.name(after).startswith(name)
+            names.append(entry)
+            samples.append(self._from_rank(rank))
+            next_ranks.append(after)
+            kinds.append(1 if slash else 2 if goes_on else 0)
+            rank = after
+        return (
+            names,
+            np.array(samples, np.int64),
+            np.array(next_ranks, np.int64),
+            np.array(kinds, np.uint8),
+        )
+
+    def seek(self, key: bytes) -> int:
+        """The first rank whose name is not less than `key`."""
+        return self._tree.lower_bound(key)
+
+    def lookup(self, path: bytes) -> tuple[int, int]:
+        """The sample of this name and the first sample below it; -1 for none."""
+        tree = self._tree
+        rank = tree.search(path)
+        below = tree.lower_bound(path + b"/")
+        has_below = below < self.samples and tree.name(below).startswith(path + b"/")
+        return (
+            -1 if rank < 0 else self._from_rank(rank),
+            self._from_rank(below) if has_below else -1,
+        )
+
+    def lengths(self, indices: NDArray[np.int64], part: int) -> NDArray[np.int64]:
+        """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
+        out = np.full(len(indices), -1, np.int64)
+        for k, index in enumerate(indices):
+            found = self.extents_of([int(index)])
+            lengths = found["length"][found["part"] == part]
+            if len(lengths):
+                out[k] = lengths[0]
+        return out
+
     def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, NDArray[np.int64]]:
         """Where samples lie.
 

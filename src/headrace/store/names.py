@@ -7,7 +7,7 @@ reference below, which stays as the slow side of the equivalence tests. The read
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -179,6 +179,19 @@ class NameTree:
                 return -1
             at = at * NAMES_PER_BLOCK + position
         return at if self._levels else -1
+
+    def lower_bound(self, key: bytes) -> int:
+        """The first rank whose name is not less than `key`; the number of names if all are less."""
+        at = 0
+        for level in range(self._levels - 1, -1, -1):
+            names = self._decode(level, at)
+            if level == 0:
+                return at * NAMES_PER_BLOCK + bisect_left(names, key)
+            position = bisect_right(names, key) - 1
+            if position < 0:
+                return 0
+            at = at * NAMES_PER_BLOCK + position
+        return at
 
     def name(self, rank: int) -> bytes:
         """The name at `rank`."""

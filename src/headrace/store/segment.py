@@ -86,6 +86,28 @@ class Directory(Protocol):
         """(k,) int64 indices, -1 for a name that no sample has."""
         ...
 
+    def children(
+        self, prefix: bytes, first: int, limit: int, /
+    ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+        """Entries of a folder from a rank on: names, samples, ranks to go on at, kinds.
+
+        Kinds: 0 a file, 1 a folder (its sample is the first in it), 2 a file whose whole name others
+        begin with, so that a folder of the same name may exist.
+        """
+        ...
+
+    def seek(self, key: bytes, /) -> int:
+        """The first rank whose name is not less than `key`; `samples` where all are less."""
+        ...
+
+    def lookup(self, path: bytes, /) -> tuple[int, int]:
+        """The sample of this name and the first sample below it; -1 for none."""
+        ...
+
+    def lengths(self, indices: NDArray[np.int64], part: int, /) -> NDArray[np.int64]:
+        """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
+        ...
+
     def extents_of(self, indices: NDArray[np.int64], /) -> dict[str, NDArray[np.int64]]:
         """One int64 element per extent, by field."""
         ...

@@ -1,7 +1,8 @@
 """Folders: a store's names, read as paths.
 
-The name tree is sorted, so a folder's content is a range of ranks, and a subfolder in it is stepped over
-by one search: listing a folder costs by what it shows, not by what lies below it or beside it.
+The directory lists a folder as a range of its sorted names and steps over subfolders: that costs by what
+is shown, not by what lies below or beside. Unlike a mount's (`headrace.store.folders`), a path here may be a
+file and a folder at once, as in an object store.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _BLOCK_MAX = 4096
 """Names that are read at once where many files stand side by side."""
+
+_FOLDER = 1  # the kind of an entry, see `Directory.children`
 
 
 class File(NamedTuple):
@@ -58,11 +61,8 @@ class Folders:
 
     def is_folder(self, path: str) -> bool:
         """Whether any name goes on below a path."""
-        prefix = _prefix(path)
-        return not prefix or any(
-            _name_at(s.directory, _seek(s.directory, prefix, 0)).startswith(prefix)
-            for s in self._store.segments
-        )
+        name = os.fsencode(path)
+        return not name or any(s.directory.lookup(name)[1] >= 0 for s in self._store.segments)
 
     def children(self, path: str) -> tuple[list[str], list[File]]:
         """The folders and files directly in a folder: paths in the store, sorted."""
@@ -81,8 +81,8 @@ class Folders:
         stop = prefix[:-1] + b"0" if prefix else None
         for segment in self._store.segments:
             directory = segment.directory
-            first = _seek(directory, prefix, 0)
-            last = directory.samples if stop is None else _seek(directory, stop, first)
+            first = directory.seek(prefix)
+            last = directory.samples if stop is None else directory.seek(stop)
             for begin in range(first, last, _BLOCK_MAX):
                 locals_ = _indices(directory, begin, min(begin + _BLOCK_MAX, last))
                 names = directory.names(np.array(locals_, np.int64))
@@ -94,28 +94,20 @@ class Folders:
     def _list_segment(
         self, segment: OpenSegment, prefix: bytes, folders: set[bytes], files: list[File]
     ) -> None:
-        directory = segment.directory
-        rank, block = _seek(directory, prefix, 0), 16
-        while rank < directory.samples:
-            locals_ = _indices(directory, rank, min(rank + block, directory.samples))
-            names = directory.names(np.array(locals_, np.int64))
-            here = 0
-            for name in names:
-                rest = name[len(prefix) :]
-                if not name.startswith(prefix) or b"/" in rest:
-                    break
-                here += 1
-            shown = [i for i in range(here) if _is_path(names[i])]
-            files += self._files(segment, [locals_[i] for i in shown], [names[i] for i in shown])
-            rank, block = rank + here, min(2 * block, _BLOCK_MAX)
-            if here == len(names):
-                continue
-            if not names[here].startswith(prefix):
+        directory, rank = segment.directory, 0
+        while True:
+            names, samples, ranks, kinds = directory.children(prefix, rank, _BLOCK_MAX)
+            if not names:
                 return
-            folder = names[here][len(prefix) :].partition(b"/")[0]
-            if folder:
-                folders.add(folder)
-            rank, block = _seek(directory, prefix + folder + b"0", rank), 1
+            rank = int(ranks[-1])
+            found = list(zip(names, samples.tolist(), (kinds == _FOLDER).tolist(), strict=True))
+            folders.update(name for name, _, is_folder in found if is_folder and name)
+            shown = [
+                (prefix + name, sample)
+                for name, sample, is_folder in found
+                if not is_folder and _is_path(prefix + name)
+            ]
+            files += self._files(segment, [sample for _, sample in shown], [n for n, _ in shown])
 
     def _files(
         self, segment: OpenSegment, locals_: Sequence[int], names: Sequence[bytes]
@@ -174,23 +166,3 @@ def _is_path(name: bytes) -> bool:
 
 def _indices(directory: Directory, begin: int, end: int) -> list[int]:
     return [directory.index_at_rank(rank) for rank in range(begin, end)]
-
-
-def _name_at(directory: Directory, rank: int) -> bytes:
-    """The name at a rank; empty behind the last."""
-    return directory.name(directory.index_at_rank(rank)) if rank < directory.samples else b""
-
-
-def _seek(directory: Directory, key: bytes, begin: int) -> int:
-    """The first rank from `begin` on whose name is `key` or greater: in steps that double."""
-    step, low, high = 1, begin, begin
-    while high < directory.samples and _name_at(directory, high) < key:
-        low, high, step = high + 1, high + step, 2 * step
-    high = min(high, directory.samples)
-    while low < high:
-        middle = (low + high) // 2
-        if _name_at(directory, middle) < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -19,9 +19,11 @@ class TokenBucket:
     Args:
         rate: units per second; None: everything at once.
         now: seconds on the caller's clock.
+        burst_s: how much it saves up while idle, in seconds of its rate.
     """
 
-    def __init__(self, rate: float | None, now: float) -> None:
+    def __init__(self, rate: float | None, now: float, burst_s: float = BURST_S) -> None:
+        self._burst_s = burst_s
         self._rate = rate
         self._tokens = 0.0
         self._at = now
@@ -53,5 +55,5 @@ class TokenBucket:
             self._tokens = 0.0
         else:
             earned = max(0.0, now - self._at) * self._rate
-            self._tokens = min(self._rate * BURST_S, self._tokens + earned)
+            self._tokens = min(self._rate * self._burst_s, self._tokens + earned)
         self._at = now

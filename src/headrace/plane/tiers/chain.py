@@ -65,6 +65,14 @@ class Chain:
         whole = self.disk.whole if self.disk is not None else None
         return whole or self.source
 
+    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the indices that no tier holds now: they would come from the source."""
+        if self.ram is not None:
+            indices = self.ram.missing(indices)
+        if self.disk is not None and len(indices):
+            indices = self.disk.missing(indices)
+        return indices
+
     def begin(self, knobs: Mapping[str, int]) -> None:
         """A pass through the data begins.
 

@@ -137,6 +137,11 @@ class DiskTier:
         store = self.cache.store
         self._whole = self._reader(store).reader if store and self.cache.complete else None
 
+    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the indices that are not cached."""
+        store, places = self.cache.look_up(indices)
+        return indices if store is None else indices[places <= 0]
+
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch, of each tier what it has."""
         now = time.monotonic()

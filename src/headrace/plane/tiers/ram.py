@@ -39,7 +39,7 @@ class RamTier:
         quota_bytes: memory that may be taken, not counting batches under way.
         yielding: give memory back when it runs short.
         available: bytes of memory that can still be taken.
-        shared: deliver in memory that other processes may map.
+        shared: hold and deliver in memory that other processes may map.
     """
 
     name = "ram"
@@ -83,14 +83,23 @@ class RamTier:
         return own + self._below.mapped_bytes
 
     @property
+    def cache(self) -> _native.SampleCache:
+        """The held samples; other processes may map them where they are shared."""
+        return self._cache
+
+    @property
     def held_bytes(self) -> int:
-        """Memory of held samples: at most the quota."""
+        """Memory of held samples and their index: at most the quota."""
         return self._cache.mapped_bytes
 
     @property
     def held_samples(self) -> int:
         """How many samples are held."""
         return self._cache.held_samples
+
+    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the indices that are not held."""
+        return indices[self._cache.look_up(indices).missing]
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; what is not held is read below."""

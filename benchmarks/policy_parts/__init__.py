@@ -1,0 +1,1 @@
+"""Parts of the policy benchmark: the published baseline, simulated workloads, real processes."""

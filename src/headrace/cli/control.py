@@ -1,0 +1,201 @@
+"""`headrace control`: hands policies to the planes of many nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import exit_codes
+from headrace.cli.output import Json, Output
+from headrace.cli.units import bytes_text
+
+if TYPE_CHECKING:
+    from headrace.runtime import RuntimeFolder
+
+__all__ = ["app", "logs", "start", "status", "stop"]
+
+app = typer.Typer(
+    help="Start, stop and watch the controller, which hands policies to planes.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def start(
+    *,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay here, and log to stderr.")
+    ] = False,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(help="unix:PATH or tcp:HOST:PORT, beside its own socket. May come again."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Tokens that are good over TCP, one a line.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for TCP.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Whoever connects shows a certificate of this authority.")
+    ] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option(help="SQLite file. Default: $XDG_STATE_HOME/headrace/control.db."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start the controller, in the background if not told otherwise."""
+    process = _process()
+    from headrace.runtime import control_folder
+
+    options = process.ControlOptions(
+        database=(db or process.default_database()).absolute(),
+        listen=tuple(listen or ()),
+        token_file=_absolute(token_file),
+        tls_cert=_absolute(tls_cert),
+        tls_key=_absolute(tls_key),
+        tls_ca=_absolute(tls_ca),
+    )
+    folder = control_folder()
+    if foreground:
+        _log_to_stderr()
+        process.run(folder, options)
+        return
+    given = {
+        "--token-file": options.token_file, "--tls-cert": options.tls_cert,
+        "--tls-key": options.tls_key, "--tls-ca": options.tls_ca, "--db": options.database,
+    }  # fmt: skip
+    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
+    arguments += [word for where in options.listen for word in ("--listen", where)]
+    state = process.start(folder, arguments)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document(state)
+    else:
+        output.line(
+            f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
+            f"socket {folder.socket}"
+        )
+
+
+@app.command()
+def stop(
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Kill it if it does not end.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Stop the controller. Planes go on by their leases, then as the policy says."""
+    process = _process()
+    from headrace.runtime import control_folder
+
+    output = Output(as_json=as_json)
+    folder = control_folder()
+    try:
+        pid = process.stop(folder, force=force)
+    except FileNotFoundError:
+        return _not_running(output, folder)
+    if as_json:
+        output.document({"pid": pid, "running": False})
+    else:
+        output.line(f"process {pid} has ended")
+    return exit_codes.OK
+
+
+@app.command()
+def status(*, as_json: Json = False) -> int:
+    """Say which planes there are, what they use, and what they may use."""
+    process = _process()
+    from headrace.runtime import control_folder
+
+    output = Output(as_json=as_json)
+    folder = control_folder()
+    try:
+        state = process.ask_status(folder)
+    except FileNotFoundError:
+        return _not_running(output, folder)
+    if as_json:
+        output.document({"running": True, **state})
+    else:
+        _print(output, state)
+    return exit_codes.OK
+
+
+@app.command()
+def logs(
+    *,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Print the end of the log of a controller in the background."""
+    process = _process()
+    from headrace.runtime import control_folder
+
+    folder = control_folder()
+    text = process.tail(folder, lines)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.document({"path": str(folder.log), "lines": text.splitlines()})
+    else:
+        for line in text.splitlines():
+            output.line(line)
+
+
+def _process() -> Any:
+    """The module that knows how; a sentence where a package of the extra is missing."""
+    try:
+        from headrace.control.service import process
+    except ModuleNotFoundError as e:
+        from headrace.errors import ControlError
+
+        raise ControlError(
+            f"the controller needs {e.name}.", next_step="pip install 'headrace[control]'"
+        ) from e
+    return process
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+def _not_running(output: Output, folder: RuntimeFolder) -> int:
+    if output.as_json:
+        output.document({"running": False, "folder": str(folder.path)})
+    else:
+        output.line(f"no controller runs in {folder.path}")
+    return exit_codes.FINDING
+
+
+def _print(output: Output, state: dict[str, Any]) -> None:
+    output.line(
+        f"process {state['pid']}, epoch {state['epoch']}, up {state['uptime_s']:.0f} s: "
+        f"policy {state['policy_version']}, {len(state['planes'])} planes, "
+        f"decided in {state['decide_s'] * 1e3:.1f} ms"
+    )
+    if state["degraded"]:
+        output.line(f"  degraded: {state['degraded']}")
+    for plane in state["planes"]:
+        output.line(
+            f"  {plane['name']} of {plane['user']}, process {plane['pid']}: "
+            f"lease for {plane['lease_left_s']:.1f} s"
+        )
+        for flow in plane["flows"]:
+            granted = flow["granted"]["bytes_per_s"]
+            most = "no limit" if granted is None else f"{bytes_text(int(granted))}/s"
+            output.line(
+                f"    {flow['job']} on {flow['file_system']}: "
+                f"{bytes_text(int(flow['used']['bytes_per_s']))}/s of {most}"
+            )
+
+
+def _log_to_stderr() -> None:
+    import logging
+    import sys
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("headrace")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,269 @@
+"""Parse: from YAML (or JSON, which is YAML) to a policy, or everything that is wrong with it.
+
+A misspelt key must not be a rule that silently does not hold: unknown keys are errors, with the key
+that was probably meant; so are keys that come twice. Documents come over the network: they are
+bounded in size and depth, and may not refer to parts of themselves, which multiplies.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.control.policy.amounts import amount
+from headrace.control.policy.check import problems_of
+from headrace.control.policy.document import (
+    RESOURCES,
+    FileSystem,
+    JobRule,
+    Override,
+    Policy,
+    PolicyError,
+    Rates,
+    UserRule,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["DOCUMENT_BYTES_MAX", "parse_document", "parse_policy"]
+
+DOCUMENT_BYTES_MAX: Final = 1 << 20
+DEPTH_MAX: Final = 12
+NAMES_MAX: Final = 20_000
+NAME_CHARACTERS_MAX: Final = 256
+PROBLEMS_MAX: Final = 50
+LEASE_S: Final = (1.0, 3600.0)
+WEIGHT: Final = (1e-3, 1e6)
+
+
+def parse_policy(text: str) -> Policy:
+    """Read a policy.
+
+    Raises:
+        PolicyError: something is wrong with it.
+    """
+    return parse_document(_load(text))
+
+
+def _load(text: str) -> Any:
+    import yaml
+
+    if len(text.encode(errors="replace")) > DOCUMENT_BYTES_MAX:
+        raise PolicyError([f"the document is larger than {DOCUMENT_BYTES_MAX} bytes"])
+
+    class Loader(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.events.AliasEvent):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "references (*name) are not allowed", _mark(self)
+                )
+            self.depth += 1
+            if self.depth > DEPTH_MAX:
+                raise yaml.constructor.ConstructorError(
+                    None, None, "it is nested too deeply", _mark(self)
+                )
+            try:
+                return super().compose_node(parent, index)
+            finally:
+                self.depth -= 1
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value!r} stands there twice", key.start_mark
+                    )
+                seen.add(key.value)
+            return super().construct_mapping(node, deep=deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError) as e:
+        raise PolicyError([f"it is no YAML: {' '.join(str(e).split())}"]) from e
+
+
+def parse_document(document: Any) -> Policy:
+    """Read a policy from what YAML or JSON gave.
+
+    Raises:
+        PolicyError: something is wrong with it.
+    """
+    reading = _Reading()
+    policy = reading.policy({} if document is None else document)
+    problems = reading.problems or problems_of(policy)
+    if problems:
+        left = len(problems) - PROBLEMS_MAX
+        raise PolicyError(problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else []))
+    return policy
+
+
+def _mark(loader: Any) -> Any:
+    """Where it reads."""
+    return loader.peek_event().start_mark
+
+
+class _Reading:
+    """One pass over a document; goes on after a problem, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def policy(self, document: Any) -> Policy:
+        found = self._keys(
+            document, "", ("version", "lease_s", "when_expired", "file_systems", "users", "jobs")
+        )
+        if found.get("version", 1) != 1 or found.get("version") is True:
+            self._wrong("version", f"{found['version']!r} is not known, expected 1")
+        return Policy(
+            lease_s=self._number(found, "lease_s", "", LEASE_S, 10.0),
+            when_expired=self._when_expired(found),
+            file_systems=self._named(found, "file_systems", self._file_system),
+            users=self._named(found, "users", self._user),
+            jobs=self._named(found, "jobs", self._job),
+        )
+
+    def _when_expired(self, found: Mapping[str, Any]) -> Rates | None:
+        value = found.get("when_expired", "run free")
+        if value == "run free":
+            return None
+        if isinstance(value, str):
+            self._wrong("when_expired", f"is {value!r}, expected `run free` or rates to keep to")
+            return None
+        rates = self._rates(value, "when_expired")
+        if rates == Rates() and not self.problems:
+            self._wrong("when_expired", "says no rate; expected `run free` or rates to keep to")
+        return rates
+
+    def _file_system(self, value: Any, at: str) -> FileSystem:
+        found = self._keys(value, at, ("paths", "capacity"))
+        paths = found.get("paths", [])
+        if isinstance(paths, str):
+            paths = [paths]
+        if not isinstance(paths, list):
+            self._wrong(f"{at}.paths", f"is {paths!r}, expected a list of paths")
+            paths = []
+        for path in paths:
+            if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+                self._wrong(f"{at}.paths", f"{path!r} is no absolute path")
+        kept = tuple(p.rstrip("/") or "/" for p in paths if isinstance(p, str))
+        return FileSystem(paths=kept, capacity=self._rates(found.get("capacity"), f"{at}.capacity"))
+
+    def _user(self, value: Any, at: str) -> UserRule:
+        return UserRule(**self._rule(self._keys(value, at, _RULE), at))
+
+    def _job(self, value: Any, at: str) -> JobRule:
+        found = self._keys(value, at, (*_RULE, "user", "priority", "cache_bytes"))
+        user = found.get("user")
+        if user is not None and not (isinstance(user, str) and user):
+            self._wrong(f"{at}.user", f"is {user!r}, expected a user's name")
+            user = None
+        priority = found.get("priority", "normal")
+        if priority not in ("high", "normal", "low"):
+            self._wrong(f"{at}.priority", f"is {priority!r}, expected high, normal or low")
+            priority = "normal"
+        cache = self._amount(found, "cache_bytes", at)
+        return JobRule(
+            **self._rule(found, at), user=user, priority=priority,
+            cache_bytes=None if cache is None else max(1, int(cache)),
+        )  # fmt: skip
+
+    def _rule(self, found: Mapping[str, Any], at: str) -> dict[str, Any]:
+        overrides = self._named(found, "file_systems", self._override, f"{at}.")
+        return {
+            "weight": self._number(found, "weight", f"{at}.", WEIGHT, 1.0),
+            "cap": self._rates(found.get("cap"), f"{at}.cap"),
+            "guarantee": self._rates(found.get("guarantee"), f"{at}.guarantee"),
+            "file_systems": overrides,
+        }
+
+    def _override(self, value: Any, at: str) -> Override:
+        found = self._keys(value, at, ("weight", "cap", "guarantee"))
+        weight = None
+        if "weight" in found:
+            weight = self._number(found, "weight", f"{at}.", WEIGHT, 1.0)
+        return Override(
+            weight=weight,
+            cap=self._rates(found.get("cap"), f"{at}.cap"),
+            guarantee=self._rates(found.get("guarantee"), f"{at}.guarantee"),
+        )
+
+    def _rates(self, value: Any, at: str) -> Rates:
+        found = self._keys(value, at, RESOURCES)
+        return Rates(**{name: self._amount(found, name, at) for name in found})
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def _amount(self, found: Mapping[str, Any], name: str, at: str) -> float | None:
+        if found.get(name) is None:
+            return None
+        try:
+            return amount(found[name])
+        except ValueError as e:
+            self._wrong(f"{at}.{name}", str(e))
+            return None
+
+    def _number(
+        self,
+        found: Mapping[str, Any],
+        name: str,
+        at: str,
+        bounds: tuple[float, float],
+        default: float,
+    ) -> float:
+        value = found.get(name, default)
+        low, high = bounds
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not low <= value <= high:
+            self._wrong(f"{at}{name}", f"is {value!r}, expected {low:g} to {high:g}")
+            return default
+        return float(value)
+
+    def _named(
+        self,
+        found: Mapping[str, Any],
+        name: str,
+        read: Callable[[Any, str], Any],
+        at: str = "",
+    ) -> dict[str, Any]:
+        value = found.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self._wrong(f"{at}{name}", f"is {value!r}, expected names with what holds for them")
+            return {}
+        if len(value) > NAMES_MAX:
+            self._wrong(f"{at}{name}", f"has {len(value)} names, at most {NAMES_MAX} are taken")
+            return {}
+        names: dict[str, Any] = {}
+        for key, inner in value.items():
+            # A job's number is a number in YAML.
+            text = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+            if not isinstance(text, str) or not 0 < len(text) <= NAME_CHARACTERS_MAX:
+                self._wrong(f"{at}{name}", f"{key!r} is no name")
+                continue
+            names[text] = read(inner, f"{at}{name}.{text}")
+        return names
+
+    def _keys(self, value: Any, at: str, known: Sequence[str]) -> dict[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self._wrong(at, f"is {value!r}, expected some of: {', '.join(known)}")
+            return {}
+        for key in value:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, 1)
+                meant = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known)}"
+                place = f"{at}.{key}" if at else str(key)
+                self._wrong(place, f"is not known; {meant}")
+        return {key: inner for key, inner in value.items() if key in known}
+
+    def _wrong(self, at: str, what: str) -> None:
+        self.problems.append(f"{at or 'the document'}: {what}" if at else f"the document {what}")
+
+
+_RULE = ("weight", "cap", "guarantee", "file_systems")

@@ -1,0 +1,235 @@
+"""App: what may be asked of a controller, over HTTP. docs/control-api.md has it as a table.
+
+Bodies are bounded, typed and must come within seconds; every refusal is JSON with a sentence. Only
+here do the ruler, the database and the clock meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
+from headrace.control.policy import Policy, PolicyError
+from headrace.control.policy.check import unknown_names
+from headrace.control.policy.difference import changes, policy_document
+from headrace.control.policy.parse import parse_document, parse_policy
+from headrace.control.service.auth import Caller, Peer, Token, caller_of
+from headrace.control.service.database import Database, Fenced
+from headrace.control.service.http import REQUEST_S
+from headrace.control.service.ruler import Refused, Ruler
+from headrace.errors import ControlError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+__all__ = ["Controller"]
+
+_log = logging.getLogger("headrace.control")
+
+ANSWER_S = 10.0
+"""No request takes longer, whoever does not read its answer."""
+
+SAVE_S = 1.0
+"""How often running leases are written down."""
+
+
+class Controller:
+    """The controller, without its sockets.
+
+    Args:
+        database: claimed.
+        tokens: good over TCP.
+        certificates: whether one must be shown over TCP.
+        fenced: called when another controller rules.
+
+    Attributes:
+        ruler: what it knows and decides.
+        app: the ASGI application.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        tokens: Sequence[Token] = (),
+        certificates: bool = False,
+        fenced: Callable[[], None] = lambda: None,
+    ) -> None:
+        now = time.monotonic()
+        version, document = database.policy()
+        policy = parse_document(document) if version else Policy()
+        self.ruler = Ruler(policy, database.reign, database.epoch, now)
+        self.ruler.set_policy(policy, version)
+        self.ruler.adopt(database.leases(), now)
+        self.degraded = ""
+        self._database = database
+        self._tokens = tokens
+        self._certificates = certificates
+        self._fenced = fenced
+        self._began_s = now
+        self.app = Starlette(
+            routes=[
+                Route("/v1/planes", self._guarded(self._register, "plane"), methods=["POST"]),
+                Route(
+                    "/v1/planes/{key}/report", self._guarded(self._report, "plane"),
+                    methods=["POST"],
+                ),
+                Route("/v1/planes/{key}", self._guarded(self._leave, "plane"), methods=["DELETE"]),
+                Route("/v1/policy", self._guarded(self._policy, "operator"), methods=["GET"]),
+                Route("/v1/policy", self._guarded(self._apply, "operator"), methods=["PUT"]),
+                Route("/v1/state", self._guarded(self._state, "operator"), methods=["GET"]),
+            ]
+        )  # fmt: skip
+
+    async def keep(self) -> None:
+        """Write down what runs, and see that nobody else rules, for ever."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            now = time.monotonic()
+            self.ruler.decide(now)
+            try:
+                self._database.save_leases(self.ruler.outstanding(now))
+                self.degraded = ""
+            except Fenced as e:
+                _log.error("%s", e)
+                self._fenced()
+                return
+            except ControlError as e:
+                if not self.degraded:
+                    _log.warning("it rules on, but cannot write: %s", e)
+                self.degraded = str(e)
+
+    # -- what may be asked ------------------------------------------------------------------------
+
+    async def _register(self, request: Request, caller: Caller) -> Response:
+        message = decode(Register, await self._body(request))
+        if message.api != API:
+            raise Refused(400, f"api is {message.api}, expected {API}: use the same version")
+        if caller.user is not None and message.user != caller.user:
+            raise Refused(403, f"user is {message.user!r}, but this is user {caller.user!r}")
+        lease = self.ruler.register(message, time.monotonic())
+        _log.info("plane of user %s on %s, process %d", message.user, message.name, message.pid)
+        return _body(lease)
+
+    async def _report(self, request: Request, _: Caller) -> Response:
+        message = decode(Report, await self._body(request))
+        return _body(self.ruler.report(request.path_params["key"], message, time.monotonic()))
+
+    async def _leave(self, request: Request, _: Caller) -> Response:
+        self.ruler.leave(request.path_params["key"])
+        return JSONResponse({})
+
+    async def _policy(self, _: Request, __: Caller) -> Response:
+        ruler = self.ruler
+        return JSONResponse(
+            {"version": ruler.policy_version, "policy": policy_document(ruler.policy)}
+        )
+
+    async def _apply(self, request: Request, caller: Caller) -> Response:
+        text = (await self._body(request)).decode()
+        # Off the loop: a document of a megabyte takes its time, and planes report meanwhile.
+        policy = await asyncio.to_thread(parse_policy, text)
+        found = changes(self.ruler.policy, policy)
+        dry_run = request.query_params.get("dry_run", "") in ("1", "true")
+        unknown = unknown_names(policy, self.ruler.users(), self.ruler.jobs())
+        if found and not dry_run:
+            at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+            version = self._database.save_policy(policy_document(policy), caller.name, at)
+            self.ruler.set_policy(policy, version)
+            _log.info("policy %d, by %s: %d changes", version, caller.name, len(found))
+        return JSONResponse(
+            {
+                "version": self.ruler.policy_version,
+                "applied": bool(found) and not dry_run,
+                "changes": [{"at": c.at, "before": c.before, "after": c.after} for c in found],
+                "unknown": unknown,
+            }
+        )
+
+    async def _state(self, _: Request, __: Caller) -> Response:
+        return JSONResponse(self.describe())
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that is known now, as plain values."""
+        now = time.monotonic()
+        self.ruler.expire(now)
+        return {
+            "pid": os.getpid(),
+            "uptime_s": now - self._began_s,
+            "database": str(self._database.path),
+            "degraded": self.degraded,
+            **self.ruler.describe(now),
+        }
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _guarded(
+        self, handle: Callable[[Request, Caller], Awaitable[Response]], role: str
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Let only those in who may, and answer whatever goes wrong."""
+
+        async def answer(request: Request) -> Response:  # noqa: PLR0911 - one for each error
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await handle(request, self._caller(request, role))
+            except PolicyError as e:
+                return _refusal(422, str(e), problems=e.problems)
+            except Refused as e:
+                return _refusal(e.status, str(e))
+            except ValueError as e:
+                self.ruler.refused += 1
+                return _refusal(400, f"the body is wrong: {e}")
+            except Fenced as e:
+                self._fenced()
+                return _refusal(503, str(e))
+            except ControlError as e:
+                return _refusal(507, str(e))
+            except TimeoutError:
+                return _refusal(408, "it took too long")
+            except ClientDisconnect:
+                return _refusal(400, "the client hung up")
+
+        return answer
+
+    def _caller(self, request: Request, role: str) -> Caller:
+        peer = getattr(request.state, "peer", None) or Peer()
+        caller = caller_of(
+            peer, request.headers.get("authorization"), self._tokens,
+            certificates=self._certificates,
+        )  # fmt: skip
+        if caller is None:
+            self.ruler.refused += 1
+            raise Refused(401, "a good token is needed: Authorization: Bearer TOKEN")
+        if role == "operator" and caller.role != "operator":
+            self.ruler.refused += 1
+            raise Refused(403, f"{caller.name} may report as a plane, but not do this")
+        return caller
+
+    @staticmethod
+    async def _body(request: Request) -> bytes:
+        """The body, bounded in bytes and time."""
+        body = bytearray()
+        async with asyncio.timeout(REQUEST_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_BYTES_MAX:
+                    raise Refused(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+        return bytes(body)
+
+
+def _body(message: Any) -> Response:
+    return Response(encode(message), media_type="application/json")
+
+
+def _refusal(status: int, message: str, **more: Any) -> Response:
+    return JSONResponse({"error": {"message": message, **more}}, status)

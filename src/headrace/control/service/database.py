@@ -1,0 +1,226 @@
+"""Database: what survives a controller: policies, whose reign it is, and leases that may still run.
+
+SQLite with a write-ahead log. The epoch is counted up when a controller begins to rule and read again
+whenever it writes: of two that got at the same file, however that came about, the older one sees
+that it rules no more. A lock (flock) beside the file keeps honest ones from trying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ControlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Database", "Fenced"]
+
+SCHEMA = 1
+BUSY_S = 2.0
+POLICIES_KEPT = 100
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS policies (
+    version INTEGER PRIMARY KEY, document TEXT NOT NULL, who TEXT NOT NULL, at TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS leases (number INTEGER PRIMARY KEY CHECK (number = 1),
+    planes TEXT NOT NULL) STRICT;
+"""
+
+
+class Fenced(ControlError):
+    """Another controller rules by now."""
+
+
+class Database:
+    """The file, claimed by this controller.
+
+    Args:
+        path: made if there is none.
+        lock: keep others out; without, only the epoch does.
+
+    Attributes:
+        reign: names the database.
+        epoch: this controller's.
+
+    Raises:
+        ControlError: another controller has it, it cannot be written, or it is none of ours.
+    """
+
+    def __init__(self, path: Path, *, lock: bool = True) -> None:
+        self.path = path
+        self.reign = ""
+        self.epoch = 0
+        self._lock = -1
+        self._connection: sqlite3.Connection | None = None
+        try:
+            if lock:
+                self._lock = _locked(path)
+            old = os.umask(0o077)
+            try:
+                self._connection = sqlite3.connect(
+                    path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+                )
+                self._claim(self._connection)
+            finally:
+                os.umask(old)
+        except (sqlite3.Error, OSError) as e:
+            self.close()
+            raise ControlError(
+                f"{path}: the controller's database cannot be used: {e}.",
+                path=str(path),
+                next_step="Name one in a folder that can be written: --db FILE.",
+            ) from e
+        except BaseException:
+            self.close()
+            raise
+
+    def _claim(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.executescript(_TABLES)
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            about = dict(connection.execute("SELECT key, value FROM about"))
+            if about.get("schema", str(SCHEMA)) != str(SCHEMA):
+                raise ControlError(
+                    f"{self.path}: the database has schema {about['schema']}, expected {SCHEMA}.",
+                    path=str(self.path),
+                    next_step="Use the version of headrace that wrote it, or another file.",
+                )
+            self.reign = about.get("reign") or secrets.token_hex(8)
+            self.epoch = int(about.get("epoch", 0)) + 1
+            values = {"schema": str(SCHEMA), "reign": self.reign, "epoch": str(self.epoch)}
+            connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", values.items())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        if connection is None:
+            raise ControlError(f"{self.path}: the database is closed.", path=str(self.path))
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:  # commits, or rolls back
+                self._check(connection)
+                yield connection
+        except sqlite3.Error as e:
+            raise ControlError(
+                f"{self.path}: the database cannot be written: {e}.",
+                path=str(self.path),
+                next_step="See that its disk has room and that its folder can be written.",
+            ) from e
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        row = connection.execute("SELECT value FROM about WHERE key = 'epoch'").fetchone()
+        epoch = int(row[0]) if row else 0
+        if epoch != self.epoch:
+            raise Fenced(
+                f"{self.path}: another controller rules by now, its epoch is {epoch}, "
+                f"this one's {self.epoch}.",
+                path=str(self.path),
+                next_step="End this one; one database is for one controller.",
+            )
+
+    def check(self) -> None:
+        """See that this controller still rules.
+
+        Raises:
+            Fenced: it does not.
+            ControlError: the database cannot be read.
+        """
+        if self._connection is None:
+            return
+        try:
+            self._check(self._connection)
+        except sqlite3.Error as e:
+            raise ControlError(
+                f"{self.path}: the database cannot be read: {e}.", path=str(self.path)
+            ) from e
+
+    def policy(self) -> tuple[int, dict[str, Any]]:
+        """The last policy and its version; 0 and an empty one before the first."""
+        assert self._connection is not None
+        row = self._connection.execute(
+            "SELECT version, document FROM policies ORDER BY version DESC LIMIT 1"
+        ).fetchone()
+        return (0, {}) if row is None else (int(row[0]), json.loads(row[1]))
+
+    def save_policy(self, document: dict[str, Any], who: str, at: str) -> int:
+        """Keep a policy; returns its version.
+
+        Args:
+            document: as `policy_document` gives it.
+            who: applied it.
+            at: when, for people.
+
+        Raises:
+            ControlError: it cannot be kept, so it does not hold.
+        """
+        with self._writing() as connection:
+            cursor = connection.execute(
+                "INSERT INTO policies (document, who, at) VALUES (?, ?, ?)",
+                (json.dumps(document), who, at),
+            )
+            version = int(cursor.lastrowid or 0)
+            connection.execute(
+                "DELETE FROM policies WHERE version <= ?", (version - POLICIES_KEPT,)
+            )
+        return version
+
+    def leases(self) -> list[dict[str, Any]]:
+        """What the controller before this one had given when it last wrote."""
+        assert self._connection is not None
+        row = self._connection.execute("SELECT planes FROM leases").fetchone()
+        return [] if row is None else list(json.loads(row[0]))
+
+    def save_leases(self, planes: list[dict[str, Any]]) -> None:
+        """Keep what is given.
+
+        Raises:
+            Fenced: another controller rules.
+            ControlError: it cannot be written.
+        """
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO leases VALUES (1, ?)", (json.dumps(planes),))
+
+    def close(self) -> None:
+        """Let go of it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(path: Path) -> int:
+    """Hold the lock beside the database; it is left there: it may lie in a folder of others."""
+    lock = path.with_name(path.name + "-lock")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(lock, flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise ControlError(
+            f"{path}: another controller rules with this database, process {owner}.",
+            path=str(path),
+            next_step="Use it, or stop it first: headrace control stop.",
+        ) from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,144 @@
+"""HTTP: connections with deadlines, over uvicorn's protocol.
+
+A request must come whole within seconds of its first byte, or of the connection's beginning: whoever
+sends a byte a minute, or nothing, is hung up on. What the kernel knows of the other end is handed to
+the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from headrace.control.service.auth import Peer
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Generator, Sequence
+
+__all__ = ["HEAD_BYTES_MAX", "REQUEST_S", "Listener", "Server", "config_for"]
+
+REQUEST_S: Final = 5.0
+"""A request comes whole within this."""
+ANSWER_S: Final = 15.0
+"""An answer is written and taken within this."""
+IDLE_S: Final = 75.0
+"""A connection between two requests; longer than planes are silent."""
+HANDSHAKE_S: Final = 5.0
+HEAD_BYTES_MAX: Final = 16 << 10
+CONNECTIONS_MAX: Final = 12_000
+STOP_S: Final = 1
+
+
+class _Connection(H11Protocol):
+    """One connection."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "peer": _peer_of(transport)}
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and self._between():
+            self._expect()
+        super().data_received(data)
+        if not self._between() and not getattr(self.cycle, "more_body", False):
+            self._relax()
+            self._expect(ANSWER_S)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._relax()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
+
+    def _between(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect(self, seconds: float = REQUEST_S) -> None:
+        self._deadline = self.loop.call_later(seconds, self._overdue)
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _overdue(self) -> None:
+        self._deadline = None
+        self.transport.abort()
+
+
+def _peer_of(transport: asyncio.Transport) -> Peer:
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack(
+            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        return Peer(uid=uid)
+    tls = transport.get_extra_info("ssl_object")
+    return Peer(certified=tls is not None and bool(tls.getpeercert()))
+
+
+class Listener:
+    """A socket to serve on, and its TLS."""
+
+    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self.sock = sock
+        self.tls = tls
+
+
+def config_for(app: Any) -> uvicorn.Config:
+    """How connections are served."""
+    return uvicorn.Config(
+        app, http=_Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, date_header=False,
+        limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=int(IDLE_S),
+        timeout_graceful_shutdown=STOP_S, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )  # fmt: skip
+
+
+class Server(uvicorn.Server):
+    """Serves one application on several sockets, each with TLS of its own or none."""
+
+    def __init__(self, config: uvicorn.Config, listeners: Sequence[Listener]) -> None:
+        super().__init__(config)
+        self._listeners = listeners
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on its own sockets; `sockets` are none of them."""
+        del sockets
+        loop = asyncio.get_running_loop()
+        self.servers = []
+
+        def connection() -> asyncio.Protocol:
+            return _Connection(self.config, self.server_state, {})
+
+        for listener in self._listeners:
+            handshake_s = None if listener.tls is None else HANDSHAKE_S
+            self.servers.append(
+                await loop.create_server(
+                    connection,
+                    sock=listener.sock,
+                    ssl=listener.tls,
+                    backlog=512,
+                    ssl_handshake_timeout=handshake_s,
+                )
+            )
+        self.started = True

@@ -1,0 +1,345 @@
+"""The controller as a process: started in the foreground or the background, asked, ended.
+
+What ends it: `stop`, SIGTERM, SIGINT, or another controller that took its database over. It
+outlives its planes, and they outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.control.client import Client, Endpoint
+from headrace.control.service.app import Controller
+from headrace.control.service.auth import Token, read_tokens
+from headrace.control.service.database import Database
+from headrace.control.service.http import Listener, Server, config_for
+from headrace.errors import ControlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.runtime import RuntimeFolder
+
+__all__ = ["ControlOptions", "ask_status", "run", "start", "stop", "tail"]
+
+_log = logging.getLogger("headrace.control")
+
+START_S = 20.0
+STOP_S = 10.0
+_POLL_S = 0.02
+_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOptions:
+    """How a controller is reached, and where it keeps what it must not forget.
+
+    Attributes:
+        listen: beside its own socket: `unix:PATH`, `tcp:HOST:PORT`.
+        token_file: tokens that are good over TCP.
+        tls_cert, tls_key: its certificate.
+        tls_ca: those who may connect show a certificate of this authority.
+        database: the SQLite file.
+
+    Raises:
+        ValueError: TCP without anything that says who asks, or half of what TLS takes.
+    """
+
+    database: Path
+    listen: tuple[str, ...] = ()
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        for where in self.listen:
+            kind, _, rest = where.partition(":")
+            host, _, port = rest.rpartition(":")
+            good = kind == "unix" and rest.startswith("/")
+            if not good and not (kind == "tcp" and host and port.isdigit() and int(port) < 1 << 16):
+                raise ValueError(f"listen is {where!r}, expected unix:/PATH or tcp:HOST:PORT")
+            if kind == "tcp" and self.token_file is None and self.tls_ca is None:
+                raise ValueError(
+                    f"listen is {where!r}: over TCP anybody could ask; give --token-file, or "
+                    "--tls-cert, --tls-key and --tls-ca for mutual TLS"
+                )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-ca needs --tls-cert and --tls-key")
+
+
+def default_database() -> Path:
+    """Where the database is if nobody says: below the user's XDG state folder."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(state) / "headrace" / "control.db"
+
+
+def run(folder: RuntimeFolder, options: ControlOptions) -> None:
+    """Be the controller, until it is stopped.
+
+    Raises:
+        ControlError: another one rules, or something it needs cannot be used.
+        NodeError: the runtime folder is not safe, or another controller has it.
+    """
+    tokens: tuple[Token, ...] = ()
+    if options.token_file is not None:
+        tokens = read_tokens(options.token_file)
+    claim = folder.claim()
+    database = None
+    try:
+        options.database.parent.mkdir(parents=True, exist_ok=True)
+        database = Database(options.database)
+        with contextlib.ExitStack() as stack:
+            listeners = [Listener(_listen_unix(folder.socket, 0o600))]
+            tls = _tls(options)
+            listeners += [stack.enter_context(_listen(where, tls)) for where in options.listen]
+            _log.info(
+                "process %d rules with epoch %d of %s", os.getpid(), database.epoch, database.path
+            )
+            asyncio.run(_serve(database, tokens, options, listeners))
+        _log.info("ends")
+    finally:
+        if database is not None:
+            database.close()
+        claim.release()
+
+
+async def _serve(
+    database: Database,
+    tokens: Sequence[Token],
+    options: ControlOptions,
+    listeners: Sequence[Listener],
+) -> None:
+    def end() -> None:
+        server.should_exit = True
+
+    controller = Controller(
+        database, tokens=tokens, certificates=options.tls_ca is not None, fenced=end
+    )
+    server = Server(config_for(controller.app), listeners)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    keeping = asyncio.create_task(controller.keep())
+    try:
+        await server.serve()
+    finally:
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        with contextlib.suppress(ControlError):
+            database.save_leases(controller.ruler.outstanding(time.monotonic()))
+
+
+@contextlib.contextmanager
+def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[Listener]:
+    kind, _, rest = where.partition(":")
+    if kind == "tcp":
+        host, _, port = rest.rpartition(":")
+        host = host.strip("[]")
+        try:
+            family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+            sock = socket.create_server((host, int(port)), family=family)
+        except OSError as e:
+            raise ControlError(f"{where}: cannot listen: {e}.", path=where) from e
+        if tls is None and host not in ("localhost", "127.0.0.1", "::1"):
+            _log.warning("%s: tokens go over the network as they are; give --tls-cert", where)
+        _log.info("listens on tcp:%s:%d", host, sock.getsockname()[1])
+        yield Listener(sock, tls)
+        return
+    path = Path(rest)
+    _remove_stale(path)
+    sock = _listen_unix(path, 0o666)  # the kernel says who connects
+    made = path.lstat()
+    try:
+        yield Listener(sock)
+    finally:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(made, path.lstat()):
+                path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a controller that was killed; nothing else."""
+    try:
+        if not path.is_socket():
+            if path.exists():
+                raise ControlError(f"{path}: cannot listen: it is no socket.", path=str(path))
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(str(path))
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return
+    except OSError as e:
+        raise ControlError(f"{path}: cannot listen: {e}.", path=str(path)) from e
+    raise ControlError(f"{path}: somebody listens there already.", path=str(path))
+
+
+def _listen_unix(path: Path, mode: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        old = os.umask(0o777 & ~mode)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(old)
+        sock.listen(512)
+        sock.setblocking(False)
+    except OSError as e:
+        sock.close()
+        raise ControlError(f"{path}: cannot listen: {e}.", path=str(path)) from e
+    return sock
+
+
+def _tls(options: ControlOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+        if options.tls_ca is not None:
+            context.load_verify_locations(options.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as e:
+        raise ControlError(f"{options.tls_cert}: TLS cannot be set up: {e}.") from e
+    return context
+
+
+# -- from outside ------------------------------------------------------------------------------------
+
+
+def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
+    """Start a controller in the background, and return its state when it serves.
+
+    Raises:
+        ControlError: one runs already, or it did not come up; the message has the end of its log.
+        NodeError: the folder is not safe.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        pid, pidfd = _open_pid(folder)
+        os.close(pidfd)
+        raise ControlError(
+            f"{folder.path}: a controller runs already, process {pid}.",
+            path=str(folder.path),
+            next_step="Use it, or stop it first: headrace control stop.",
+        )
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.path.mkdir(mode=0o700)
+    folder.check()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    log = os.open(folder.log, flags, 0o600)
+    program = "from headrace.cli import main; main()"
+    command = [sys.executable, "-c", program, "control", "start", "--foreground", *arguments]
+    try:
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd="/",
+        )  # fmt: skip
+    finally:
+        os.close(log)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(FileNotFoundError, ControlError):
+            state = ask_status(folder)
+            if state["pid"] == process.pid:
+                threading.Thread(target=process.wait, daemon=True).start()
+                return state
+        time.sleep(_POLL_S)
+    process.kill()
+    process.wait()
+    raise ControlError(
+        f"the controller did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
+        path=str(folder.log),
+        next_step="Run it in the foreground: headrace control start --foreground.",
+    )
+
+
+def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
+    """The controller's state.
+
+    Raises:
+        FileNotFoundError: none runs.
+        ControlError: it does not answer.
+    """
+    folder.check()
+    client = Client(Endpoint(url=f"unix:{folder.socket}"))
+    try:
+        return client.document("GET", "/v1/state")
+    finally:
+        client.close()
+
+
+def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
+    """End the controller; returns its process id when it is gone.
+
+    Raises:
+        FileNotFoundError: none runs.
+        ControlError: it does not end in time.
+    """
+    pid, pidfd = _open_pid(folder)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if not poll.poll((1.0 if force else STOP_S) * 1000):
+            if not force:
+                raise ControlError(
+                    f"{folder.path}: the controller, process {pid}, did not end within {STOP_S:g} s.",
+                    path=str(folder.path),
+                    next_step="Kill it: headrace control stop --force.",
+                )
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poll.poll(STOP_S * 1000)
+    finally:
+        os.close(pidfd)
+    if force:
+        with contextlib.suppress(Exception):  # somebody has started another one already
+            folder.claim().release()
+    return pid
+
+
+def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
+    """The process that listens, as the kernel says, and a descriptor of it."""
+    folder.check()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(STOP_S)
+        try:
+            sock.connect(str(folder.socket))
+            size = struct.calcsize("3i")
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            pid = int(struct.unpack("3i", raw)[0])
+            return pid, os.pidfd_open(pid)
+        except (ConnectionRefusedError, ProcessLookupError) as e:
+            raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
+
+
+def tail(folder: RuntimeFolder, lines: int) -> str:
+    """The end of the log of a controller in the background; '' where there is none."""
+    try:
+        with folder.log.open("rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            text = f.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""

@@ -1,0 +1,478 @@
+"""Ruler: what the controller knows of its planes, and what it tells them.
+
+No socket, no thread, no file, no clock: whoever calls says what time it is, on a monotonic clock. A
+report comes in, a lease goes out. Whoever says nothing keeps what its lease gave it until that ends,
+and then has nothing; nobody else is told to use it before.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.control.messages import Grant, Lease, Place, PlaneState
+from headrace.control.policy import RESOURCES, Policy
+from headrace.control.policy.document import OTHER
+from headrace.control.service.table import Table
+from headrace.control.sharing import Shares, decide, demand_after
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from headrace.control.messages import Flow, Register, Report
+    from headrace.control.service.table import FlowKey
+
+__all__ = ["Plane", "Refused", "Ruler"]
+
+PLANES_MAX = 10_000
+FLOWS_MAX = 200_000
+
+REPORT_S = 0.25
+"""How often planes report while there are few: an unused share is seen and handed on within two."""
+REPORT_S_MAX = 2.0
+REPORTS_PER_S = 400
+"""What a controller answers without trouble, on a quarter of a core."""
+
+SILENT_AFTER = 3.0
+"""A plane that has not reported for so many times its pace is silent."""
+SILENT_S_MIN = 2.5
+"""A node that is busy may be late."""
+
+IDLE_S = 30.0
+"""A flow that neither used nor wanted anything for so long is forgotten."""
+
+DECIDE_SHARE = 0.1
+"""Deciding takes at most this part of the time: however many planes report, it is not done anew."""
+
+RATE_MIN = 1.0
+"""A rate of 0 could not be waited for."""
+
+
+class Refused(Exception):
+    """A request cannot be done.
+
+    Attributes:
+        status: as in HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(slots=True, eq=False)
+class Plane:
+    """One plane.
+
+    Attributes:
+        key: known to the plane alone.
+        number: names it for everybody else.
+        told_s, until_s: when it was last heard and when its lease ends, on the caller's clock.
+        seen: when each of its flows last did something.
+    """
+
+    key: str
+    number: int
+    name: str
+    user: str
+    pid: int
+    instance: str
+    told_s: float
+    until_s: float
+    sequence: int = 0
+    reports: int = 0
+    state: PlaneState = field(default_factory=PlaneState)
+    seen: dict[FlowKey, float] = field(default_factory=dict)
+    held_s: dict[FlowKey, float] = field(default_factory=dict)
+
+
+class Ruler:
+    """Decides for all planes. Not thread-safe.
+
+    Args:
+        policy: what the operator wants.
+        reign: the database.
+        epoch: its epoch.
+        now: seconds on the caller's clock.
+    """
+
+    def __init__(self, policy: Policy, reign: str, epoch: int, now: float) -> None:
+        self.policy = policy
+        self.policy_version = 0
+        self.reign = reign
+        self.epoch = epoch
+        self.reports = self.refused = self.expired = self.decisions = 0
+        self.decide_s = self.decide_s_max = 0.0
+        self._table = Table(policy)
+        self._planes: dict[str, Plane] = {}
+        self._instances: dict[str, Plane] = {}
+        self._next = 1
+        self._decided_at = now - 1e9
+        self._stale = True
+        self.shares: Shares | None = None
+        self._warm_up(now)
+
+    # -- planes -----------------------------------------------------------------------------------
+
+    def register(self, message: Register, now: float) -> Lease:
+        """A plane comes, or comes again.
+
+        Raises:
+            Refused: there are too many.
+        """
+        before = self._instances.get(message.instance)
+        if before is not None:
+            self._remove(before)
+        elif len(self._planes) >= PLANES_MAX:
+            self.refused += 1
+            raise Refused(503, f"{PLANES_MAX} planes are registered already")
+        plane = Plane(
+            secrets.token_hex(16), self._next, message.name, message.user, message.pid,
+            message.instance, now, now + self.policy.lease_s,
+        )  # fmt: skip
+        self._next += 1
+        self._planes[plane.key] = plane
+        self._instances[plane.instance] = plane
+        for grant in message.holds:
+            row = self._flow(plane, grant.job, grant.file_system, now)
+            self._table.grant[row] = _unlimited(grant.rates)
+        self._stale = True
+        return self._lease(plane, now)
+
+    def report(self, key: str, message: Report, now: float) -> Lease:
+        """A plane reports, and hears what it may use.
+
+        Raises:
+            Refused: it is not known (404: register again), or says something twice (409).
+        """
+        return self._lease(self._count_all(key, message, now), now)
+
+    def _count_all(self, key: str, message: Report, now: float) -> Plane:
+        plane = self._planes.get(key)
+        if plane is None:
+            self.refused += 1
+            raise Refused(404, "no such plane: register first")
+        if message.sequence <= plane.sequence:
+            self.refused += 1
+            raise Refused(
+                409, f"report {message.sequence} after {plane.sequence}: replayed, or late"
+            )
+        plane.sequence = message.sequence
+        plane.reports += 1
+        self.reports += 1
+        if now - plane.told_s > self._silent_s:
+            self.shares = None  # it was held to what it had: decide anew
+        plane.told_s = now
+        plane.state = message.state
+        seconds = max(message.seconds, 1e-3)
+        reported: set[FlowKey] = set()
+        for flow in message.flows:
+            self._count(plane, flow, seconds, now, reported)
+        for flow_key in [k for k in plane.seen if k not in reported]:
+            self._rest(plane, flow_key, now)
+        return plane
+
+    def leave(self, key: str) -> None:
+        """A plane ends, and gives back what it has.
+
+        Raises:
+            Refused: it is not known.
+        """
+        plane = self._planes.get(key)
+        if plane is None:
+            raise Refused(404, "no such plane")
+        self._remove(plane)
+        self._stale = True
+
+    def expire(self, now: float) -> None:
+        """Forget planes whose lease has ended: what they had is free."""
+        for plane in [p for p in self._planes.values() if now > p.until_s]:
+            self.expired += 1
+            self._remove(plane)
+            self._stale = True
+
+    def _remove(self, plane: Plane) -> None:
+        for key in plane.seen:
+            self._table.remove(key)
+        plane.seen.clear()
+        del self._planes[plane.key]
+        if self._instances.get(plane.instance) is plane:
+            del self._instances[plane.instance]
+
+    def _flow(self, plane: Plane, job: str, file_system: str, now: float) -> int:
+        key = (plane.number, plane.user, job, file_system)
+        if key not in plane.seen and len(self._table) >= FLOWS_MAX:
+            raise Refused(503, f"{FLOWS_MAX} flows are known already")
+        plane.seen.setdefault(key, now)
+        return self._table.row(key)
+
+    def _count(
+        self, plane: Plane, flow: Flow, seconds: float, now: float, reported: set[FlowKey]
+    ) -> None:
+        row = self._flow(plane, flow.job, flow.file_system, now)
+        key = (plane.number, plane.user, flow.job, flow.file_system)
+        reported.add(key)
+        plane.held_s[key] = plane.held_s.get(key, 0.0) + max(flow.held_s)
+        table = self._table
+        busy = False
+        for r in range(len(RESOURCES)):
+            before = float(table.demand[row, r])
+            used, waiting, held_s = flow.used[r], flow.waiting[r], flow.held_s[r]
+            table.demand[row, r] = demand_after(
+                before, used, seconds, held_s, waiting, held=any(flow.waiting)
+            )
+            table.used[row, r] = used / seconds
+            busy = busy or used > 0 or waiting > 0
+        if busy:
+            plane.seen[key] = now
+        self._stale = True
+
+    def _rest(self, plane: Plane, key: FlowKey, now: float) -> None:
+        """A flow of which the plane says nothing: nobody uses it."""
+        row = self._table.row(key)
+        self._table.used[row] = 0.0
+        self._table.demand[row] = 0.0
+        self._stale = True
+        if now - plane.seen[key] > IDLE_S:
+            self._table.remove(key)
+            del plane.seen[key]
+            plane.held_s.pop(key, None)
+
+    # -- deciding ---------------------------------------------------------------------------------
+
+    @property
+    def report_s(self) -> float:
+        """How often planes shall report."""
+        pace = min(REPORT_S_MAX, max(REPORT_S, len(self._planes) / REPORTS_PER_S))
+        return min(pace, self.policy.lease_s / 4)
+
+    def set_policy(self, policy: Policy, version: int) -> None:
+        """Go by another policy; planes hear of it when they next report."""
+        self.policy = policy
+        self.policy_version = version
+        self._table.set_policy(policy)
+        self._stale = True
+
+    def _warm_up(self, now: float) -> None:
+        """Decide once for nothing: the first time, numpy's parts are loaded."""
+        self.decide(now)
+        self._stale = True
+        self.decide(now + REPORT_S_MAX)
+        self.decide_s_max = self.decide_s
+        self._decided_at, self._stale = now - 1e9, True
+
+    def decide(self, now: float) -> Shares:
+        """Share everything out anew, unless that was done a moment ago."""
+        self.expire(now)
+        fresh = now - self._decided_at < min(self.decide_s / DECIDE_SHARE, REPORT_S_MAX)
+        if self.shares is not None and fresh and len(self.shares.flows) == len(self._table):
+            return self.shares
+        if self._stale or self.shares is None:
+            began = time.thread_time()  # a busy machine must not make it decide less often
+            numbers = self._table.numbers()
+            self.shares = decide(self._table.problem(self._silent(now)))
+            self._table.target[numbers.rows] = self.shares.flows
+            self.decide_s = time.thread_time() - began
+            self.decide_s_max = max(self.decide_s_max, self.decide_s)
+            self.decisions += 1
+            self._decided_at = now
+            self._stale = False
+        return self.shares
+
+    @property
+    def _silent_s(self) -> float:
+        return max(SILENT_S_MIN, SILENT_AFTER * self.report_s)
+
+    def _silent(self, now: float) -> NDArray[np.int64]:
+        limit = self._silent_s
+        return np.array(
+            [p.number for p in self._planes.values() if now - p.told_s > limit], np.int64
+        )
+
+    def _lease(self, plane: Plane, now: float) -> Lease:
+        self.decide(now)
+        policy = self.policy
+        grants = []
+        if plane.seen:
+            rates = self._granted(plane)
+            for (_, _, job, system), rate in zip(plane.seen, rates, strict=True):
+                grants.append(Grant(job, system, _rates(rate)))
+        plane.until_s = now + policy.lease_s
+        expired = policy.when_expired
+        caches = {
+            job: rule.cache_bytes
+            for job in {key[2] for key in plane.seen}
+            if (rule := policy.job(job, plane.user)).cache_bytes is not None
+        }
+        return Lease(
+            plane.key, self.reign, self.epoch, plane.sequence, policy.lease_s, self.report_s,
+            None if expired is None else _rates(np.array(expired.values(math.inf))),
+            [Place(name, list(fs.paths)) for name, fs in policy.file_systems.items() if fs.paths],
+            grants, caches,
+        )  # fmt: skip
+
+    def _granted(self, plane: Plane) -> NDArray[np.float64]:
+        """What the plane is told now: its target, as far as others do not hold it still."""
+        table, numbers = self._table, self._table.numbers()
+        rows = np.array([table.row(key) for key in plane.seen], np.int64)
+        mine = np.flatnonzero(np.isin(numbers.rows, rows))
+        mine = mine[np.argsort(numbers.rows[mine])][np.argsort(np.argsort(rows))]
+        outstanding = table.outstanding()
+        outstanding[mine] = 0.0
+        target = table.target[rows]
+        problem = numbers.problem
+        granted = target.copy()
+        for group, amount in (
+            (numbers.system_of_flow, problem.capacity),
+            (problem.job, problem.job_cap),
+        ):
+            granted = np.minimum(granted, _room(group, amount, outstanding, granted, mine))
+        table.grant[rows] = granted
+        return granted
+
+    # -- for those who watch ----------------------------------------------------------------------
+
+    def outstanding(self, now: float) -> list[dict[str, Any]]:
+        """Leases that run, for the database: whoever rules next must not hand them out again."""
+        found = []
+        for plane in self._planes.values():
+            grants = [
+                [job, system, [None if math.isinf(v) else float(v) for v in self._table.grant[row]]]
+                for (_, _, job, system) in plane.seen
+                for row in (self._table.row((plane.number, plane.user, job, system)),)
+            ]
+            found.append(
+                {
+                    "name": plane.name, "user": plane.user, "pid": plane.pid,
+                    "instance": plane.instance, "grants": grants,
+                    "left_s": max(0.0, plane.until_s - now),
+                }
+            )  # fmt: skip
+        return found
+
+    def adopt(self, planes: Iterable[dict[str, Any]], now: float) -> None:
+        """Take over leases that the controller before this one gave: they may run still."""
+        for given in planes:
+            plane = Plane(
+                secrets.token_hex(16), self._next, given["name"], given["user"], given["pid"],
+                given["instance"], now - 1e9, now + given["left_s"],
+            )  # fmt: skip
+            self._next += 1
+            self._planes[plane.key] = plane
+            self._instances[plane.instance] = plane
+            for job, system, rates in given["grants"]:
+                row = self._flow(plane, job, system, now)
+                self._table.grant[row] = _unlimited(rates)
+
+    def users(self) -> dict[str, int]:
+        """Users that planes have reported, with how many planes."""
+        found: dict[str, int] = {}
+        for plane in self._planes.values():
+            found[plane.user] = found.get(plane.user, 0) + 1
+        return found
+
+    def jobs(self) -> dict[str, int]:
+        """Jobs that planes have reported, with how many flows."""
+        found: dict[str, int] = {}
+        for _, _, job, _ in self._table.keys:
+            found[job] = found.get(job, 0) + 1
+        return found
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Everything that is known now, as plain values."""
+        return {
+            "reign": self.reign,
+            "epoch": self.epoch,
+            "policy_version": self.policy_version,
+            "lease_s": self.policy.lease_s,
+            "report_s": self.report_s,
+            "reports": self.reports,
+            "refused": self.refused,
+            "expired": self.expired,
+            "decisions": self.decisions,
+            "decide_s": self.decide_s,
+            "decide_s_max": self.decide_s_max,
+            "planes": [self._describe(plane, now) for plane in self._planes.values()],
+            "file_systems": self._systems(),
+        }
+
+    def _describe(self, plane: Plane, now: float) -> dict[str, Any]:
+        state = plane.state
+        flows = []
+        for key in plane.seen:
+            row = self._table.row(key)
+            flows.append(
+                {
+                    "job": key[2], "file_system": key[3],
+                    "used": _named(self._table.used[row]),
+                    "demand": _named(self._table.demand[row]),
+                    "granted": _named(self._table.grant[row]),
+                    "held_s": plane.held_s.get(key, 0.0),
+                }
+            )  # fmt: skip
+        return {
+            "number": plane.number, "name": plane.name, "user": plane.user, "pid": plane.pid,
+            "reports": plane.reports, "silent_s": max(0.0, min(now - plane.told_s, 1e6)),
+            "lease_left_s": max(0.0, plane.until_s - now), "flows": flows,
+            "held_bytes": state.held_bytes, "ram_bytes": state.ram_bytes,
+            "delivered_bytes": state.delivered_bytes, "stall_s": state.stall_s,
+            "sessions": state.sessions,
+        }  # fmt: skip
+
+    def _systems(self) -> list[dict[str, Any]]:
+        numbers = self._table.numbers()
+        used = self._table.used[numbers.rows]
+        grant = self._table.outstanding()
+        return [
+            {
+                "name": name,
+                "capacity": _named(numbers.problem.capacity[i]),
+                "used": _named(used[numbers.system_of_flow == i].sum(axis=0)),
+                "granted": _named(grant[numbers.system_of_flow == i].sum(axis=0)),
+            }
+            for i, name in enumerate(numbers.systems)
+            if name != OTHER or np.any(numbers.system_of_flow == i)
+        ]
+
+
+def _room(
+    group: NDArray[np.int64],
+    amount: NDArray[np.float64],
+    outstanding: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+    mine: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """[mine, R] the most each may be told, so that its group's amount is not handed out twice."""
+    own = group[mine]
+    room = np.full(wanted.shape, np.inf)
+    for r in range(wanted.shape[1]):
+        if not np.any(np.isfinite(amount[own, r])):
+            continue
+        taken = np.bincount(group, outstanding[:, r], len(amount))
+        asked = np.bincount(own, wanted[:, r], len(amount))
+        left = np.maximum(amount[:, r] - taken, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            part = np.where(asked > left, left / np.where(asked > 0, asked, 1.0), 1.0)
+        room[:, r] = np.where(part[own] < 1.0, wanted[:, r] * part[own], np.inf)
+    return room
+
+
+def _unlimited(rates: Iterable[float | None]) -> NDArray[np.float64]:
+    return np.array([math.inf if rate is None else rate for rate in rates])
+
+
+def _rates(values: NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
+    a, b, c = (None if math.isinf(v) else max(RATE_MIN, float(v)) for v in values)
+    return a, b, c
+
+
+def _named(values: NDArray[np.float64]) -> dict[str, float | None]:
+    pairs = zip(RESOURCES, values, strict=True)
+    return {name: None if math.isinf(v) else float(v) for name, v in pairs}

@@ -1,0 +1,206 @@
+"""Table: all flows as columns, so that deciding about thousands takes milliseconds.
+
+A flow is what one plane reads for one job on one file system. Rows are reused; whoever goes leaves a
+free one. Jobs, users and file systems are numbered anew only when somebody comes or goes, or
+the policy changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.control.policy import RESOURCES
+from headrace.control.policy.document import OTHER, PRIORITIES
+from headrace.control.sharing import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from headrace.control.policy import Policy, Rates
+
+__all__ = ["FlowKey", "Table"]
+
+R = len(RESOURCES)
+_FIRST_ROWS = 64
+
+FlowKey = tuple[int, str, str, str]
+"""Plane's number, user, job, file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Who is who, while nobody comes or goes.
+
+    Attributes:
+        rows: [flows] rows in use.
+        systems, users, jobs: names by number.
+        problem: what does not change from one decision to the next.
+        system_of_flow: [flows]
+        plane_of_flow: [flows] planes' numbers.
+    """
+
+    rows: NDArray[np.int64]
+    systems: list[str]
+    users: list[tuple[str, str]]
+    jobs: list[tuple[str, str, str]]
+    problem: Problem
+    system_of_flow: NDArray[np.int64]
+    plane_of_flow: NDArray[np.int64]
+
+
+class Table:
+    """The flows.
+
+    Attributes:
+        used: [rows, R] per second, in the last interval.
+        demand: [rows, R] estimates, infinite for all it can get.
+        grant: [rows, R] what the plane was last told; infinite: no limit.
+        target: [rows, R] what was last decided.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._row: dict[FlowKey, int] = {}
+        self._free: list[int] = []
+        self.used = np.zeros((_FIRST_ROWS, R))
+        self.demand = np.zeros((_FIRST_ROWS, R))
+        self.grant = np.zeros((_FIRST_ROWS, R))
+        self.target = np.zeros((_FIRST_ROWS, R))
+        self._next = 0
+        self._numbers: _Numbers | None = None
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def keys(self) -> Iterable[FlowKey]:
+        """All flows."""
+        return self._row.keys()
+
+    def set_policy(self, policy: Policy) -> None:
+        """Go by another policy from now on."""
+        self._policy = policy
+        self._numbers = None
+
+    def row(self, key: FlowKey) -> int:
+        """The row of a flow, made if there is none: it has nothing and wants nothing."""
+        found = self._row.get(key)
+        if found is not None:
+            return found
+        if self._free:
+            row = self._free.pop()
+        else:
+            row, self._next = self._next, self._next + 1
+            if row >= len(self.used):
+                self._grow()
+        for column in (self.used, self.demand, self.grant, self.target):
+            column[row] = 0.0
+        self._row[key] = row
+        self._numbers = None
+        return row
+
+    def _grow(self) -> None:
+        for name in ("used", "demand", "grant", "target"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+
+    def remove(self, key: FlowKey) -> None:
+        """Forget a flow."""
+        self._free.append(self._row.pop(key))
+        self._numbers = None
+
+    def numbers(self) -> _Numbers:
+        """Who is who now."""
+        if self._numbers is None:
+            self._numbers = self._number()
+        return self._numbers
+
+    def problem(self, silent: NDArray[np.int64]) -> Problem:
+        """What is to be decided.
+
+        Args:
+            silent: numbers of the planes that do not report.
+        """
+        known = self.numbers()
+        fixed = known.problem
+        held = np.isin(known.plane_of_flow, silent)
+        return Problem(
+            capacity=fixed.capacity, system=fixed.system, user_weight=fixed.user_weight,
+            user_cap=fixed.user_cap, user_guarantee=fixed.user_guarantee, user=fixed.user,
+            job_weight=fixed.job_weight, job_cap=fixed.job_cap,
+            job_guarantee=fixed.job_guarantee, priority=fixed.priority, job=fixed.job,
+            demand=self.demand[known.rows], held=held, grant=self.outstanding(),
+        )  # fmt: skip
+
+    def outstanding(self) -> NDArray[np.float64]:
+        """[flows, R] what each may use: its grant; where that has no limit, what it uses."""
+        rows = self.numbers().rows
+        grant = self.grant[rows]
+        return np.where(np.isfinite(grant), grant, self.used[rows])
+
+    def _number(self) -> _Numbers:
+        keys = list(self._row)
+        policy = self._policy
+        systems = sorted({*policy.file_systems, OTHER, *(key[3] for key in keys)})
+        users = sorted({(key[3], key[1]) for key in keys})
+        jobs = sorted({(key[3], key[1], key[2]) for key in keys})
+        number_of = {name: i for i, name in enumerate(systems)}
+        user_of = {name: i for i, name in enumerate(users)}
+        job_of = {name: i for i, name in enumerate(jobs)}
+        user_rules = [policy.user(user) for _, user in users]
+        job_rules = [policy.job(job, user) for _, user, job in jobs]
+        capacities = [
+            policy.file_systems[name].capacity.values(np.inf)
+            if name in policy.file_systems
+            else (np.inf,) * R
+            for name in systems
+        ]
+        at_user, at_job = [s for s, _ in users], [s for s, _, _ in jobs]
+        flows = len(keys)
+        problem = Problem(
+            capacity=_rows(capacities),
+            system=_integers(number_of[s] for s in at_user),
+            user_weight=_column(r.weight_on(s) for r, s in zip(user_rules, at_user, strict=True)),
+            user_cap=_rates(
+                (r.cap_on(s) for r, s in zip(user_rules, at_user, strict=True)), np.inf
+            ),
+            user_guarantee=_rates(
+                (r.guarantee_on(s) for r, s in zip(user_rules, at_user, strict=True)), 0.0
+            ),
+            user=_integers(user_of[s, u] for s, u, _ in jobs),
+            job_weight=_column(r.weight_on(s) for r, s in zip(job_rules, at_job, strict=True)),
+            job_cap=_rates((r.cap_on(s) for r, s in zip(job_rules, at_job, strict=True)), np.inf),
+            job_guarantee=_rates(
+                (r.guarantee_on(s) for r, s in zip(job_rules, at_job, strict=True)), 0.0
+            ),
+            priority=_integers(PRIORITIES[r.priority] for r in job_rules),
+            job=_integers(job_of[key[3], key[1], key[2]] for key in keys),
+            demand=np.zeros((flows, R)),
+            held=np.zeros(flows, bool),
+            grant=np.zeros((flows, R)),
+        )
+        return _Numbers(
+            _integers(self._row[key] for key in keys), systems, users, jobs, problem,
+            _integers(number_of[key[3]] for key in keys), _integers(key[0] for key in keys),
+        )  # fmt: skip
+
+
+def _integers(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64)
+
+
+def _column(values: Iterable[float]) -> NDArray[np.float64]:
+    return np.fromiter(values, np.float64)
+
+
+def _rows(values: Iterable[tuple[float, ...]]) -> NDArray[np.float64]:
+    return np.array(list(values), np.float64).reshape(-1, R)
+
+
+def _rates(values: Iterable[Rates], missing: float) -> NDArray[np.float64]:
+    return _rows(rates.values(missing) for rates in values)

@@ -1,0 +1,345 @@
+"""FileSystem: a store's answers to the kernel's requests.
+
+Bytes in, bytes out: it owns no file descriptor and no thread, and is shared by all that serve. A store is
+a snapshot, so whatever is said is true for as long as the mount lasts: the kernel keeps names, attributes,
+listings and bytes, and asks once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
+
+from headrace.errors import HeadraceError
+from headrace.posix.mount import protocol
+from headrace.posix.mount.nodes import DOOR, DOOR_NAME, Nodes
+from headrace.posix.mount.protocol import ROOT, BadRequestError, Opcode, Request
+from headrace.store.folders import COMPONENT_BYTES_MAX, Entry, FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.posix.mount.sample_bytes import SampleBytes
+    from headrace.store import Store
+
+Reply: TypeAlias = "tuple[bytes, bytes | memoryview]"
+"""A whole answer, to be written in one piece."""
+
+__all__ = ["VALID_S", "FileSystem", "Reply"]
+
+_log = logging.getLogger("headrace.mount")
+
+VALID_S = 7 * 86400
+"""How long the kernel may keep an answer without asking again."""
+
+BACKGROUND = 64
+"""Read-ahead requests that the kernel may have under way."""
+
+_ENTRY_BYTES, _PLUS_BYTES = 32, 160
+"""Of the shortest entry in a listing: not more are looked up than fit into the answer."""
+
+_SAID_AGAIN_S = 60.0
+"""A bad sample is named in the log once in so long."""
+
+_SAID_MAX = 4096
+
+_XATTR = b"user.headrace."
+
+
+class FileSystem:
+    """Answers requests.
+
+    Args:
+        store: an open store; stays the caller's.
+        sample_bytes: reads its samples.
+        owner: user and group of all files.
+        mtime_ns: time of all files.
+        timeout_s: after so long without an answer the kernel ends the connection.
+        log_lines: gives the last lines of the log, for an extended attribute.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sample_bytes: SampleBytes,
+        *,
+        owner: tuple[int, int],
+        mtime_ns: int,
+        timeout_s: int = 120,
+        log_lines: Callable[[], str] = str,
+    ) -> None:
+        self._store = store
+        self._bytes = sample_bytes
+        self._tree = FolderTree(store)
+        self._nodes = Nodes(store, self._tree, owner, mtime_ns)
+        self._timeout_s = timeout_s
+        self._log_lines = log_lines
+        self._said: dict[object, float] = {}
+        self._opens_are_skipped = False
+        self._answers: dict[int, Callable[[Request], bytes | memoryview]] = {
+            Opcode.LOOKUP: self._lookup,
+            Opcode.GETATTR: self._getattr,
+            Opcode.OPEN: self._open,
+            Opcode.OPENDIR: self._open,
+            Opcode.STATFS: self._statfs,
+            Opcode.GETXATTR: self._getxattr,
+            Opcode.LISTXATTR: self._listxattr,
+            Opcode.READDIR: self._readdir,
+            Opcode.READDIRPLUS: self._readdirplus,
+            Opcode.INIT: self._init,
+            Opcode.RELEASE: _nothing,
+            Opcode.RELEASEDIR: _nothing,
+            Opcode.DESTROY: _nothing,
+        }
+
+    def answer(self, data: memoryview, before_waiting: Callable[[], None]) -> Reply | None:
+        """The answer to one request; None where the kernel expects none.
+
+        Args:
+            data: the request.
+            before_waiting: called before anything is read from the store.
+        """
+        request = protocol.parse(data)
+        unique = request.unique
+        if request.opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
+            return None  # nothing is remembered; and a read that has begun is finished
+        try:
+            return protocol.reply(unique, self._answer(request, before_waiting))
+        except HeadraceError as e:
+            if self._first_time((request.node, type(e))):
+                _log.error("%s", e)
+            number = errno.EIO
+        except OSError as e:
+            number = e.errno or errno.EIO
+        except BadRequestError as e:
+            _log.error("request %d of %d bytes: %s", request.opcode, len(data), e)
+            number = errno.EINVAL
+        except Exception:  # noqa: BLE001 - whoever waits for an answer must get one
+            _log.exception("request %d of node %d", request.opcode, request.node)
+            number = errno.EIO
+        return protocol.error_reply(unique, number)
+
+    def _answer(self, request: Request, before_waiting: Callable[[], None]) -> bytes | memoryview:
+        opcode = request.opcode
+        if opcode == Opcode.READ:
+            return self._read(request, before_waiting)
+        how = self._answers.get(opcode)
+        if how is not None:
+            return how(request)
+        # ENOSYS to FLUSH: closing a file needs no word with us either.
+        raise _error(errno.EROFS if opcode in protocol.WRITING else errno.ENOSYS)
+
+    # -- what there is --------------------------------------------------------------------------
+
+    def _init(self, request: Request) -> bytes:
+        offer = protocol.parse_init(request.body)
+        self._opens_are_skipped = protocol.opens_are_skipped(offer)
+        answer = protocol.init_reply(offer, background=BACKGROUND, timeout_s=self._timeout_s)
+        if not answer:
+            _log.error(
+                "the kernel speaks FUSE %d.%d, expected 7.31 or later (Linux 5.4)",
+                offer.major, offer.minor,
+            )  # fmt: skip
+            raise _error(errno.EPROTO)
+        return answer
+
+    def _lookup(self, request: Request) -> bytes:
+        name = protocol.parse_name(request.body)
+        if len(name) > COMPONENT_BYTES_MAX:
+            raise _error(errno.ENAMETOOLONG)
+        if request.node == DOOR:
+            entry = self._through_the_door(name)
+            return self._entry(b"", entry)
+        folder = self._nodes.folder_path(request.node)
+        entry = self._tree.resolve(folder + b"/" + name if folder else name)
+        if entry is None and request.node == ROOT and name == DOOR_NAME:
+            return protocol.entry_reply(DOOR, self._nodes.attributes(DOOR, 0), VALID_S)
+        return self._entry(folder, entry)
+
+    def _entry(self, folder: bytes, entry: Entry | None) -> bytes:
+        if entry is None:
+            return protocol.entry_reply(0, protocol.NO_ATTRIBUTES, VALID_S)
+        node = self._nodes.number(folder, entry)
+        return protocol.entry_reply(node, self._nodes.attributes(node, entry.size), VALID_S)
+
+    def _through_the_door(self, name: bytes) -> Entry | None:
+        """`INDEX`, or `INDEX.PART`."""
+        digits, dot, part = name.partition(b".")
+        if not digits.isdigit() or len(digits) > 18 or (dot and not part):
+            return None
+        sample = int(digits)
+        if b"%d" % sample != digits or sample >= len(self._store):
+            return None
+        return self._tree.file_at(sample, self._tree.part_number(part))
+
+    def _getattr(self, request: Request) -> bytes:
+        return protocol.attributes_reply(self._attributes(request.node), VALID_S)
+
+    def _attributes(self, node: int) -> bytes:
+        if node == DOOR:
+            return self._nodes.attributes(node, 0)
+        if self._nodes.is_folder(node):
+            self._nodes.folder_path(node)  # that it is one
+            return self._nodes.attributes(node, 0)
+        return self._nodes.attributes(node, self._file(node).size)
+
+    def _file(self, node: int) -> Entry:
+        file = self._nodes.file(node)
+        entry = self._tree.file_at(file.sample, file.part)
+        if entry is None:
+            raise _error(errno.ESTALE)
+        return entry
+
+    def _open(self, _: Request) -> bytes:
+        # There are no handles. Told so, the kernel opens files by itself from then on: 2 us, not 20.
+        if self._opens_are_skipped:
+            raise _error(errno.ENOSYS)
+        return protocol.open_reply()
+
+    def _statfs(self, _: Request) -> bytes:
+        volumes = (v for s in self._store.segments for v in s.entry.volumes)
+        size = sum(v.bytes or 0 for v in volumes)
+        return protocol.statfs_reply(size, len(self._store), COMPONENT_BYTES_MAX)
+
+    # -- listings -------------------------------------------------------------------------------
+
+    def _readdir(self, request: Request) -> bytes:
+        return self._list(request, plus=False)
+
+    def _readdirplus(self, request: Request) -> bytes:
+        return self._list(request, plus=True)
+
+    def _list(self, request: Request, *, plus: bool) -> bytes:
+        asked = protocol.parse_range(request.body)
+        out: list[bytes] = []
+        left = asked.size
+        count = 1 + left // (_PLUS_BYTES if plus else _ENTRY_BYTES)
+        for piece in self._listing(request.node, asked.offset, count, plus=plus):
+            left -= len(piece)
+            if left < 0:
+                break
+            out.append(piece)
+        return b"".join(out)
+
+    def _listing(self, node: int, offset: int, count: int, *, plus: bool) -> Iterator[bytes]:
+        """Entries behind an offset: `.` is 1, `..` is 2, and 3 + a place in the folder's listing."""
+        nothing = protocol.entry_reply(0, protocol.NO_ATTRIBUTES, 0) if plus else b""
+        for place, name in islice(enumerate((b".", b".."), 1), offset, None):
+            # The parent's number is not known; nobody asks for it: the kernel has it.
+            yield nothing + protocol.directory_entry(name, node, place, is_folder=True)
+        if node == DOOR:
+            return
+        folder = self._nodes.folder_path(node)
+        place = max(0, offset - 3)
+        while place >= 0:
+            page = self._tree.page(folder, place, count)
+            self._say_hidden(page.hidden)
+            for entry in page.entries:
+                number = self._nodes.number(folder, entry)
+                head = b""
+                if plus:
+                    head = protocol.entry_reply(
+                        number, self._nodes.attributes(number, entry.size), VALID_S
+                    )
+                yield head + protocol.directory_entry(
+                    entry.name, number, 3 + entry.place, is_folder=entry.is_folder
+                )
+            place = page.place
+
+    def _say_hidden(self, samples: list[int]) -> None:
+        for sample in samples:
+            if self._first_time(("hidden", sample)):
+                _log.warning(
+                    "sample %d: its name %r cannot be a path here; read it as %s/%d",
+                    sample, self._store.names[sample], DOOR_NAME.decode(), sample,
+                )  # fmt: skip
+
+    # -- bytes ----------------------------------------------------------------------------------
+
+    def _read(self, request: Request, before_waiting: Callable[[], None]) -> memoryview:
+        asked = protocol.parse_range(request.body)
+        file = self._nodes.file(request.node)
+        kept = self._bytes.kept(*file, asked.offset, asked.size)
+        if kept is not None:
+            return kept
+        before_waiting()
+        size = self._file(request.node).size
+        return self._bytes.read(*file, size, asked.offset, asked.size)
+
+    def _first_time(self, what: object) -> bool:
+        """Whether something was not said lately."""
+        now = time.monotonic()
+        before = self._said.get(what)
+        if before is not None and now - before < _SAID_AGAIN_S:
+            return False
+        if len(self._said) >= _SAID_MAX:
+            self._said.clear()
+        self._said[what] = now
+        return True
+
+    # -- extended attributes --------------------------------------------------------------------
+
+    def _getxattr(self, request: Request) -> bytes:
+        size, name = protocol.parse_xattr(request.body)
+        value = self._xattrs(request.node).get(name)
+        if value is None:
+            raise _error(errno.ENODATA)
+        return _sized(value(), size)
+
+    def _listxattr(self, request: Request) -> bytes:
+        size, _ = protocol.parse_xattr(request.body)
+        return _sized(b"".join(name + b"\0" for name in self._xattrs(request.node)), size)
+
+    def _xattrs(self, node: int) -> dict[bytes, Callable[[], bytes]]:
+        store = self._store
+        if node == ROOT:
+            return {
+                _XATTR + b"store": lambda: os.fsencode(store.path),
+                _XATTR + b"fingerprint": store.fingerprint.encode,
+                _XATTR + b"samples": lambda: b"%d" % len(store),
+                _XATTR + b"pid": lambda: b"%d" % os.getpid(),
+                _XATTR + b"log": lambda: self._log_lines().encode()[-_XATTR_BYTES_MAX:],
+            }
+        if self._nodes.is_folder(node):
+            return {}
+        file = self._nodes.file(node)
+        found: dict[bytes, Callable[[], bytes]] = {
+            _XATTR + b"index": lambda: b"%d" % file.sample,
+            _XATTR + b"name": lambda: self._tree.name_of(file.sample),
+        }
+        checksum = self._bytes.checksum(*file)
+        if checksum is not None:
+            found[_XATTR + b"crc32c"] = lambda: b"%08x" % checksum
+        label = self._label(file.sample)
+        if label >= 0:
+            found[_XATTR + b"label"] = lambda: b"%d" % label
+        return found
+
+    def _label(self, sample: int) -> int:
+        segment = self._store.segment_of(sample)
+        labels = segment.directory.labels
+        return -1 if labels is None else int(labels[sample - segment.base])
+
+
+_XATTR_BYTES_MAX = 64 << 10
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def _nothing(_: Request) -> bytes:
+    return b""
+
+
+def _sized(value: bytes, size: int) -> bytes:
+    """As the caller's buffer wants it: the length only where it has none."""
+    if not size:
+        return protocol.xattr_size_reply(len(value))
+    if len(value) > size:
+        raise _error(errno.ERANGE)
+    return value

@@ -1,0 +1,331 @@
+"""A mount as a process: opened, attached, serving until it is unmounted or told to end.
+
+In the background a child of its own session does this. It gets its options on stdin (they may hold
+secrets, which a command line would show), says on stdout that it serves or what is wrong, and then keeps
+its log in memory: `getfattr -n user.headrace.log --only-values DIR`. Nothing is left on disk, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from headrace import errors
+from headrace.errors import HeadraceError, MountError
+from headrace.io.objects.location import is_url, local_path, shown
+from headrace.posix.mount.attaching import (
+    TYPE,
+    absolute,
+    attach,
+    check_folder,
+    detach,
+    mounted_at,
+)
+from headrace.posix.mount.filesystem import FileSystem
+from headrace.posix.mount.sample_bytes import SampleBytes
+from headrace.posix.mount.serving import Serving
+from headrace.store import Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["MountOptions", "State", "mount", "serve", "unmount"]
+
+_log = logging.getLogger("headrace.mount")
+
+_START_S = 600.0
+"""Longest wait for a mount in the background. Listing a source without an index takes most of it."""
+
+_LOG_LINES = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountOptions:
+    """How a store is mounted. Most users leave all of it alone."""
+
+    allow_other: bool = False
+    """Other users may look in. Needs `user_allow_other` in /etc/fuse.conf, or root."""
+
+    kept_bytes: int = 64 << 20
+    """Memory for samples that were read last, before the kernel's page cache has them."""
+
+    check_bytes_max: int = 1 << 30
+    """Samples above this are delivered unchecked: checking reads all of one before its first byte."""
+
+    threads: int = 16
+    """Reads of the store under way at most: enough for a local disk, and for a few objects."""
+
+    timeout_s: int = 120
+    """After so long without an answer the kernel ends the mount (Linux 6.15 and later)."""
+
+    log: str | None = None
+    """File that the log goes to as well."""
+
+    storage_options: dict[str, Any] | None = None
+    """For URLs, as for `open`."""
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name, least in (("kept_bytes", 0), ("check_bytes_max", 0), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected {least} or more")
+        if not 1 <= self.timeout_s <= 65535:
+            raise ValueError(f"timeout_s is {self.timeout_s}, expected 1 to 65535")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was mounted."""
+
+    store: str
+    folder: str
+    samples: int
+    pid: int
+    fingerprint: str = field(repr=False)
+
+
+def serve(
+    store: str,
+    folder: str,
+    options: MountOptions,
+    ready: Callable[[State], None] = lambda _: None,
+) -> None:
+    """Mounts, and serves until it is unmounted, or SIGTERM or SIGINT comes. In the main thread.
+
+    Args:
+        store: path or URL of a store, or of a source that can be opened directly.
+        folder: an empty folder.
+        options: how.
+        ready: called once when the folder shows the store.
+
+    Raises:
+        HeadraceError: the store cannot be opened, or not mounted there.
+    """
+    where = check_folder(folder)
+    lines: deque[str] = deque(maxlen=_LOG_LINES)
+    handlers = _log_handlers(lines, options.log)
+    try:
+        with open_store(store, storage_options=options.storage_options) as opened:
+            _serve(opened, where, options, ready, lambda: "".join(lines))
+    finally:
+        for handler in handlers:
+            _log.removeHandler(handler)
+            handler.close()
+
+
+def _serve(
+    store: Store,
+    where: str,
+    options: MountOptions,
+    ready: Callable[[State], None],
+    log_lines: Callable[[], str],
+) -> None:
+    file_system = FileSystem(
+        store,
+        SampleBytes(store, kept_bytes=options.kept_bytes, check_bytes_max=options.check_bytes_max),
+        owner=(os.getuid(), os.getgid()),
+        mtime_ns=_mtime_ns(store.path),
+        timeout_s=options.timeout_s,
+        log_lines=log_lines,
+    )
+    serving = Serving(
+        attach(where, shown(store.path), allow_other=options.allow_other),
+        file_system,
+        threads=options.threads,
+    )
+    before = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            before[number] = signal.signal(number, lambda *_: serving.stop())
+        serving.start()
+        _log.info("%s: %d samples at %s", shown(store.path), len(store), where)
+        ready(State(shown(store.path), where, len(store), os.getpid(), store.fingerprint))
+        serving.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        found = mounted_at(where)
+        if found is not None and found.type == TYPE:
+            # Whoever has files open keeps them until the connection ends below, and then gets errors.
+            detach(where, lazy=True)
+        serving.close()
+        _log.info("%s ends", where)
+
+
+def mount(store: str, folder: str, options: MountOptions) -> State:
+    """Mounts in the background, and returns when the folder shows the store.
+
+    Args:
+        store: as for `serve`.
+        folder: an empty folder.
+        options: how.
+
+    Raises:
+        HeadraceError: the store cannot be opened, or not mounted there.
+    """
+    asked = {
+        "store": store if is_url(store) else os.path.abspath(local_path(store)),
+        "folder": os.path.abspath(folder),
+        "options": asdict(options),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.posix.mount"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, cwd="/",
+    )  # fmt: skip
+    try:
+        said, complaint = _hear(process, json.dumps(asked).encode())
+        state = _state(said, complaint, folder)
+    except BaseException as e:
+        process.terminate()
+        process.wait()
+        if isinstance(e, TimeoutError) and not isinstance(e, HeadraceError):
+            raise MountError(
+                f"{folder}: {store} was not mounted within {_START_S:g} s.", path=folder
+            ) from e
+        raise
+    # So that it is no zombie when it ends, should this process live so long.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return state
+
+
+def _hear(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]:
+    """Says what to do, and returns what comes on stdout and stderr until both are let go."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    deadline = time.monotonic() + _START_S
+    heard: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
+    with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
+            process.stdin.write(asked)
+            process.stdin.close()
+        for stream in heard:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                stream = cast("IO[bytes]", key.fileobj)
+                data = os.read(stream.fileno(), 1 << 16)
+                heard[stream] += data
+                if not data:
+                    selector.unregister(stream)
+    return heard[process.stdout], heard[process.stderr]
+
+
+def _state(said: bytes, complaint: bytes, folder: str) -> State:
+    try:
+        answer = json.loads(said)
+    except ValueError:
+        last = (complaint.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise MountError(
+            f"{folder}: the mount did not come up: {last}",
+            path=folder,
+            next_step="Run it in the foreground: headrace mount --foreground.",
+        ) from None
+    if "error" in answer:
+        fields = answer["error"]
+        kind = getattr(errors, fields.pop("type"), HeadraceError)
+        raise kind(fields.pop("message"), **fields)
+    return State(**answer)
+
+
+def child() -> None:
+    """The process in the background: see the module."""
+    asked = json.load(sys.stdin)
+    answered = False
+
+    def ready(state: State) -> None:
+        nonlocal answered
+        answered = True
+        _say(asdict(state))
+        _log.addHandler(logging.NullHandler())
+
+    try:
+        serve(asked["store"], asked["folder"], MountOptions(**asked["options"]), ready)
+    except (HeadraceError, ValueError) as e:
+        if answered:
+            raise
+        kept = {k: v for k, v in vars(e).items() if k != "message" and isinstance(v, (str, int))}
+        _say(
+            {"error": {"type": type(e).__name__, "message": getattr(e, "message", str(e)), **kept}}
+        )
+        sys.exit(1)
+
+
+def _say(answer: dict[str, Any]) -> None:
+    """Answers the parent, which waits for the end of stdout, and lets go of its streams."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(answer))
+        sys.stdout.flush()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+
+
+def unmount(folder: str, *, lazy: bool = False) -> str:
+    """Takes a mount away, whatever became of its process. Returns the absolute path.
+
+    Args:
+        folder: where a store is mounted.
+        lazy: though it is in use; whoever uses it gets errors when the process ends.
+
+    Raises:
+        MountError: nothing of ours is mounted there, or it is in use.
+    """
+    path = absolute(folder)
+    found = mounted_at(path)
+    if found is None or found.type != TYPE:
+        what = "nothing" if found is None else f"{found.source} ({found.type})"
+        raise MountError(
+            f"{path}: {what} is mounted here, expected a store mounted by headrace.",
+            path=path,
+            next_step="`findmnt -t fuse.headrace` lists the mounts.",
+        )
+    detach(path, lazy=lazy)
+    return path
+
+
+def _mtime_ns(path: str) -> int:
+    """When the data came to be: of the manifest, or of the source; now, where it is remote."""
+    if not is_url(path):
+        for candidate in (os.path.join(path, "store.json"), path):
+            with contextlib.suppress(OSError):
+                return os.stat(candidate).st_mtime_ns
+    return time.time_ns()
+
+
+class _Lines(logging.Handler):
+    """Keeps the last lines."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record) + "\n")
+
+
+def _log_handlers(lines: deque[str], path: str | None) -> list[logging.Handler]:
+    handlers: list[logging.Handler] = [_Lines(lines)]
+    if path is not None:
+        handlers.append(logging.FileHandler(path, delay=False))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
+    return handlers

@@ -1,0 +1,182 @@
+"""Runtime folder: where a daemon of this user is found, and which of two daemons may rule.
+
+    FOLDER/          0700, ours, no symbolic link
+      socket         the daemon listens here
+      lock           held (flock) by the daemon that rules; its process id is inside
+      node.log       of a daemon in the background; control.log, of a controller
+
+The node daemon has one folder, the controller another beside it.
+
+A kill leaves socket and lock file behind, but no lock: the next daemon takes both over. Whoever
+connects checks the folder first, so that no other user can pose as the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import NodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Claim", "RuntimeFolder", "control_folder", "runtime_folder"]
+
+FOLDER_VARIABLE = "HEADRACE_RUNTIME_DIR"
+SOCKET_PATH_BYTES_MAX = 107
+"""What the kernel takes as the path of a UNIX socket."""
+
+_ATTEMPTS = 20
+
+
+def runtime_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
+    """The folder of this user's daemon: HEADRACE_RUNTIME_DIR, XDG_RUNTIME_DIR or /tmp/headrace-UID.
+
+    Args:
+        environment: defaults to `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
+    given = environment.get(FOLDER_VARIABLE)
+    if given:
+        return RuntimeFolder(Path(given))
+    session = environment.get("XDG_RUNTIME_DIR")
+    if session and Path(session).is_dir():
+        return RuntimeFolder(Path(session) / "headrace")
+    return RuntimeFolder(Path(f"/tmp/headrace-{os.geteuid()}"))  # noqa: S108 - checked before use
+
+
+def control_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
+    """The folder of this user's controller: that of the node daemon with `-control` at its end.
+
+    Args:
+        environment: defaults to `os.environ`.
+    """
+    node = runtime_folder(environment).path
+    return RuntimeFolder(node.with_name(f"{node.name}-control"), "control", "controller")
+
+
+class RuntimeFolder:
+    """The folder and the files in it.
+
+    Args:
+        path: made when a daemon claims it.
+        command: what starts and stops the daemon: `headrace COMMAND start`.
+        title: what the daemon is called.
+    """
+
+    def __init__(self, path: Path, command: str = "node", title: str = "node daemon") -> None:
+        self.path = path.absolute()
+        self.command = command
+        self.title = title
+
+    @property
+    def socket(self) -> Path:
+        """Where the daemon listens."""
+        return self.path / "socket"
+
+    @property
+    def lock(self) -> Path:
+        """What the daemon that rules holds."""
+        return self.path / "lock"
+
+    @property
+    def log(self) -> Path:
+        """What a daemon in the background writes."""
+        return self.path / f"{self.command}.log"
+
+    def check(self) -> None:
+        """See that nobody else can put anything here.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            NodeError: it belongs to somebody else, others may enter it, or it is no folder.
+        """
+        found = self.path.lstat()
+        if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+            raise self._unsafe("a symbolic link or a file", "a folder")
+        if found.st_uid != os.geteuid():
+            raise self._unsafe(f"of user {found.st_uid}", f"of user {os.geteuid()}")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise self._unsafe(f"mode {stat.S_IMODE(found.st_mode):04o}", "mode 0700")
+        if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
+            raise NodeError(
+                f"{self.socket}: the path of the socket has {len(os.fsencode(self.socket))} bytes, "
+                f"the system takes {SOCKET_PATH_BYTES_MAX}.",
+                path=str(self.socket),
+                next_step=f"Name a folder with a shorter path in {FOLDER_VARIABLE}.",
+            )
+
+    def _unsafe(self, found: str, expected: str) -> NodeError:
+        return NodeError(
+            f"{self.path}: the runtime folder is {found}, expected {expected}.",
+            path=str(self.path),
+            next_step=f"Remove it, or name another folder in {FOLDER_VARIABLE}.",
+        )
+
+    def claim(self) -> Claim:
+        """Become the one daemon of this folder.
+
+        Raises:
+            NodeError: another daemon rules, or the folder is not safe.
+            OSError: the folder cannot be made.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+            with contextlib.suppress(FileNotFoundError):  # a daemon that ends removes the folder
+                self.check()
+                if (claim := self._try_claim()) is not None:
+                    return claim
+        raise NodeError(f"{self.path}: the runtime folder cannot be claimed.", path=str(self.path))
+
+    def _try_claim(self) -> Claim | None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.lock, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A daemon that ends removes the file that we may have opened before.
+            if not os.path.samestat(os.fstat(fd), self.lock.lstat()):
+                os.close(fd)
+                return None
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except BlockingIOError:
+            owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise NodeError(
+                f"{self.path}: a {self.title} runs already, process {owner}.",
+                path=str(self.path),
+                next_step=f"Use it, or stop it first: headrace {self.command} stop.",
+            ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        return Claim(self, fd)
+
+
+class Claim:
+    """The right to be the daemon of a folder, until `release` or the process's end."""
+
+    def __init__(self, folder: RuntimeFolder, fd: int) -> None:
+        self.folder = folder
+        self._fd = fd
+        # Nobody listens there: whoever did, does not hold the lock.
+        self.stale_socket = folder.socket.exists()
+        folder.socket.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Remove socket, lock and, if nothing else lies in it, the folder."""
+        if self._fd < 0:
+            return
+        for path in (self.folder.socket, self.folder.lock):
+            path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self.folder.path.rmdir()

@@ -1,0 +1,5 @@
+"""Controllers to be tested."""
+
+from control.service import controller, own, parent
+
+__all__ = ["controller", "own", "parent"]
