@@ -6,7 +6,6 @@ import os
 import random
 
 import pytest
-
 from posix_placing import Plane
 
 

@@ -22,8 +22,17 @@ def rows_of(paths):
         s = os.stat(path)
         stats.append((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns))
         full.append(
-            (s.st_mode, s.st_nlink, s.st_uid, s.st_gid, s.st_atime_ns, s.st_ctime_ns)
-            + (s.st_blocks, s.st_blksize, os.path.islink(path))
+            (
+                s.st_mode,
+                s.st_nlink,
+                s.st_uid,
+                s.st_gid,
+                s.st_atime_ns,
+                s.st_ctime_ns,
+                s.st_blocks,
+                s.st_blksize,
+                os.path.islink(path),
+            )  # fmt: skip
         )
     return np.array(stats, np.int64).reshape(-1, 4), np.array(full, np.int64).reshape(-1, 9)
 
@@ -56,12 +65,16 @@ class Plane:
         self.paths = sorted(p for p in Path(os.path.realpath(root)).rglob("*") if p.is_file())
         stats, full = rows_of(self.paths)
         tiers = [] if tier is None else [os.fsencode(tier)]
+        real = os.path.realpath(root)
+        spelled = {str(root), real}
         self.board = _native.FileBoard(
-            [os.fsencode(p) for p in self.paths], stats, full,
-            roots=[(os.fsencode(s), os.fsencode(os.path.realpath(root))) for s in {
-                str(root), os.path.realpath(root)}],
-            tiers=tiers, immutable=immutable,
-        )  # fmt: skip
+            [os.fsencode(p) for p in self.paths],
+            stats,
+            full,
+            roots=[(os.fsencode(s), os.fsencode(real)) for s in spelled],
+            tiers=tiers,
+            immutable=immutable,
+        )
         self.ring = _native.OpenRing(1 << 12)
         self.fds = []
         for number, path in enumerate(self.paths):

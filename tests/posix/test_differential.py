@@ -158,7 +158,9 @@ def test_git_works(beside, plane, tmp_path):
         f"git ls-tree -r HEAD && git hash-object {beside}/*.bin"
     )
     environment = os.environ | {"GIT_CONFIG_GLOBAL": "/dev/null"}
-    plain, ours = _both(served, ["env", "GIT_CONFIG_GLOBAL=/dev/null", "bash", "-c", text], tmp_path)
+    plain, ours = _both(
+        served, ["env", "GIT_CONFIG_GLOBAL=/dev/null", "bash", "-c", text], tmp_path
+    )
     assert plain == ours, environment
     assert plain[0] == 0
     assert served.counts["copy"] >= 1

@@ -164,9 +164,7 @@ int main(int c, char** v) { FILE* f = fopen(v[1], "r"); int n = 0; while (fgetc(
 def static(tmp_path_factory):
     folder = tmp_path_factory.mktemp("static")
     (folder / "count.c").write_text(STATIC)
-    subprocess.run(
-        ["gcc", "-static", "-o", folder / "count", folder / "count.c"], check=True
-    )
+    subprocess.run(["gcc", "-static", "-o", folder / "count", folder / "count.c"], check=True)
     return folder / "count"
 
 
@@ -207,9 +205,7 @@ def test_a_program_that_cannot_load_the_shim_is_known_by_its_head(tmp_path, chan
 
 
 def test_children_that_cannot_be_seen_are_counted(files, report, runtime, static):
-    program = (
-        f"{static} {files}/f03.bin; env -i /bin/cat {files}/f02.bin | wc -c; cat {files}/f01.bin | wc -c"
-    )
+    program = f"{static} {files}/f03.bin; env -i /bin/cat {files}/f02.bin | wc -c; cat {files}/f01.bin | wc -c"
     (status, out, err), found = report("--root", files, "--simulate", "nfs", "--simulate-only",
                                        "--", "bash", "-c", program)  # fmt: skip
     assert (status, out.split()) == (0, [b"2931", b"1954", b"977"])

@@ -60,9 +60,7 @@ def test_a_truncated_board_is_refused(files, plane, kept):
     board = _bytes_of(served.board.fd)
     cut = board[:kept]
     assert len(cut) < len(board)
-    served.page.publish(
-        os.getpid(), _memfd(cut), (os.dup(served.ring.fd), served.ring.inode)
-    )
+    served.page.publish(os.getpid(), _memfd(cut), (os.dup(served.ring.fd), served.ring.inode))
     command = ["cat", str(files / "f03.bin")]
     assert served.run(command) == run(command)
     assert served.counts["attached"] == 0
@@ -98,7 +96,8 @@ def test_a_garbage_ring_costs_the_reports_only(files, plane, size):
 
 
 @pytest.mark.parametrize(
-    "address", ["", ":", "/proc/1/fd/0:5", "/proc/99999999/fd/3:77", "nonsense:1", "{page}9", "x" * 500]
+    "address",
+    ["", ":", "/proc/1/fd/0:5", "/proc/99999999/fd/3:77", "nonsense:1", "{page}9", "x" * 500],
 )
 def test_a_run_page_that_is_none_leaves_the_program_alone(files, plane, address):
     served = plane(files)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,9 +82,7 @@ def run(
         print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
         return NOT_EXECUTABLE
     if report is not None:
-        with open(report, "w", encoding="utf-8") as f:
-            json.dump(found.document(), f, indent=2)
-            f.write("\n")
+        Path(report).write_text(json.dumps(found.document(), indent=2) + "\n", encoding="utf-8")
     if not quiet and found.opens:  # else it was said before that nothing is seen
         print(f"headrace run: {found.line()}", file=sys.stderr)
     end_like(found.ended)
@@ -94,4 +92,4 @@ def run(
 def _folders_of(command: list[str]) -> list[str]:
     """Folders that the arguments name: `DIR`, `--data=DIR`."""
     words = [word.rpartition("=")[2] for word in command[1:]]
-    return [word for word in words if os.path.isdir(word) and os.path.realpath(word) != "/"]
+    return [word for word in words if Path(word).is_dir() and Path(word).resolve() != Path("/")]

@@ -138,7 +138,7 @@ class Attachment:
             except NodeError as e:
                 self._note(e.message)
                 self._over.wait(END_S)
-            except Exception as e:  # the program must not notice
+            except Exception as e:  # noqa: BLE001 - the program must not notice
                 _log.exception("the page is given up")
                 self._note(f"headrace failed: {type(e).__name__}: {e}")
                 break

@@ -106,11 +106,16 @@ class RunReport:
         o = self.opens
         copies = o.get("copy", 0)
         tier = o.get("tier_copy", 0)
+        ahead = self.daemon.get("opens", {}).get("ahead", 0)
+        originals = o.get("original", 0) + o.get("unknown", 0)
         parts = [
             f"{copies - tier:,} opens from memory",
             f"{tier:,} from local disk",
-            f"{o.get('original', 0) + o.get('unknown', 0):,} from the source",
+            f"{ahead:,} read ahead",
+            f"{max(0, originals - ahead):,} from the source",
         ]
+        if divergences := self.daemon.get("divergences"):
+            parts.append(f"{divergences:,} divergences from the order")
         if o.get("stat"):
             parts.append(f"{o['stat']:,} looks at files answered")
         if o.get("writing"):
@@ -142,7 +147,7 @@ def launch(command: Sequence[str], options: RunOptions) -> RunReport:
     why = why_unseen(program) or _why_not_loaded()
     if why:
         report.unseen.append(f"{why}: headrace cannot see what it opens")
-        print(f"headrace run: {report.unseen[0]}; it runs all the same.", file=sys.stderr)
+        sys.stderr.write(f"headrace run: {report.unseen[0]}; it runs all the same.\n")
         began = time.monotonic()
         report.ended = _run(program, command, os.environ)
         report.wall_s = time.monotonic() - began
@@ -235,7 +240,7 @@ def _run(program: str, command: Sequence[str], environment: Mapping[str, str]) -
     handler = signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored ones would not wake us
     try:
         pid = os.posix_spawn(
-            program, command, environment,
+            program, list(command), environment,
             # Python ignores these two; the program shall not.
             setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )  # fmt: skip
