@@ -7,6 +7,7 @@ P12  no input ends the user's process                 here; tests/node/test_host
 P14  jobs are isolated, the socket checks who it is   here; tests/node/test_hostile.py
 P16  many data sets and splits, counters live         here
 F2   two jobs fetch one data set once, quotas hold    here; tests/node/test_quota.py
+F4   the first file does not wait for a full scan     tests/node/files/test_changes.py
 """
 
 from pathlib import Path

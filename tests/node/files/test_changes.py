@@ -2,12 +2,13 @@
 
 import os
 import struct
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from headrace.node.wire import Status
+from headrace.node.wire import FilesReady, Status
 from node.conftest import serving, until
 from node.files.conftest import (
     COPY,
@@ -205,3 +206,26 @@ def test_a_program_that_ends_leaves_nothing_behind(served):
     assert len(copies_of(server)) == 10  # kept for the next run
     ended = server.describe()["files"]["ended"]
     assert [one["job"] for one in ended] == ["job"]
+
+
+def test_a_program_does_not_wait_for_a_scan(tmp_path, folder, program, monkeypatch):
+    """F4: it begins without a board, and gets one when the scan has ended."""
+    paths = make_files(tmp_path / "data", 10)
+    settle()
+    go_on, real = threading.Event(), os.scandir
+
+    def scandir(path):
+        if isinstance(path, bytes):
+            assert go_on.wait(20.0)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with serving(folder) as server:
+        one = program(tmp_path / "data", simulate="nfs")
+        first = one.link.wait(FilesReady, 20.0)
+        assert (first.status, first.board_ino, first.complete) == (Status.OK, 0, False)
+        assert one.report() == {}
+        go_on.set()
+        second = one.ready()
+        assert (second.files, second.complete) == (10, True)
+        until(lambda: len(copies_of(server)) == len(paths))

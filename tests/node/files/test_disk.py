@@ -10,6 +10,7 @@ import pytest
 
 from headrace.config import TierOptions
 from headrace.errors import StoreError
+from headrace.node.files import disk_copies
 from headrace.node.files.disk_copies import DiskCopies, DiskFolder
 from node.conftest import serving, until
 from node.files.conftest import bytes_of, copies_of, make_files, settle
@@ -82,6 +83,24 @@ def test_a_torn_journal_and_half_written_copies_do_no_harm(disk):
     assert copy.number > 2
     third = reopened(again)
     assert set(third.copies) == {b"/data/a", b"/data/c"}
+    third.close()
+
+
+def test_a_long_journal_is_written_anew(disk, monkeypatch):
+    monkeypatch.setattr(disk_copies, "_SPARE_LINES", 2)
+    for k in range(4):
+        disk.write(b"/data/a", (1, 2, 5, k), b"hello")
+        disk.remove(b"/data/a")
+    disk.write(b"/data/b", ROW, b"hello")
+    journal = os.path.join(disk.path, b"journal")
+    before = os.stat(journal).st_size
+    again = reopened(disk)
+    assert os.stat(journal).st_size < before / 4
+    again.write(b"/data/c", ROW, b"world")
+    third = reopened(again)
+    assert {path: third.check(copy) for path, copy in third.copies.items()} == {
+        b"/data/b": True, b"/data/c": True,
+    }  # fmt: skip
     third.close()
 
 

@@ -67,11 +67,11 @@ def test_a_jobs_quota_holds(tmp_path, folder, program):
         program(tmp_path / "a", job="one", simulate="nfs").ready()
         program(tmp_path / "b", job="two", simulate="nfs").ready()
         roots = [copies_of(server, k) for k in (0, 1)]
-        until(lambda: all(root.held_bytes > 270_000 for root in roots))
-        until(lambda: not any(r.reader.in_flight for r in server._files._roots.values()))
+        until(
+            lambda: all(len(root) == 300_000 // 22_528 for root in roots)
+        )  # 5 pages and 2 KiB each
         for root in roots:
             assert root.held_bytes <= root.quota_bytes <= 300_000
-            assert 0 < len(root) < 40
             assert root.figures.evicted_files == 0
 
 

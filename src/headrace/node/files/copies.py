@@ -192,7 +192,7 @@ class Copies:
         Args:
             path: of the file.
             size: its bytes.
-            soon: a run that opens the file after so many others: what is needed later makes room.
+            soon: a run that opens this file of its soon: what it needs later makes room.
         """
         cost = memory_copy.held_bytes(size)
         with self._lock:
@@ -335,7 +335,7 @@ class Copies:
             if self.held_bytes <= quota_bytes:
                 return
             for view in self._views:
-                self._evict(0, view, 0)
+                self._evict(0, view, -1)
             for copy in reversed(list(self._copies.values())):
                 if self.held_bytes <= quota_bytes:
                     return
@@ -343,18 +343,21 @@ class Copies:
                     self._drop(copy)
                     self.figures.given_back_files += 1
 
-    def _evict(self, cost: int, view: View, until: int) -> None:
-        """Let go of what the run needs later than after `until` opens, until `cost` more bytes fit."""
+    def _evict(self, cost: int, view: View, file: int) -> None:
+        """Let go of what the run needs later than this file (-1: of anything), until `cost` more bytes fit."""
+        until = view.until(file) if file >= 0 else 0
+        if until is None:
+            return
         files, needed = view.needed_last(len(self._copies) // 4)
         spare = self.quota_bytes // EVICT_SHARE  # so that not each file looks for its own victim
-        for file, later in zip(files.tolist(), (needed - until).tolist(), strict=True):
+        for other, later in zip(files.tolist(), (needed - until).tolist(), strict=True):
             if later <= 0:
                 return
             free = self._descriptors.limit > self._descriptors.taken
             enough = cost + spare if later > len(self._copies) else cost
             if free and self.held_bytes + enough <= self.quota_bytes:
                 return
-            copy = self._copies.get(view.paths[file])
+            copy = self._copies.get(view.paths[other])
             if copy is None or copy.tier != "ram" or self._needed_soon(copy, view):
                 continue
             self._drop(copy)

@@ -44,6 +44,9 @@ _NAME = re.compile(rb"[0-9]{1,12}\Z")
 _TEMPORARY = re.compile(rb"tmp-[0-9]{1,12}\Z")
 _LINE_BYTES_MAX = 16384
 
+_SPARE_LINES = 1024
+"""Of a journal, beside two for each copy; a longer one is written anew."""
+
 
 @dataclass(slots=True)
 class DiskCopy:
@@ -129,13 +132,12 @@ class DiskCopies:
         self.removed = 0
         self._next = 1
         self._mark(root)
-        self._journal = os.open(
-            os.path.join(self.path, b"journal"),
-            os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW,
-            0o600,
-        )
+        self._lines = 0
+        self._journal = self._open_journal(b"journal")
         self._replay()
         self._clean()
+        if self._lines > 2 * len(self.copies) + _SPARE_LINES:
+            self._rewrite()
         folder.used_bytes += sum(copy.disk_bytes for copy in self.copies.values())
 
     def room(self) -> int:
@@ -179,8 +181,7 @@ class DiskCopies:
             os.makedirs(os.path.dirname(final), exist_ok=True)
             os.rename(temporary, final)
             copy = DiskCopy(number, row[1], row[2], row[3], _native.crc32c(array), checked=True)
-            text = path.decode("latin-1")
-            self._append([text, number, copy.ino, copy.size, copy.mtime_ns, copy.crc])
+            self._record(path, copy)
         except BaseException:
             for left in (temporary, final):
                 with contextlib.suppress(OSError):
@@ -244,6 +245,28 @@ class DiskCopies:
                 next_step="Remove what lies there, or name another folder as --cache-dir.",
             )
 
+    def _open_journal(self, name: bytes, more: int = 0) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | more
+        return os.open(os.path.join(self.path, name), flags, 0o600)
+
+    def _rewrite(self) -> None:
+        """Write the journal anew, without what was removed: the old one or the new one is there."""
+        old, self._journal = self._journal, self._open_journal(b"journal-new", os.O_TRUNC)
+        try:
+            for path, copy in self.copies.items():
+                self._record(path, copy)
+            new = os.path.join(self.path, b"journal-new")
+            os.rename(new, os.path.join(self.path, b"journal"))
+        except OSError:  # the old one serves
+            os.close(self._journal)
+            self._journal = old
+        else:
+            os.close(old)
+
+    def _record(self, path: bytes, copy: DiskCopy) -> None:
+        text = path.decode("latin-1")
+        self._append([text, copy.number, copy.ino, copy.size, copy.mtime_ns, copy.crc])
+
     def _append(self, record: list[object]) -> None:
         body = json.dumps(record, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(body), body)
@@ -256,6 +279,7 @@ class DiskCopies:
         torn = False
         with open(os.dup(self._journal), "rb") as f:
             for line in f:
+                self._lines += 1
                 torn = not line.endswith(b"\n")
                 record = _parsed(line)
                 if record is None:

@@ -226,9 +226,7 @@ class FarReader:
                 return None
             job: Any = self._threads().submit(self._copies.check_left, left)
             return _Reading(path, row, job, ahead, time.monotonic())
-        until = view.until(file) if ahead else None
-        soon = None if until is None else (view, until)
-        if self._copies.reserve(path, size, soon) is None:
+        if self._copies.reserve(path, size, (view, file) if ahead else None) is None:
             self._no_room(view, file, ahead=ahead)
             return None
         if size > BIG_BYTES:
