@@ -40,7 +40,15 @@ DATASETS_MAX = 64
 
 
 class Sharer(Protocol):
-    """Something else that takes a part of the daemon's memory for samples."""
+    """Something that takes a part of the daemon's memory: a data set, or files of programs."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds."""
+
+    @property
+    def lingering_bytes(self) -> int:
+        """What it gave back, and clients still have mapped."""
 
     def want(self) -> Want:
         """What memory it could use."""
@@ -154,17 +162,18 @@ class Holdings:
         if short > 0 and self._options.yielding:
             total = min(total, max(0, held - short))
         quotas = share_out(total, self._options.job_ram_bytes, wants, self.quotas_of_jobs)
-        grants: dict[int, int] = {}  # memory that may be taken, and is not yet
+        grants = 0  # memory that may be taken, and is not yet
         # Those that shrink go first: their memory is what the others get, once nobody has it mapped.
         order = sorted(range(len(wants)), key=lambda i: quotas[i] - wants[i].held_bytes)
         for i in order:
-            data, quota = everything[i], quotas[i]
-            if quota > data.held_bytes:
-                taken = sum(d.held_bytes + d.lingering_bytes for d in everything)
-                granted = sum(grants.values())
-                grants[data.number] = min(quota - data.held_bytes, max(0, total - taken - granted))
-                quota = data.held_bytes + grants[data.number]
-            data.set_quota(quota)
+            sharer, quota = everything[i], quotas[i]
+            held = sharer.held_bytes
+            if quota > held:
+                taken = sum(s.held_bytes + s.lingering_bytes for s in everything)
+                more = min(quota - held, max(0, total - taken - grants))
+                grants += more
+                quota = held + more
+            sharer.set_quota(quota)
 
     def changed(self) -> list[ServedData]:
         """Data sets whose memory came or went since the last call."""

@@ -75,6 +75,16 @@ class RootFiles:
 
     # -- a sharer of the daemon's memory ----------------------------------------------------------
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of copies."""
+        return self.copies.held_bytes
+
+    @property
+    def lingering_bytes(self) -> int:
+        """None: who still has a copy open, or mapped, has it to itself."""
+        return 0
+
     def want(self) -> Want:
         """What memory it could use."""
         if self.tree is not self._counted:
