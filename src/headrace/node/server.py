@@ -24,6 +24,7 @@ from headrace.node.governed import Governed
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
 from headrace.node.session import Job, Session
+from headrace.node.tally import Tally
 from headrace.node.wire import (
     PROTOCOL,
     Files,
@@ -78,6 +79,8 @@ class Server:
         self._holdings.sharers = self._files.sharers
         self._lines: dict[Line, Session] = {}
         self._jobs: dict[str, Job] = {}
+        self._tally = Tally()
+        self.metrics = ""  # where Prometheus can ask
         self._sessions_made = self._refused = self._wire_errors = 0
         self.governed = None if options.controller is None else Governed(options.controller, self)
         self.allowances = self.governed.allowances if self.governed else None
@@ -258,13 +261,14 @@ class Server:
         line.close()
         if session.job is not None and not session.job.sessions:
             self._jobs.pop(session.job.name, None)
+            session.job.end()
             self._holdings.share()
 
     # -- what sessions need -----------------------------------------------------------------------
 
     def job(self, name: str) -> Job:
         """The job of this name."""
-        return self._jobs.setdefault(name, Job(name, self.options.job_window_bytes))
+        return self._jobs.setdefault(name, Job(name, self.options.job_window_bytes, self._tally))
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""
@@ -309,13 +313,21 @@ class Server:
             "protocol": PROTOCOL,
             "folder": str(self._folder.path),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "metrics": self.metrics,
             "ram_bytes": self.options.ram_bytes,
             "held_bytes": sum(data["held_bytes"] for data in [*datasets, *files["roots"]]),
             "sessions_made": self._sessions_made,
             "refused": self._refused,
             "protocol_errors": self._wire_errors,
             "jobs": [
-                {"name": job.name, "sessions": len(job.sessions), "held_bytes": job.held_bytes}
+                {
+                    "name": job.name, "sessions": len(job.sessions), "held_bytes": job.held_bytes,
+                    "window_bytes": job.window_bytes,
+                    "leases": sum(len(s.leases) for s in job.sessions),
+                    "leased_samples": sum(s.leased_samples for s in job.sessions),
+                    "waiting": sum(s.waiting for s in job.sessions),
+                    "totals": job.totals.as_dict() if job.counted else None,
+                }
                 for job in self._jobs.values()
             ],
             "sessions": [
@@ -326,6 +338,10 @@ class Server:
                 }
                 for s in self._lines.values()
             ],
+            "labels": {
+                label: totals.as_dict()
+                for label, totals in self._tally.by_label(time.monotonic()).items()
+            },
             "datasets": datasets,
             "files": files,
             "governed": None if self.governed is None else self.governed.describe(),

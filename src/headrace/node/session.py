@@ -8,6 +8,7 @@ than the window is begun when nothing else is held, so that it always comes to i
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ from headrace.node.wire import (
     FilesAsked,
     Hello,
     Hurry,
+    Note,
     Open,
     Opened,
     Release,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.node.allowances import Allowances, Charge
     from headrace.node.served import Outcome, ServedData
+    from headrace.node.tally import JobTotals, Tally
 
 __all__ = ["Host", "Job", "Send", "Session"]
 
@@ -72,8 +75,27 @@ class Job:
 
     name: str
     window_bytes: int
+    tally: Tally
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
+    _totals: JobTotals | None = None
+
+    @property
+    def totals(self) -> JobTotals:
+        """Its figures, from when they are first needed."""
+        if self._totals is None:
+            self._totals = self.tally.begin(self.name, time.monotonic())
+        return self._totals
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has figures: one that only asks for the daemon's state has none."""
+        return self._totals is not None
+
+    def end(self) -> None:
+        """Its last client has gone."""
+        if self._totals is not None:
+            self.tally.end(self.name, time.monotonic())
 
 
 class Send(Protocol):
@@ -123,10 +145,12 @@ class _Asked:
     data: ServedData
     indices: NDArray[np.int64]
     size_bytes: int
+    asked_s: float
     reserved_bytes: int = 0
     """0: it waits."""
     charge: Charge | None = None
     """What was paid for it."""
+    begun_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +196,8 @@ class Session:
         self._known: set[int] = set()  # buffers that the client has mapped
         self._lent = Lent(send)
         self._behind: set[int] = set()  # data sets of which it has not been told everything
+        self._reading = 0  # requests that are begun and have no answer
+        self._idle_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Ask: self._ask,
@@ -181,6 +207,7 @@ class Session:
             Open: self._open,
             Used: self._used,
             Dropped: self._dropped,
+            Note: self._note,
             Files: self._files,
             FilesAsked: self._files_asked,
             StatusAsked: self._status,
@@ -191,6 +218,11 @@ class Session:
     def waiting(self) -> int:
         """Requests that wait for memory within the window."""
         return len(self._waiting)
+
+    @property
+    def leased_samples(self) -> int:
+        """Samples that the client has: ready, or in use."""
+        return sum(lease.batch.samples for lease in self.leases.values())
 
     def handle(self, request: Request) -> None:
         """Do what the client says.
@@ -209,6 +241,10 @@ class Session:
     def _open(self, request: Open) -> None:
         self._new_ticket(request.ticket)
         self._host.open(self, request)
+
+    def _note(self, note: Note) -> None:
+        assert self.job is not None
+        self.job.totals.note(note)
 
     def _status(self, request: StatusAsked) -> None:
         self._new_ticket(request.ticket)
@@ -313,7 +349,8 @@ class Session:
         indices = np.frombuffer(request.indices, "<i8").astype(np.int64, copy=False)
         if len(indices) and not 0 <= indices.min() <= indices.max() < data.samples_count:
             raise WireError(f"indices {indices.min()} to {indices.max()} of {data.samples_count}")
-        asked = _Asked(request.ticket, data, indices, max(1, data.bytes_of(indices)))
+        size = max(1, data.bytes_of(indices))
+        asked = _Asked(request.ticket, data, indices, size, time.monotonic())
         self._asked[asked.ticket] = asked
         self._waiting.append(asked)
         self._waiting_bytes += len(request.indices)
@@ -346,6 +383,7 @@ class Session:
                 self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
                 continue
             asked.reserved_bytes = size
+            self._begun(asked, job.totals)
             self._hold(size)
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
@@ -356,6 +394,12 @@ class Session:
             return True
         asked.charge = allowances.admit(self, job.name, asked.data, asked.indices)
         return asked.charge is not None
+
+    def _begun(self, asked: _Asked, totals: JobTotals) -> None:
+        asked.begun_s = time.monotonic()
+        if not self._reading:  # it waited for room, and for nothing that is read
+            totals.took("window", asked.begun_s - max(asked.asked_s, self._idle_since_s))
+        self._reading += 1
 
     def _drop_first(self) -> None:
         asked = self._waiting.popleft()
@@ -372,6 +416,7 @@ class Session:
             return
         del self._asked[asked.ticket]
         self._hold(-asked.reserved_bytes)
+        self._count(asked, outcome)
         batch = outcome.batch
         if asked.charge is not None and outcome.bytes_read is not None:
             asked.charge.settle(outcome.bytes_read)
@@ -390,6 +435,18 @@ class Session:
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
 
+    def _count(self, asked: _Asked, outcome: Outcome) -> None:
+        assert self.job is not None
+        totals, now = self.job.totals, time.monotonic()
+        self._reading -= 1
+        self._idle_since_s = now
+        if outcome.batch is None:
+            totals.failed += 1
+        else:
+            totals.served(len(asked.indices), asked.size_bytes, outcome.ram_bytes)
+        held = outcome.ram_bytes >= asked.size_bytes
+        totals.took("memory" if held else "storage", now - asked.begun_s)
+
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
@@ -402,6 +459,9 @@ class Session:
         self._drop_first()
         del self._asked[ticket]
         self.busy += 1
+        if self.job is not None:
+            self.job.totals.busy += 1
+            self.job.totals.took("window", time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
         self._send(Samples(ticket, Status.BUSY, text))
 

@@ -29,6 +29,7 @@ __all__ = [
     "Gone",
     "Hello",
     "Hurry",
+    "Note",
     "Open",
     "Opened",
     "Release",
@@ -206,6 +207,28 @@ class Dropped(_Message, frozen=True, tag="dropped"):
 
     dataset: Count
     identities: list[Count]
+
+
+Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
+
+
+class Note(_Message, frozen=True, tag="note"):
+    """How a client's consumer fared since the note before; no reply. See `headrace.node.notes`."""
+
+    waited_s: Seconds
+    """Waited for what the daemon was asked for; the daemon knows why."""
+    direct_s: Seconds
+    """Waited for batches that the client read by itself."""
+    decode_s: Seconds
+    """Waited for the client's own work between the plane and the consumer."""
+    worked_s: Seconds
+    """Worked: the training step."""
+    batches: Count
+    """Delivered to it, however they were read."""
+    samples: Count
+    nbytes: Count
+    direct_batches: Count
+    """Batches among them that the client read by itself."""
 
 
 class StatusAsked(_Message, frozen=True, tag="status"):

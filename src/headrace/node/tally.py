@@ -1,0 +1,168 @@
+"""Tally: what each job got and how it fared, added up for as long as the daemon runs.
+
+Bounded: a job's figures are kept while it has clients and a while after, and only so many jobs have a
+label of their own in metrics; all others are added up in one. Figures never go down, whoever comes
+and goes, as Prometheus needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.node.wire import Note
+
+__all__ = ["CAUSES", "OTHER", "Cause", "JobTotals", "Tally"]
+
+Cause = Literal["storage", "memory", "window", "direct", "decode"]
+
+CAUSES: Final[tuple[Cause, ...]] = ("storage", "memory", "window", "direct", "decode")
+"""Why a training step waits: for storage; for bytes that were in memory already (copies, messages); for
+room within the client's or job's window, which it fills itself; for reads round the daemon; for its own
+work between the plane and the step (decoding)."""
+
+OTHER: Final = "other"
+"""Names all jobs that have no label of their own."""
+
+LABELS_MAX: Final = 64
+
+KEPT_S: Final = 900.0
+"""Figures of a job whose clients have gone are shown so long: longer than anybody's scrape interval."""
+
+_SERVED: Final[tuple[Cause, ...]] = ("storage", "memory", "window")
+
+
+@dataclass(slots=True)
+class JobTotals:
+    """What the clients of one job got from the daemon, and what they said of their consumers."""
+
+    batches: int = 0
+    """Delivered by the daemon."""
+    samples: int = 0
+    bytes: int = 0
+    ram_bytes: int = 0
+    """Of these, bytes that were in the daemon's memory."""
+    busy: int = 0
+    """Batches refused for want of room in a window."""
+    failed: int = 0
+    consumed_batches: int = 0
+    """Delivered to consumers, however they were read; as clients say."""
+    consumed_samples: int = 0
+    consumed_bytes: int = 0
+    direct_batches: int = 0
+    """Of these, batches that clients read by themselves."""
+    worked_s: float = 0.0
+    stall_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
+    _served_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(_SERVED, 0.0))
+    """Seconds that batches took since the note before, by what they waited for."""
+
+    def served(self, samples: int, nbytes: int, ram_bytes: int) -> None:
+        """Count a batch that was delivered."""
+        self.batches += 1
+        self.samples += samples
+        self.bytes += nbytes
+        self.ram_bytes += ram_bytes
+
+    def took(self, cause: Cause, seconds: float) -> None:
+        """A batch spent so long on its way for this reason."""
+        self._served_s[cause] += seconds
+
+    def note(self, note: Note) -> None:
+        """Count what a client says. Seconds that it waited for us get the causes that we saw lately."""
+        self.consumed_batches += note.batches
+        self.consumed_samples += note.samples
+        self.consumed_bytes += note.nbytes
+        self.direct_batches += note.direct_batches
+        self.worked_s += note.worked_s
+        self.stall_s["direct"] += note.direct_s
+        self.stall_s["decode"] += note.decode_s
+        total = sum(self._served_s.values())
+        for cause, seconds in self._served_s.items():
+            if total > 0.0:
+                self.stall_s[cause] += note.waited_s * seconds / total
+            self._served_s[cause] = 0.0
+        if total <= 0.0:  # nothing was on its way: what the consumer waits for is its own workers
+            self.stall_s["decode"] += note.waited_s
+
+    def add(self, other: JobTotals) -> None:
+        """Add another job's figures."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for cause, seconds in other.stall_s.items():
+            self.stall_s[cause] += seconds
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures as plain values."""
+        found: dict[str, object] = {name: getattr(self, name) for name in _COUNTS}
+        return {**found, "stall_s": {cause: round(s, 6) for cause, s in self.stall_s.items()}}
+
+
+_COUNTS: Final = (
+    "batches", "samples", "bytes", "ram_bytes", "busy", "failed",
+    "consumed_batches", "consumed_samples", "consumed_bytes", "direct_batches", "worked_s",
+)  # fmt: skip
+
+
+class Tally:
+    """The figures of all jobs. For the daemon's loop alone.
+
+    Args:
+        labels_max: jobs that have a label of their own at a time.
+        kept_s: how long a job's label is kept when its clients have gone.
+    """
+
+    def __init__(self, labels_max: int = LABELS_MAX, kept_s: float = KEPT_S) -> None:
+        self._labels_max = labels_max
+        self._kept_s = kept_s
+        self._working: dict[str, JobTotals] = {}
+        self._labelled: set[str] = set()
+        self._ended: dict[str, tuple[float, JobTotals]] = {}  # all of them labelled
+        self._others = JobTotals()  # of those that ended without a label
+
+    def begin(self, name: str, now: float) -> JobTotals:
+        """A job's first client has come.
+
+        Args:
+            name: of the job.
+            now: monotonic seconds.
+        """
+        self._forget(now)
+        ended = self._ended.pop(name, None)
+        totals = ended[1] if ended is not None else JobTotals()
+        if ended is not None or (len(self._labelled) < self._labels_max and name != OTHER):
+            self._labelled.add(name)
+        self._working[name] = totals
+        return totals
+
+    def end(self, name: str, now: float) -> None:
+        """A job's last client has gone."""
+        totals = self._working.pop(name)
+        if name in self._labelled:
+            self._ended[name] = (now, totals)
+        else:
+            self._others.add(totals)
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        for name, (ended, _) in tuple(self._ended.items()):
+            if now - ended > self._kept_s:
+                del self._ended[name]
+                self._labelled.discard(name)
+
+    def by_label(self, now: float) -> Mapping[str, JobTotals]:
+        """The figures of each label; `OTHER` is all that have none, and comes when there are any."""
+        self._forget(now)
+        found = {name: totals for name, (_, totals) in self._ended.items()}
+        others = JobTotals()
+        others.add(self._others)
+        for name, totals in self._working.items():
+            if name in self._labelled:
+                found[name] = totals
+            else:
+                others.add(totals)
+        if others != JobTotals() or len(self._working) + len(self._ended) > len(found):
+            found[OTHER] = others
+        return found
