@@ -166,6 +166,10 @@ def loader(
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
     made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
+    if tiers.plane == "node":
+        from headrace.node.notes import watch
+
+        watch(made.stats)
     return made
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.node.runtime import RuntimeFolder
+    from headrace.node.wire import Note
     from headrace.plane.tiers import Chain, PendingReads, Reads
     from headrace.store import Store
 
@@ -407,6 +408,17 @@ class NodeReads:
 
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Nothing to turn."""
+
+    def note(self, note: Note) -> bool:
+        """Tell the daemon how the consumer fares; whether there was one to tell. Thread-safe."""
+        attached = self._attached
+        if attached is None or not self.usable:
+            return False
+        try:
+            attached.link.send(note)
+        except LinkLost:  # the next batch finds it out too, and what to do
+            return False
+        return True
 
     def report(self) -> NodeReport:
         """How this loader fares with the daemon."""

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.config import ReaderOptions, TierOptions
     from headrace.node.quota import Want
-    from headrace.plane.tiers import PendingReads
+    from headrace.plane.tiers import CacheReport, PendingReads
     from headrace.store import Store
 
-__all__ = ["Outcome", "ServedData"]
+__all__ = ["Outcome", "ServedData", "label_of"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -41,6 +41,8 @@ READS_MAX = 1 << 30
 
 GATHER_HERE_MAX = 1 << 20
 """A batch of fewer bytes is put together in the loop: 100 us."""
+
+LABEL_MAX = 40
 
 _SLAB_SLACK = 4 << 20
 
@@ -341,8 +343,14 @@ class ServedData:
     def report(self) -> dict[str, Any]:
         """Its figures, for `headrace node status`."""
         source = self.chain.source.stats()
-        ram = self.chain.ram
+        reader = self.chain.active.stats()
+        ram, disk = self.chain.ram, self.chain.disk
+        tiers = {tier: int(count) for tier, count in source["bytes_by_tier"].items()}
+        for stage in self.chain.stages:
+            for tier, count in stage.stats().bytes_by_tier.items():
+                tiers[tier] = tiers.get(tier, 0) + count
         return {
+            "name": label_of(self.store.path, self.store.fingerprint),
             "path": self.store.path,
             "fingerprint": self.store.fingerprint,
             "parts": list(self.part_names),
@@ -364,6 +372,16 @@ class ServedData:
             "postponed_batches": self.postponed,
             "failed_batches": self.failed,
             "reading": len(self._readings),
+            "bytes_by_tier": tiers,
+            "cache": None if disk is None else _cached(disk.report()),
+            "reads": {
+                "count": int(source["reads"]),
+                "seconds": float(source["in_flight_s"]),
+                "in_flight": int(reader["in_flight"]),
+                "in_flight_max": int(reader["reads_in_flight"]),
+                "buffered_bytes": int(reader["buffered_bytes"]),
+                "latency_us": [int(count) for count in source["latency_us"]],
+            },
         }
 
     def close(self) -> None:
@@ -371,3 +389,14 @@ class ServedData:
         self._queue.put(None)
         self.chain.top.close()
         self.store.close()
+
+
+def label_of(path: str, fingerprint: str) -> str:
+    """What a data set is called where nobody should read its whole path: its last part, and which it is."""
+    last = path.rstrip("/").rpartition("/")[2].partition("?")[0]
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in last)
+    return f"{kept[:LABEL_MAX] or 'data'}-{fingerprint.rpartition(':')[2][:8]}"
+
+
+def _cached(report: CacheReport) -> dict[str, int]:
+    return {"samples": report.samples, "of_samples": report.of_samples}

@@ -1,0 +1,191 @@
+"""Notes: a process tells the node daemon once a second how its consumers fare, so that it knows who starves.
+
+One thread for all loaders of a process, so that no batch waits for it. A note goes over the link on
+which batches are asked for; where other processes ask for them (a DataLoader's workers), over one of
+its own. While no daemon is there nothing is lost: the next note says it all, but a loader that ends
+takes its last second with it. It reads counters only and never harms what it watches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import NodeError
+from headrace.node.link import Link, LinkLost
+from headrace.node.reads import NodeReads, job_name
+from headrace.node.runtime import runtime_folder
+from headrace.node.wire import Note
+
+if TYPE_CHECKING:
+    from headrace.node.runtime import RuntimeFolder
+    from headrace.plane import LoaderStats
+
+__all__ = ["note_of", "watch"]
+
+_log = logging.getLogger("headrace")
+
+PERIOD_S: Final = 1.0
+
+RETRY_S: Final = 5.0
+"""Between attempts to get a link of its own."""
+
+_SECONDS_MAX: Final = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What had happened at a look."""
+
+    waited_s: float = 0.0
+    worked_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    asked_s: float | None = None
+    """Of `waited_s`, for what the daemon was asked for; None: no one here asks."""
+    direct: int = 0
+    """Batches that were read directly."""
+
+
+def _look(stats: LoaderStats) -> tuple[_Seen, NodeReads | None]:
+    consumer = stats.consumer()
+    seen = _Seen(
+        consumer.waited_s, consumer.worked_s, consumer.batches, consumer.samples, consumer.bytes
+    )
+    for stage in stats.stages_now():
+        if isinstance(stage, NodeReads):
+            asked_s, direct = stage.stats().wait_input_s, stage.report().direct_batches
+            return replace(seen, asked_s=asked_s, direct=direct), stage
+    return seen, None
+
+
+def note_of(before: _Seen, now: _Seen) -> Note | None:
+    """What happened between two looks; None: nothing."""
+    waited_s = min(_SECONDS_MAX, max(0.0, now.waited_s - before.waited_s))
+    direct = int(_grown(before.direct, now.direct))
+    asked_s = waited_s
+    if now.asked_s is not None:
+        asked_s = min(waited_s, _grown(before.asked_s or 0.0, now.asked_s))
+    rest_s = waited_s - asked_s
+    note = Note(
+        waited_s=asked_s,
+        direct_s=rest_s if direct else 0.0,
+        decode_s=0.0 if direct else rest_s,
+        worked_s=min(_SECONDS_MAX, max(0.0, now.worked_s - before.worked_s)),
+        batches=max(0, now.batches - before.batches),
+        samples=max(0, now.samples - before.samples),
+        nbytes=max(0, now.bytes - before.bytes),
+        direct_batches=direct,
+    )
+    return note if note.batches or note.worked_s or waited_s else None
+
+
+def _grown(before: float, now: float) -> float:
+    """Of a counter that begins anew with a new chain of stages."""
+    return min(_SECONDS_MAX, now - before if now >= before else now)
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    stats: weakref.ref[LoaderStats]
+    folder: RuntimeFolder
+    job: str
+    seen: _Seen = field(default_factory=_Seen)
+    link: Link | None = None
+    retry_s: float = 0.0
+
+    def tell(self) -> bool:
+        """Look once and tell it; False: the loader is gone."""
+        stats = self.stats()
+        if stats is None:
+            self.close()
+            return False
+        seen, reads = _look(stats)
+        if reads is None and not seen.batches:  # it has hardly begun: who asks is not known yet
+            return True
+        note = note_of(self.seen, seen)
+        if note is not None and (self._send(note) if reads is None else reads.note(note)):
+            # A wait that is under way may turn out to be none; what was told stays told.
+            waited_s = max(seen.waited_s, self.seen.waited_s)
+            worked_s = max(seen.worked_s, self.seen.worked_s)
+            self.seen = replace(seen, waited_s=waited_s, worked_s=worked_s)
+        return True
+
+    def _send(self, note: Note) -> bool:
+        now = time.monotonic()
+        try:
+            if self.link is None and now >= self.retry_s:
+                self.retry_s = now + RETRY_S
+                self.link = Link(self.folder, self.job)
+            if self.link is None:
+                return False
+            self.link.send(note)
+        except (LinkLost, NodeError, OSError):
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+
+
+class _Teller:
+    """The thread and whom it watches."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: a forked child has neither the thread nor the lock's owner."""
+        self._lock = threading.Lock()
+        self._watched: list[_Watched] = []
+        self._thread: threading.Thread | None = None
+
+    def watch(self, watched: _Watched) -> None:
+        with self._lock:
+            self._watched.append(watched)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="headrace-notes", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(PERIOD_S):
+            with self._lock:
+                watched = list(self._watched)
+            gone = [each for each in watched if not _told(each)]
+            with self._lock:
+                self._watched = [each for each in self._watched if each not in gone]
+                if not self._watched:
+                    self._thread = None
+                    return
+
+
+def _told(watched: _Watched) -> bool:
+    try:
+        return watched.tell()
+    except Exception:
+        _log.exception("the node daemon is told no more of a loader")
+        with contextlib.suppress(Exception):
+            watched.close()
+        return False
+
+
+_teller = _Teller()
+os.register_at_fork(after_in_child=_teller.reset)
+
+
+def watch(stats: LoaderStats) -> None:
+    """Tell the daemon of a loader's consumer for as long as the loader lives, in this process."""
+    _teller.watch(_Watched(weakref.ref(stats), runtime_folder(), job_name()))
