@@ -57,6 +57,9 @@ def start(
     ] = None,
     controller_cert: Annotated[Path | None, typer.Option(help="Own certificate.")] = None,
     controller_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve Prometheus there (9464).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Start the daemon, in the background if not told otherwise."""
@@ -83,6 +86,7 @@ def start(
         window_bytes=bytes_of(window),
         job_window_bytes=bytes_of(job_window),
         controller=endpoint,
+        metrics=metrics,
         reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )
@@ -96,6 +100,7 @@ def start(
         "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
         "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
         "--controller-cert": cert, "--controller-key": key,
+        "--metrics": metrics,
     }  # fmt: skip
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     state = start_daemon(folder, arguments)
@@ -106,6 +111,7 @@ def start(
         output.line(
             f"process {state['pid']} serves {state['folder']} "
             f"with {bytes_text(state['ram_bytes'])} of memory"
+            + (f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else "")
         )
 
 

@@ -27,6 +27,7 @@ from headrace.node.wire import Report, StatusAsked, StopAsked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.control.metrics_http import MetricsServer
     from headrace.node.options import NodeOptions
     from headrace.node.runtime import RuntimeFolder
 
@@ -44,14 +45,16 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
     """Be the daemon, until it is stopped.
 
     Raises:
+        HeadraceError: metrics cannot be served.
         NodeError: another one rules, or the folder is not safe.
     """
     claim = folder.claim()
-    server = None
+    server = metrics = None
     before = {}
     _allow_files()
     try:
         server = Server(claim, options)
+        metrics = _serve_metrics(server, options.metrics)
         for number in (signal.SIGTERM, signal.SIGINT):
             before[number] = signal.signal(number, lambda *_: server.stop())
         if claim.stale_socket:
@@ -62,6 +65,8 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         server.run()
         _log.info("ends")
     finally:
+        if metrics is not None:
+            metrics.close()
         if server is not None:
             server.close()
         for number, handler in before.items():
@@ -74,6 +79,19 @@ def _allow_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _serve_metrics(server: Server, address: str | None) -> MetricsServer | None:
+    if address is None:
+        return None
+    from headrace.node.metrics import serve_metrics
+
+    metrics = serve_metrics(server, address)
+    server.metrics = str(metrics.address)
+    _log.info("serves metrics at http://%s/metrics", metrics.address)
+    if not metrics.address.loopback:
+        _log.warning("whoever reaches %s can read them: names of jobs too", metrics.address)
+    return metrics
 
 
 def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.config import ReaderOptions, TierOptions
+from headrace.control.metrics_http import address_of
 from headrace.machine.memory import available_memory
 from headrace.plane.tiers.policy import ram_quota
 
@@ -49,6 +50,8 @@ class NodeOptions:
 
     controller: Endpoint | None = None
     """Who says what jobs may take from file systems; None: nobody."""
+    metrics: str | None = None
+    """Where Prometheus may ask: `[HOST:]PORT`, on loopback without a host. None: nowhere."""
 
     reader: ReaderOptions = field(default_factory=ReaderOptions)
     tiers: TierOptions = field(default_factory=TierOptions)
@@ -62,6 +65,8 @@ class NodeOptions:
             "job_window_bytes": (1 << 20, 1 << 40),
             "sessions_max": (1, 65536),
         }
+        if self.metrics is not None:
+            address_of(self.metrics)
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

@@ -1,0 +1,186 @@
+"""The node daemon's metrics: from its report, which the loop makes, to Prometheus's text."""
+
+from __future__ import annotations
+
+import queue
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace import __version__
+from headrace.control.metrics import Figures, Metric, renderer
+from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.node.tally import OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace.node.server import Server
+
+__all__ = ["TABLE", "figures_of", "serve_metrics"]
+
+ANSWER_S: Final = 2.0
+"""The daemon's loop answers within this time, or the scrape fails."""
+
+_DATA: Final = ("dataset",)
+_JOB: Final = ("job_name",)
+
+TABLE: Final = (
+    Metric("headrace_build_info", "gauge", ("version",), "Always 1; says which headrace this is."),
+    Metric("headrace_node_clients", "gauge", (), "Connections now: processes that read, and tools."),
+    Metric("headrace_node_clients_total", "counter", (), "Connections so far."),
+    Metric("headrace_node_refused_total", "counter", (), "Connections that were refused."),
+    Metric("headrace_node_protocol_errors_total", "counter", (), "Clients that broke the protocol."),
+    Metric("headrace_node_ram_quota_bytes", "gauge", (), "Memory for samples, of all data sets."),
+    Metric("headrace_node_ram_held_bytes", "gauge", (), "Memory of samples that are held."),
+    # Data sets.
+    Metric("headrace_read_bytes_total", "counter", ("dataset", "tier"),
+           "Bytes read, by where they came from: ram, page_cache, disk or source."),
+    Metric("headrace_read_seconds", "histogram", _DATA, "How long each read of the source took."),
+    Metric("headrace_reads_in_flight", "gauge", _DATA, "Reads in flight now."),
+    Metric("headrace_reads_in_flight_max", "gauge", _DATA, "How many may be in flight."),
+    Metric("headrace_delivered_bytes_total", "counter", _DATA, "Bytes delivered to clients."),
+    Metric("headrace_delivered_samples_total", "counter", _DATA, "Samples delivered to clients."),
+    Metric("headrace_delivered_batches_total", "counter", _DATA, "Batches delivered to clients."),
+    Metric("headrace_shared_batches_total", "counter", _DATA,
+           "Batches that somebody else was reading already."),
+    Metric("headrace_postponed_batches_total", "counter", _DATA,
+           "Batches that waited for samples that somebody else was reading."),
+    Metric("headrace_failed_batches_total", "counter", _DATA, "Batches that could not be read."),
+    Metric("headrace_dataset_samples", "gauge", _DATA, "Samples of the data set."),
+    Metric("headrace_dataset_held_samples", "gauge", _DATA, "Samples that are held in memory."),
+    Metric("headrace_dataset_held_bytes", "gauge", _DATA, "Memory that they take."),
+    Metric("headrace_dataset_quota_bytes", "gauge", _DATA, "Memory that they may take."),
+    Metric("headrace_dataset_cached_samples", "gauge", _DATA, "Samples cached on the local disk."),
+    Metric("headrace_dataset_clients", "gauge", _DATA, "Clients that have it open."),
+    # Jobs.
+    Metric("headrace_stall_seconds_total", "counter", ("job_name", "cause"),
+           "Time that training steps waited for data, by cause."),
+    Metric("headrace_work_seconds_total", "counter", _JOB, "Time that training steps worked."),
+    Metric("headrace_job_samples_total", "counter", _JOB, "Samples delivered to training steps."),
+    Metric("headrace_job_batches_total", "counter", _JOB, "Batches delivered to training steps."),
+    Metric("headrace_job_bytes_total", "counter", _JOB, "Bytes delivered to training steps."),
+    Metric("headrace_job_node_bytes_total", "counter", _JOB, "Bytes that the daemon delivered."),
+    Metric("headrace_job_ram_bytes_total", "counter", _JOB,
+           "Of these, bytes that were in its memory."),
+    Metric("headrace_job_direct_batches_total", "counter", _JOB,
+           "Batches that clients read by themselves."),
+    Metric("headrace_job_busy_batches_total", "counter", _JOB,
+           "Batches refused for want of room in a window."),
+    Metric("headrace_job_failed_batches_total", "counter", _JOB, "Batches that could not be read."),
+    Metric("headrace_job_clients", "gauge", _JOB, "Connections of the job."),
+    Metric("headrace_job_leases", "gauge", _JOB, "Batches that its clients have."),
+    Metric("headrace_buffer_samples", "gauge", _JOB,
+           "Samples that its clients have: ready, or in use."),
+    Metric("headrace_job_held_bytes", "gauge", _JOB, "Memory of these, and of what is being read."),
+    Metric("headrace_job_window_bytes", "gauge", _JOB, "Memory that these may take."),
+    Metric("headrace_job_waiting_batches", "gauge", _JOB, "Batches that wait for room in a window."),
+)  # fmt: skip
+"""All that the daemon tells; docs/howto/metrics.md lists it too."""
+
+_OF_DATA: Final = {
+    "headrace_delivered_bytes_total": "delivered_bytes",
+    "headrace_delivered_samples_total": "delivered_samples",
+    "headrace_delivered_batches_total": "delivered_batches",
+    "headrace_shared_batches_total": "shared_batches",
+    "headrace_postponed_batches_total": "postponed_batches",
+    "headrace_failed_batches_total": "failed_batches",
+    "headrace_dataset_samples": "samples",
+    "headrace_dataset_held_samples": "held_samples",
+    "headrace_dataset_held_bytes": "held_bytes",
+    "headrace_dataset_quota_bytes": "quota_bytes",
+}
+
+_OF_JOBS: Final = {
+    "headrace_work_seconds_total": "worked_s",
+    "headrace_job_samples_total": "consumed_samples",
+    "headrace_job_batches_total": "consumed_batches",
+    "headrace_job_bytes_total": "consumed_bytes",
+    "headrace_job_node_bytes_total": "bytes",
+    "headrace_job_ram_bytes_total": "ram_bytes",
+    "headrace_job_direct_batches_total": "direct_batches",
+    "headrace_job_busy_batches_total": "busy",
+    "headrace_job_failed_batches_total": "failed",
+}
+
+_OF_WORKING_JOBS: Final = {
+    "headrace_job_clients": "sessions",
+    "headrace_job_leases": "leases",
+    "headrace_buffer_samples": "leased_samples",
+    "headrace_job_held_bytes": "held_bytes",
+    "headrace_job_window_bytes": "window_bytes",
+    "headrace_job_waiting_batches": "waiting",
+}
+
+
+def figures_of(state: Mapping[str, Any]) -> Figures:
+    """The figures of a daemon.
+
+    Args:
+        state: what `Server.describe` says.
+    """
+    figures = Figures(TABLE)
+    figures.add("headrace_build_info", 1, version=__version__)
+    figures.add("headrace_node_clients", len(state["sessions"]))
+    figures.add("headrace_node_clients_total", state["sessions_made"])
+    figures.add("headrace_node_refused_total", state["refused"])
+    figures.add("headrace_node_protocol_errors_total", state["protocol_errors"])
+    figures.add("headrace_node_ram_quota_bytes", state["ram_bytes"])
+    figures.add("headrace_node_ram_held_bytes", state["held_bytes"])
+    for data in state["datasets"]:
+        _add_data(figures, data)
+    for label, totals in state["labels"].items():
+        for name, key in _OF_JOBS.items():
+            figures.add(name, totals[key], job_name=label)
+        for cause, seconds in totals["stall_s"].items():
+            figures.add("headrace_stall_seconds_total", seconds, job_name=label, cause=cause)
+    for job in state["jobs"]:
+        if job["totals"] is not None:
+            label = job["name"] if job["name"] in state["labels"] else OTHER
+            for name, key in _OF_WORKING_JOBS.items():
+                figures.add(name, job[key], job_name=label)
+    return figures
+
+
+def _add_data(figures: Figures, data: Mapping[str, Any]) -> None:
+    label, reads = data["name"], data["reads"]
+    for name, key in _OF_DATA.items():
+        figures.add(name, data[key], dataset=label)
+    for tier, count in data["bytes_by_tier"].items():
+        figures.add("headrace_read_bytes_total", count, dataset=label, tier=tier)
+    figures.add_latencies(
+        "headrace_read_seconds", reads["latency_us"], reads["seconds"], dataset=label
+    )
+    figures.add("headrace_reads_in_flight", reads["in_flight"], dataset=label)
+    figures.add("headrace_reads_in_flight_max", reads["in_flight_max"], dataset=label)
+    figures.add("headrace_dataset_clients", sum(data["jobs"].values()), dataset=label)
+    if data["cache"] is not None:
+        figures.add("headrace_dataset_cached_samples", data["cache"]["samples"], dataset=label)
+
+
+def serve_metrics(server: Server, address: str) -> MetricsServer:
+    """Serve a daemon's metrics in a thread of their own.
+
+    Args:
+        server: the daemon; its loop need not run yet.
+        address: `[HOST:]PORT`.
+
+    Raises:
+        HeadraceError: nobody can listen there, or prometheus-client is not installed.
+        ValueError: the address is none.
+    """
+    where = address_of(address)
+    render = renderer(lambda: figures_of(_asked(server, server.describe)))
+
+    def healthy() -> bool:
+        return bool(_asked(server, lambda: True))
+
+    return MetricsServer(where, render, healthy)
+
+
+def _asked(server: Server, function: Callable[[], Any]) -> Any:
+    """What a function gives in the daemon's loop, asked from another thread."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    server.call_soon(lambda: answers.put(function()))
+    try:
+        return answers.get(timeout=ANSWER_S)
+    except queue.Empty:
+        raise TimeoutError(f"the loop did not answer within {ANSWER_S:g} s") from None
