@@ -17,6 +17,7 @@ from headrace.cli import (
     control,
     demo,
     exit_codes,
+    grafana,
     index,
     info,
     ls,
@@ -27,6 +28,7 @@ from headrace.cli import (
     read,
     repair,
     run,
+    top,
     verify,
     version,
 )
@@ -116,6 +118,7 @@ for _command in (
     mount.mount,
     mount.unmount,
     demo.demo,
+    top.top,
     version.version,
 ):
     app.command()(_command)
@@ -124,3 +127,4 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
 app.add_typer(control.app, name="control")
 app.add_typer(policy.app, name="policy")
+app.add_typer(grafana.app, name="grafana")
