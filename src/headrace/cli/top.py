@@ -24,36 +24,41 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
     as_json: Json = False,
 ) -> int:
-    """Show live who starves and why, and where bytes come from."""
+    """Show live who starves and why, and where bytes come from. Ctrl-C ends it."""
+    if not 0.1 <= interval <= 3600:
+        raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
+    try:
+        return _top(Output(as_json=as_json), interval, once=once or as_json)
+    except KeyboardInterrupt:
+        if once or as_json:
+            raise
+        return exit_codes.OK
+
+
+def _top(output: Output, interval: float, *, once: bool) -> int:
     from headrace.insight.top import Watch
     from headrace.node.runtime import runtime_folder
 
-    if not 0.1 <= interval <= 3600:
-        raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
-    output = Output(as_json=as_json)
     folder, watch = runtime_folder(), Watch()
     board = _look(folder, watch)
     if board is None:
-        if as_json:
+        if output.as_json:
             output.document({"running": False, "folder": str(folder.path)})
         else:
             output.line(f"no node daemon runs in {folder.path}. Start one: headrace node start")
         return exit_codes.FINDING
-    if as_json or once:
+    if once:
         time.sleep(interval)
         board = _look(folder, watch) or board
-        if as_json:
+        if output.as_json:
             output.document({"running": True, **board.as_dict()})
         else:
             _print(output, board)
         return exit_codes.OK
-    try:
-        if sys.stdout.isatty():
-            _live(output, folder, watch, interval, board)
-        else:
-            _lines(output, folder, watch, interval)
-    except KeyboardInterrupt:  # how one leaves it
-        pass
+    if sys.stdout.isatty():
+        _live(output, folder, watch, interval, board)
+    else:
+        _lines(output, folder, watch, interval)
     return exit_codes.OK
 
 

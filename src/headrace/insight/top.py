@@ -106,6 +106,8 @@ class Board:
     @property
     def answer(self) -> str:
         """The one thing to know."""
+        if not self.seconds:
+            return "looking"
         starving = [job for job in self.jobs if job.stall is not None and job.stall > BUSY_SHARE]
         if starving:
             told = ", ".join(
@@ -116,7 +118,7 @@ class Board:
             return f"{told}, and {more} more" if more > 0 else told
         if not self.jobs:
             return "no job uses it"
-        if not self.seconds or all(job.stall is None for job in self.jobs):
+        if all(job.stall is None for job in self.jobs):
             return "no training step was seen lately"
         return "nobody starves"
 

@@ -151,6 +151,7 @@ class NodeReads:
         self._batches = self._gathered = self._direct = self._refused = 0
         self._samples = self._bytes = self._ram_bytes = 0
         self._waited_s = 0.0
+        self._waits_since: float | None = None
         self._why = ""
 
     @property
@@ -227,7 +228,9 @@ class NodeReads:
     def _attach(self) -> Attached | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""
         wait_s, self._first = (FIRST_S if self._first else 0.0), False
+        self._waits_since = time.monotonic()
         self._attached = attached = self._attaching.take(wait_s)
+        self._count_wait()
         if attached is not None:
             attached.link.on_reply = self._on_reply
             attached.link.tend()
@@ -260,7 +263,7 @@ class NodeReads:
 
     def wait(self, pending: Pending, attached: Attached) -> None:
         """Take in answers until this one has come, or the daemon is lost."""
-        began = hurried_s = time.monotonic()
+        began = hurried_s = self._waits_since = time.monotonic()
         pause_s = HURRY_AFTER_S
         link = attached.link
         try:
@@ -280,7 +283,7 @@ class NodeReads:
         except LinkLost as e:
             self.lose(attached, str(e))
         finally:
-            self._waited_s += time.monotonic() - began
+            self._count_wait()
         if pending.waiting:  # another thread has lost it
             self.lose(attached, link.lost)
 
@@ -390,11 +393,19 @@ class NodeReads:
         self._gatherer.close()
         self._below.close()
 
+    def _count_wait(self) -> None:
+        since, self._waits_since = self._waits_since, None
+        if since is not None:
+            self._waited_s += time.monotonic() - since
+
     def stats(self) -> StageStats:
         """What came from the daemon."""
+        waited_s, since = self._waited_s, self._waits_since
+        if since is not None:  # a wait under way
+            waited_s += time.monotonic() - since
         return StageStats(
             name=self.name,
-            wait_input_s=self._waited_s,
+            wait_input_s=waited_s,
             samples=self._samples,
             bytes=self._bytes,
             reads=self._batches,

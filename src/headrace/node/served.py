@@ -393,7 +393,9 @@ class ServedData:
 
 def label_of(path: str, fingerprint: str) -> str:
     """What a data set is called where nobody should read its whole path: its last part, and which it is."""
-    last = path.rstrip("/").rpartition("/")[2].partition("?")[0]
+    if "://" in path:  # what is asked for with it may be secret
+        path = path.partition("?")[0]
+    last = path.rstrip("/").rpartition("/")[2]
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in last)
     return f"{kept[:LABEL_MAX] or 'data'}-{fingerprint.rpartition(':')[2][:8]}"
 

@@ -273,7 +273,11 @@ class Server:
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""
 
+        asked_s = time.monotonic()
+
         def answer(data: ServedData | None, status: Status, text: str) -> None:
+            if session.job is not None:
+                session.job.totals.took("storage", time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
             self._holdings.share()
 

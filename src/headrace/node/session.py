@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.node.allowances import Allowances, Charge
     from headrace.node.served import Outcome, ServedData
-    from headrace.node.tally import JobTotals, Tally
+    from headrace.node.tally import Cause, JobTotals, Tally
 
 __all__ = ["Host", "Job", "Send", "Session"]
 
@@ -169,6 +169,9 @@ class Session:
         number: names it in logs and reports.
         pid: the client's process; 0 where it is not known.
         send: queues a message for it.
+
+    Attributes:
+        reading: requests that are begun and have no answer.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class Session:
         self._known: set[int] = set()  # buffers that the client has mapped
         self._lent = Lent(send)
         self._behind: set[int] = set()  # data sets of which it has not been told everything
-        self._reading = 0  # requests that are begun and have no answer
+        self.reading = 0
         self._idle_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -242,10 +245,6 @@ class Session:
         self._new_ticket(request.ticket)
         self._host.open(self, request)
 
-    def _note(self, note: Note) -> None:
-        assert self.job is not None
-        self.job.totals.note(note)
-
     def _status(self, request: StatusAsked) -> None:
         self._new_ticket(request.ticket)
         self._send(Report(request.ticket, Status.OK, self._host.report()))
@@ -270,6 +269,17 @@ class Session:
         self.job = self._host.job(request.job)
         self.job.sessions.add(self)
         self._send(Welcome(Status.OK, "", *ours))
+
+    def _note(self, note: Note) -> None:
+        assert self.job is not None
+        sessions = self.job.sessions
+        if any(session.reading for session in sessions):
+            under_way: Cause = "storage"
+        elif any(session.waiting for session in sessions):
+            under_way = "window"
+        else:  # nothing is asked for: what the consumer waits for is its own workers
+            under_way = "decode"
+        self.job.totals.note(note, under_way)
 
     def _new_ticket(self, ticket: int) -> None:
         if ticket <= self._last_ticket:
@@ -397,9 +407,9 @@ class Session:
 
     def _begun(self, asked: _Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
-        if not self._reading:  # it waited for room, and for nothing that is read
+        if not self.reading:  # it waited for room, and for nothing that is read
             totals.took("window", asked.begun_s - max(asked.asked_s, self._idle_since_s))
-        self._reading += 1
+        self.reading += 1
 
     def _drop_first(self) -> None:
         asked = self._waiting.popleft()
@@ -438,7 +448,7 @@ class Session:
     def _count(self, asked: _Asked, outcome: Outcome) -> None:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
-        self._reading -= 1
+        self.reading -= 1
         self._idle_since_s = now
         if outcome.batch is None:
             totals.failed += 1

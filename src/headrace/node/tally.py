@@ -70,8 +70,13 @@ class JobTotals:
         """A batch spent so long on its way for this reason."""
         self._served_s[cause] += seconds
 
-    def note(self, note: Note) -> None:
-        """Count what a client says. Seconds that it waited for us get the causes that we saw lately."""
+    def note(self, note: Note, under_way: Cause) -> None:
+        """Count what a client says. Seconds that it waited for us get the causes that we saw lately.
+
+        Args:
+            note: what it says.
+            under_way: what its job waits for now; counts where no batch has come since the note before.
+        """
         self.consumed_batches += note.batches
         self.consumed_samples += note.samples
         self.consumed_bytes += note.nbytes
@@ -84,8 +89,8 @@ class JobTotals:
             if total > 0.0:
                 self.stall_s[cause] += note.waited_s * seconds / total
             self._served_s[cause] = 0.0
-        if total <= 0.0:  # nothing was on its way: what the consumer waits for is its own workers
-            self.stall_s["decode"] += note.waited_s
+        if total <= 0.0:
+            self.stall_s[under_way] += note.waited_s
 
     def add(self, other: JobTotals) -> None:
         """Add another job's figures."""
