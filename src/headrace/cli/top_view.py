@@ -26,7 +26,10 @@ WIDE: Final = 110
 
 _SPARKS: Final = " ▁▂▃▄▅▆▇█"
 _SPARK_NARROW, _SPARK_WIDE = 9, 24
-_NAME_NARROW, _NAME_WIDE = 20, 40
+_NAME_MIN, _NAME_MAX = 12, 40
+_NUMBERS_WIDTH: Final = 55
+"""What the other columns of a narrow table take."""
+
 _STALL_WARN, _STALL_BAD = 0.05, 0.25
 _TIER_STYLES: Final = {
     "ram": "green", "page_cache": "cyan", "disk": "blue", "peer": "magenta", "source": "yellow",
@@ -40,12 +43,11 @@ def view(board: Board, width: int) -> RenderableType:
         board: what to show.
         width: columns.
     """
-    wide = width >= WIDE
     parts: list[RenderableType] = [_title(board), _answer(board), Text()]
     if board.jobs:
-        parts += [_jobs(board.jobs, wide=wide), Text()]
+        parts += [_jobs(board.jobs, width), Text()]
     if board.datasets:
-        parts += [_datasets(board.datasets, wide=wide), Text()]
+        parts += [_datasets(board.datasets, width), Text()]
     if sum(board.tiers.values()) > 0:
         parts.append(_tiers(board.tiers, width))
     return Group(*parts)
@@ -77,9 +79,9 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _name(name: str, *, wide: bool) -> str:
+def _name(name: str, width: int) -> str:
     """Cut, so that numbers need not be."""
-    room = _NAME_WIDE if wide else _NAME_NARROW
+    room = max(_NAME_MIN, min(_NAME_MAX, width - _NUMBERS_WIDTH))
     text = printable(name)
     return text if len(text) <= room else text[: room - 1] + "…"
 
@@ -107,7 +109,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _jobs(jobs: Sequence[JobRow], *, wide: bool) -> Table:
+def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
+    wide = width >= WIDE
     more = ("CLIENTS>", "LEASES>", "WAITING>", "DIRECT/S>", "WINDOW>") if wide else ()
     table = _table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
     for job in jobs:
@@ -121,7 +124,7 @@ def _jobs(jobs: Sequence[JobRow], *, wide: bool) -> Table:
             f"{job.held_bytes / max(1, job.window_bytes):.0%}",
         )
         table.add_row(
-            _name(job.name, wide=wide),
+            _name(job.name, width),
             count_text(round(job.samples_per_s)),
             bytes_text(job.bytes_per_s) + "/s",
             shown,
@@ -133,7 +136,8 @@ def _jobs(jobs: Sequence[JobRow], *, wide: bool) -> Table:
     return table
 
 
-def _datasets(datasets: Sequence[DataRow], *, wide: bool) -> Table:
+def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
+    wide = width >= WIDE
     more = ("QUOTA>", "CACHED>", "CLIENTS>") if wide else ()
     table = _table(
         "DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>"
@@ -147,7 +151,7 @@ def _datasets(datasets: Sequence[DataRow], *, wide: bool) -> Table:
             str(data.clients),
         )
         table.add_row(
-            _name(data.name, wide=wide),
+            _name(data.name, width),
             bytes_text(data.bytes_per_s) + "/s",
             f"{share:.0%}",
             bytes_text(data.held_bytes),

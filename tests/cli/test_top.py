@@ -1,0 +1,120 @@
+"""`headrace top` and `headrace grafana`: on a terminal, in a pipe, as JSON, and with no daemon."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import time
+
+import pytest
+
+import headrace as hr
+from node.conftest import folder, serving, until
+
+folder = folder  # noqa: PLW0127 - a fixture
+
+
+@pytest.fixture
+def busy(folder, packed_photos, monkeypatch):
+    """A daemon with one job that reads."""
+    from headrace.node import notes
+
+    monkeypatch.setattr(notes, "PERIOD_S", 0.02)
+    monkeypatch.setenv("HEADRACE_JOB", "alpha")
+    with serving(folder) as server:
+        loader = hr.loader(packed_photos, 4, plane="node")
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        until(lambda: server._jobs["alpha"].counted and server._jobs["alpha"].totals.consumed_batches >= 5)
+        yield server
+        loader.close()
+
+
+def test_without_a_daemon_it_says_what_to_do(run, folder):
+    ended = run("top", "--once")
+    assert ended.code == 1
+    assert ended.out == f"no node daemon runs in {folder.path}. Start one: headrace node start\n"
+    assert run("top").code == 1
+    assert run("top", "--json").document == {"running": False, "folder": str(folder.path)}
+
+
+def test_once_in_a_pipe_is_plain(run, busy):
+    ended = run("top", "--once", "--interval", "0.1")
+    assert ended.code == 0
+    assert "\x1b" not in ended.out
+    assert "alpha" in ended.out
+    assert "1 client, 1 job" in ended.out
+
+
+JOB_KEYS = {
+    "name", "clients", "samples_per_s", "bytes_per_s", "stall", "cause", "stall_s", "ram", "direct",
+    "busy", "leases", "waiting", "held_bytes", "window_bytes", "rates",
+}  # fmt: skip
+DATA_KEYS = {
+    "name", "path", "clients", "samples", "held_samples", "held_bytes", "quota_bytes",
+    "cached_samples", "bytes_per_s", "tiers", "reads_in_flight", "reads_in_flight_max",
+    "latency_s_p50", "latency_s_p99",
+}  # fmt: skip
+KEYS = {
+    "running", "pid", "folder", "uptime_s", "seconds", "ram_bytes", "held_bytes", "clients", "refused",
+    "protocol_errors", "tiers", "jobs", "datasets", "answer",
+}  # fmt: skip
+
+
+def test_json_has_these_fields(run, busy):
+    document = run("top", "--json", "--interval", "0.1").document
+    assert set(document) == KEYS
+    assert set(document["jobs"][0]) == JOB_KEYS
+    assert set(document["datasets"][0]) == DATA_KEYS
+    assert document["jobs"][0]["name"] == "alpha"
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9"])
+def test_impossible_intervals(run, folder, interval):
+    assert run("top", "--interval", interval).code == 2
+
+
+def test_on_a_terminal_it_is_a_screen_that_ctrl_c_ends(busy):
+    child, terminal = pty.fork()
+    if child == 0:
+        try:
+            os.environ.update({"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"})
+            code = "from headrace.cli import main; main()"
+            os.execv(sys.executable, [sys.executable, "-c", code, "top", "--interval", "0.1"])
+        finally:
+            os._exit(127)
+    shown, sent = b"", False
+    deadline = time.monotonic() + 60
+    try:
+        while time.monotonic() < deadline and select.select([terminal], [], [], 30)[0]:
+            try:
+                data = os.read(terminal, 65536)
+            except OSError:  # Linux: the other side is closed
+                break
+            shown += data
+            if not sent and shown.count(b"SAMPLES/S") >= 3:
+                os.kill(child, signal.SIGINT)
+                sent = True
+    finally:
+        os.close(terminal)
+        with contextlib.suppress(ProcessLookupError):
+            if not sent:
+                os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    assert sent
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"alpha" in shown
+    assert b"Traceback" not in shown
+    assert shown.index(b"\x1b[?1049h") < shown.index(b"\x1b[?1049l")  # what was there comes back
+
+
+def test_the_dashboard_is_exported(run, tmp_path):
+    shown = json.loads(run("grafana", "export").out)
+    written = run("grafana", "export", "-o", tmp_path / "headrace.json", "--json").document
+    assert json.loads((tmp_path / "headrace.json").read_text()) == shown
+    assert written["bytes"] == (tmp_path / "headrace.json").stat().st_size
+    assert shown["title"] == "headrace"

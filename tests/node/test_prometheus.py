@@ -1,0 +1,182 @@
+"""Debian's Prometheus scrapes a daemon at work; every query of the dashboard returns data."""
+
+import contextlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+
+import headrace as hr
+from headrace.insight.grafana import dashboard
+from headrace.node.metrics import serve_metrics
+from node.conftest import node_loader, serving, until
+
+CONFIG = """
+global:
+  scrape_interval: 500ms
+  scrape_timeout: 400ms
+scrape_configs:
+  - job_name: headrace
+    static_configs:
+      - targets: [{targets}]
+"""
+
+
+class Prometheus:
+    """A server of our own on loopback."""
+
+    def __init__(self, home, targets):
+        config = home / "prometheus.yml"
+        config.write_text(CONFIG.format(targets=", ".join(f'"{t}"' for t in targets)))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.log = home / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={home / 'data'}",
+                 f"--web.listen-address={self.address}", "--log.level=warn"],
+                stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
+
+    def get(self, path, **query):
+        url = f"http://{self.address}{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def ready(self):
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5):
+            return True
+        return False
+
+    def query(self, text):
+        return self.get("/api/v1/query", query=text)["data"]["result"]
+
+    def end(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def queries():
+    """(panel, query) of the whole dashboard."""
+    return [
+        (panel["title"], target["expr"])
+        for panel in json.loads(dashboard())["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def resolved(query):
+    """As Grafana sends it."""
+    for variable in ("instance", "job_name", "dataset"):
+        query = query.replace(f"${variable}", ".*")
+    query = query.replace("$__rate_interval", "5s").replace("$__range", "10s")
+    assert "$" not in query, query
+    return query
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    if shutil.which("prometheus") is None:
+        pytest.skip("the Debian package prometheus is not installed")
+    started = []
+
+    def start(*targets):
+        started.append(Prometheus(tmp_path, targets))
+        until(started[-1].ready, 60)
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def variables():
+    return {v["name"]: v for v in json.loads(dashboard())["templating"]["list"]}
+
+
+def test_every_query_of_the_dashboard_returns_data(folder, store, prometheus, monkeypatch, tmp_path):
+    from headrace.node import notes
+
+    monkeypatch.setattr(notes, "PERIOD_S", 0.1)
+    monkeypatch.setenv("HEADRACE_JOB", "alpha")
+    reader = hr.config.ReaderOptions(simulate="nfs")
+    with serving(folder, ram_bytes=2 << 20, reader=reader) as server:
+        exporter = serve_metrics(server, "127.0.0.1:0")
+        scraper = prometheus(exporter.address)
+        loader = node_loader(store)
+        missing = dict(queries_resolved := [(resolved(q), t) for t, q in queries()])
+        deadline = time.monotonic() + 60
+        try:
+            while missing and time.monotonic() < deadline:
+                for _ in loader:  # the job goes on while it is scraped
+                    pass
+                for query in list(missing):
+                    if any(one["value"][1] != "NaN" for one in scraper.query(query)):
+                        del missing[query]
+            names = scraper.get("/api/v1/label/job_name/values")["data"]
+            up = scraper.query("up")
+        finally:
+            loader.close()
+            exporter.close()
+    assert len(queries_resolved) > 30
+    assert missing == {}
+    assert "alpha" in names
+    assert [one["value"][1] for one in up] == ["1"]
+
+
+def test_variables_ask_for_metrics_that_there_are(folder):
+    from headrace.node.metrics import TABLE
+
+    table = {m.name: m for m in TABLE}
+    for name, variable in variables().items():
+        if name == "datasource":
+            continue
+        metric, label = re.fullmatch(
+            r"label_values\((\w+)(?:{.*})?, (\w+)\)", variable["query"]["query"]
+        ).groups()
+        assert label == "instance" or label in table[metric].labels
+
+
+def test_queries_name_metrics_and_labels_that_there_are():
+    """Also of those that no test can bring about."""
+    from headrace.node.metrics import TABLE
+
+    table = {m.name: m for m in TABLE}
+    used = set()
+    for title, query in queries():
+        for name in re.findall(r"\bheadrace_\w+", query):
+            metric = table.get(name) or table[re.sub(r"_(bucket|sum|count)$", "", name)]
+            used.add(metric.name)
+            filters = re.findall(rf"{name}{{(.*?)}}", query)
+            for label in re.findall(r"(\w+)=~", ",".join(filters)):
+                assert label == "instance" or label in metric.labels, (title, query)
+    assert len(used) > 30
+
+
+def test_panels_do_not_overlap_and_have_titles():
+    taken = set()
+    ids = set()
+    for panel in json.loads(dashboard())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        ids.add(panel["id"])
+        assert panel["title"]
+    assert len(ids) == len(json.loads(dashboard())["panels"])
