@@ -29,7 +29,11 @@ def busy(folder, packed_photos, monkeypatch):
         batches = iter(loader)
         for _ in range(5):
             next(batches)
-        until(lambda: server._jobs["alpha"].counted and server._jobs["alpha"].totals.consumed_batches >= 5)
+        until(
+            lambda: (
+                server._jobs["alpha"].counted and server._jobs["alpha"].totals.consumed_batches >= 5
+            )
+        )
         yield server
         loader.close()
 

@@ -74,8 +74,12 @@ def test_names_kinds_and_labels_are_the_kept_ones():
 
 
 def test_every_metric_is_documented_as_it_is():
-    rows = re.findall(r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M)
-    documented = {name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows}
+    rows = re.findall(
+        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE
+    )
+    documented = {
+        name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows
+    }
     for m in TABLE:
         assert documented[m.name] == (m.kind, list(m.labels), m.help.removesuffix(".")), m.name
 
@@ -124,7 +128,12 @@ def test_a_scrape_says_what_was_delivered_and_who_waited(folder, store, quick, m
     with serving(folder) as server, exporting(server) as exporter:
         loader = node_loader(store)
         seen = [sum(len(batch) for batch in loader) for _ in range(2)]
-        until(lambda: f'headrace_job_samples_total{{job_name="alpha"}} {sum(seen):.1f}' in get(exporter)[1])
+        until(
+            lambda: (
+                f'headrace_job_samples_total{{job_name="alpha"}} {sum(seen):.1f}'
+                in get(exporter)[1]
+            )
+        )
         status, text = get(exporter)
         loader.close()
     assert status == 200
@@ -164,7 +173,12 @@ def test_latencies_add_up(folder):
         figures.add_latencies("headrace_read_seconds", counts, 0.5, dataset="x")
     (family,) = [f for f in figures.families() if f.name == "headrace_read_seconds"]
     found = {s.labels.get("le", s.name): s.value for s in family.samples}
-    assert (found["1.6e-05"], found["3.2e-05"], found["33.554432"], found["+Inf"]) == (6, 10, 10, 12)
+    assert (found["1.6e-05"], found["3.2e-05"], found["33.554432"], found["+Inf"]) == (
+        6,
+        10,
+        10,
+        12,
+    )
     assert found["headrace_read_seconds_sum"] == 1.0
 
 
@@ -314,7 +328,9 @@ def test_addresses(text, address):
     assert address_of(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", ":9464", "localhost", "x:y", "1:65536", "-1", "1.2.3.4:", "٣"])
+@pytest.mark.parametrize(
+    "text", ["", ":9464", "localhost", "x:y", "1:65536", "-1", "1.2.3.4:", "٣"]
+)
 def test_what_is_no_address(text):
     with pytest.raises(ValueError, match="expected"):
         address_of(text)
@@ -367,7 +383,9 @@ def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, m
     with serving(folder) as server, exporting(server) as exporter:
         where = (exporter.address.host, exporter.address.port)
         with contextlib.ExitStack() as stack:
-            idle = [stack.enter_context(socket.create_connection(where)) for _ in range(3 * CLIENTS_MAX)]
+            idle = [
+                stack.enter_context(socket.create_connection(where)) for _ in range(3 * CLIENTS_MAX)
+            ]
             for sock in idle[::2]:
                 with contextlib.suppress(OSError):  # it made room already
                     sock.sendall(b"GET /met")
@@ -409,7 +427,9 @@ def test_many_scrapes_cost_the_loop_few_reports(folder, monkeypatch):
     with serving(folder) as server, exporting(server) as exporter:
         asked = []
         describe = server.describe
-        monkeypatch.setattr(server, "describe", lambda: asked.append(time.monotonic()) or describe())
+        monkeypatch.setattr(
+            server, "describe", lambda: asked.append(time.monotonic()) or describe()
+        )
         began = time.monotonic()
         for _ in range(30):
             assert get(exporter)[0] == 200

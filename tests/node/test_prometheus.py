@@ -51,7 +51,10 @@ class Prometheus:
 
     def ready(self):
         assert self.process.poll() is None, self.log.read_text()
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5):
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=5),
+        ):
             return True
         return False
 
@@ -105,7 +108,9 @@ def variables():
     return {v["name"]: v for v in json.loads(dashboard())["templating"]["list"]}
 
 
-def test_every_query_of_the_dashboard_returns_data(folder, store, prometheus, monkeypatch, tmp_path):
+def test_every_query_of_the_dashboard_returns_data(
+    folder, store, prometheus, monkeypatch, tmp_path
+):
     from headrace.node import notes
 
     monkeypatch.setattr(notes, "PERIOD_S", 0.1)

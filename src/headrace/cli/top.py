@@ -20,7 +20,9 @@ __all__ = ["top"]
 
 def top(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print, end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look for one interval, print, end.")
+    ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
     as_json: Json = False,
 ) -> int:

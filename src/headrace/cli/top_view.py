@@ -139,9 +139,7 @@ def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
 def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
     wide = width >= WIDE
     more = ("QUOTA>", "CACHED>", "CLIENTS>") if wide else ()
-    table = _table(
-        "DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>"
-    )
+    table = _table("DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>")
     for data in datasets:
         share = data.held_samples / max(1, data.samples)
         cached = data.cached_samples

@@ -134,6 +134,6 @@ def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
             next_step="pip install 'headrace[metrics]'",
         ) from e
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(figures))  # type: ignore[arg-type]  # collect is all it needs
+    registry.register(_Collector(figures))
     prometheus_client.ProcessCollector(registry=registry)
     return lambda: prometheus_client.generate_latest(registry)

@@ -149,7 +149,7 @@ class MetricsServer:
                 now = time.monotonic()
                 for client in [c for c in self._clients if now > c.deadline_s]:
                     self._hang_up(client)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, only metrics end by it
             _log.exception("metrics are served no more")
         finally:
             self.drop()
@@ -216,7 +216,7 @@ class MetricsServer:
                 return _answer(200, "ok\n")
         except TimeoutError:
             pass
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the next scrape may succeed
             _log.exception("metrics cannot be told")
         return _answer(503, "it does not answer\n")
 
@@ -229,10 +229,8 @@ class MetricsServer:
 
     def _send(self, client: _Client) -> None:
         assert client.out is not None
-        try:
+        with contextlib.suppress(BlockingIOError):
             client.out = client.out[client.sock.send(client.out) :]
-        except BlockingIOError:
-            pass
         if client.out:
             self._selector.modify(client.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
             return

@@ -162,7 +162,7 @@ class Watch:
         self._seen.append((now_s, state))
         then_s, before = self._seen[0]
         seconds = now_s - then_s
-        jobs = [self._job(job, before, state, seconds) for job in state["jobs"] if job["totals"]]
+        jobs = [self._job(job, before, seconds) for job in state["jobs"] if job["totals"]]
         known = {job.name for job in jobs}
         self._rates = {name: rates for name, rates in self._rates.items() if name in known}
         old = {_key(data): data for data in before["datasets"]}
@@ -186,7 +186,7 @@ class Watch:
             datasets=tuple(sorted(datasets, key=lambda d: (-d.bytes_per_s, d.name))),
         )
 
-    def _job(self, job: State, before: State, state: State, seconds: float) -> JobRow:
+    def _job(self, job: State, before: State, seconds: float) -> JobRow:
         now = job["totals"]
         then = next((j["totals"] for j in before["jobs"] if j["name"] == job["name"]), None)
         if then is None:  # it came meanwhile; of a job that came back, the figures go on

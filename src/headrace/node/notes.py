@@ -175,7 +175,7 @@ class _Teller:
 def _told(watched: _Watched) -> bool:
     try:
         return watched.tell()
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, training goes on
         _log.exception("the node daemon is told no more of a loader")
         with contextlib.suppress(Exception):
             watched.close()

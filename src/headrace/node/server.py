@@ -272,7 +272,6 @@ class Server:
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""
-
         asked_s = time.monotonic()
 
         def answer(data: ServedData | None, status: Status, text: str) -> None:
