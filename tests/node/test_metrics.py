@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from headrace.control import metrics as control_metrics
 from headrace.control import metrics_http
-from headrace.control.metrics import Figures
+from headrace.control.metrics import OTHER, Figures
 from headrace.control.metrics_http import CLIENTS_MAX, HEAD_BYTES_MAX, Address, address_of
 from headrace.errors import HeadraceError
-from headrace.node import metrics, notes
+from headrace.node import notes
 from headrace.node.metrics import TABLE, figures_of, serve_metrics
 from headrace.node.served import label_of
-from headrace.node.tally import CAUSES, LABELS_MAX, OTHER, JobTotals, Tally
+from headrace.node.tally import CAUSES, LABELS_MAX, JobTotals, Tally
 from headrace.node.wire import Note, WireError, decode_request, encode
 from node.conftest import node_loader, serving, until
 
@@ -259,7 +260,7 @@ def test_waiting_gets_the_causes_that_the_daemon_saw():
     totals.took("window", 1.0)
     totals.note(note(waited_s=2.0, direct_s=0.25), "decode")
     assert totals.stall_s == {
-        "storage": 1.5, "window": 0.5, "memory": 0.0, "direct": 0.25, "decode": 0.0,
+        "storage": 1.5, "window": 0.5, "memory": 0.0, "limit": 0.0, "direct": 0.25, "decode": 0.0,
     }  # fmt: skip
     totals.note(note(waited_s=1.0), "window")  # nothing has come since
     assert totals.stall_s["window"] == 1.5
@@ -413,7 +414,7 @@ def test_a_client_that_does_not_read_holds_nothing_up(folder, monkeypatch):
 
 
 def test_a_loop_that_is_busy_fails_the_scrape_and_nothing_else(folder, monkeypatch):
-    monkeypatch.setattr(metrics, "ANSWER_S", 0.05)
+    monkeypatch.setattr(control_metrics, "ANSWER_S", 0.05)
     stuck = threading.Event()
     with serving(folder) as server, exporting(server) as exporter:
         server.call_soon(lambda: stuck.wait(20))

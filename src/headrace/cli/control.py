@@ -45,6 +45,9 @@ def start(
         Path | None,
         typer.Option(help="SQLite file. Default: $XDG_STATE_HOME/headrace/control.db."),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve Prometheus there (9465).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Start the controller, in the background if not told otherwise."""
@@ -58,6 +61,7 @@ def start(
         tls_cert=_absolute(tls_cert),
         tls_key=_absolute(tls_key),
         tls_ca=_absolute(tls_ca),
+        metrics=metrics,
     )
     folder = control_folder()
     if foreground:
@@ -67,6 +71,7 @@ def start(
     given = {
         "--token-file": options.token_file, "--tls-cert": options.tls_cert,
         "--tls-key": options.tls_key, "--tls-ca": options.tls_ca, "--db": options.database,
+        "--metrics": metrics,
     }  # fmt: skip
     arguments = [word for name, value in given.items() if value for word in (name, str(value))]
     arguments += [word for where in options.listen for word in ("--listen", where)]

@@ -6,8 +6,9 @@ documentation lists and what dashboards rely on. Needs prometheus-client (`headr
 
 from __future__ import annotations
 
+import queue
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.plane.stage import LATENCY_BUCKETS
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as Family
 
-__all__ = ["Figures", "Metric", "renderer"]
+__all__ = ["ANSWER_S", "OTHER", "Figures", "Labels", "Metric", "asked", "renderer"]
+
+ANSWER_S: Final = 2.0
+"""A loop that is asked from another thread answers within this time, or the scrape fails."""
+
+OTHER: Final = "other"
+"""Names all that have no label of their own."""
+
+_T = TypeVar("_T")
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -104,12 +113,54 @@ class Figures:
             yield family
 
 
+class Labels:
+    """Which names have a label of their own: as many as there is room for, as long as they are there.
+
+    Args:
+        labels_max: at a time.
+    """
+
+    def __init__(self, labels_max: int) -> None:
+        self._labels_max = labels_max
+        self._labelled: set[str] = set()
+
+    def update(self, names: Iterable[str]) -> None:
+        """These are there now; whoever is not gives its label up."""
+        there = dict.fromkeys(names)
+        self._labelled &= there.keys()
+        for name in there:
+            if len(self._labelled) < self._labels_max and name != OTHER:
+                self._labelled.add(name)
+
+    def of(self, name: str) -> str:
+        """The label of a name."""
+        return name if name in self._labelled else OTHER
+
+
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Buckets as Prometheus has them: how many took no longer."""
     found: list[tuple[str, float]] = [
         (repr(2**power * 1e-6), float(sum(counts[: 2 * power]))) for power in _BUCKET_POWERS
     ]
     return [*found, ("+Inf", float(sum(counts)))]
+
+
+def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[[], _T]) -> _T:
+    """What a function gives in a loop's thread, asked from another.
+
+    Args:
+        call_soon: runs a function in the loop; thread-safe.
+        function: gives it.
+
+    Raises:
+        TimeoutError: the loop did not answer within `ANSWER_S`.
+    """
+    answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
+    call_soon(lambda: answers.put(function()))
+    try:
+        return answers.get(timeout=ANSWER_S)
+    except queue.Empty:
+        raise TimeoutError(f"the loop did not answer within {ANSWER_S:g} s") from None
 
 
 class _Collector:

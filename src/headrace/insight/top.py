@@ -130,6 +130,7 @@ class Board:
 WAITS_FOR: Final = {
     "storage": "storage",
     "memory": "copies out of memory",
+    "limit": "the controller's limit",
     "window": "room in its window",
     "direct": "reads round the daemon",
     "decode": "its own decoding",

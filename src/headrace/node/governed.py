@@ -96,12 +96,11 @@ def _plane_state(described: dict[str, Any]) -> PlaneState:
     datasets = described["datasets"]
     delivered = sum(data["delivered_bytes"] for data in datasets)
     ram = sum(data["ram_bytes"] for data in datasets)
-    governed = described["governed"] or {"flows": []}
     return PlaneState(
         held_bytes=described["held_bytes"],
         ram_bytes=described["ram_bytes"],
         delivered_bytes={"ram": ram, "source": max(0, delivered - ram)},
-        stall_s={"limit": sum(flow["held_s"] for flow in governed["flows"])},
+        stall_s=described["stall_s"],
         sessions={
             job["name"]: job["sessions"] for job in described["jobs"][:JOBS_MAX] if job["name"]
         },

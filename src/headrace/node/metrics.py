@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import Figures, Metric, renderer
+from headrace.control.metrics import OTHER, Figures, Metric, asked, renderer
 from headrace.control.metrics_http import MetricsServer, address_of
-from headrace.node.tally import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from headrace.node.server import Server
 
 __all__ = ["TABLE", "figures_of", "serve_metrics"]
-
-ANSWER_S: Final = 2.0
-"""The daemon's loop answers within this time, or the scrape fails."""
 
 _DATA: Final = ("dataset",)
 _JOB: Final = ("job_name",)
@@ -31,6 +26,14 @@ TABLE: Final = (
     Metric("headrace_node_protocol_errors_total", "counter", (), "Clients that broke the protocol."),
     Metric("headrace_node_ram_quota_bytes", "gauge", (), "Memory for samples, of all data sets."),
     Metric("headrace_node_ram_held_bytes", "gauge", (), "Memory of samples that are held."),
+    Metric("headrace_controller_registered", "gauge", (),
+           "1: a controller knows this daemon; 0: it does not answer. Nothing without one."),
+    Metric("headrace_controller_reports_total", "counter", (), "Reports that it answered."),
+    Metric("headrace_controller_failures_total", "counter", (), "Times that it did not."),
+    Metric("headrace_controller_lapses_total", "counter", (), "Leases that ran out."),
+    Metric("headrace_controller_lease_left_seconds", "gauge", (), "How long the lease runs still."),
+    Metric("headrace_controller_epoch", "gauge", (), "Epoch of the controller that gave it."),
+    Metric("headrace_controller_waiting_clients", "gauge", (), "Clients held back by limits now."),
     # Data sets.
     Metric("headrace_read_bytes_total", "counter", ("dataset", "tier"),
            "Bytes read, by where they came from: ram, page_cache, disk or source."),
@@ -111,6 +114,17 @@ _OF_WORKING_JOBS: Final = {
 }
 
 
+_OF_CONTROLLER: Final = {
+    "headrace_controller_registered": "registered",
+    "headrace_controller_reports_total": "reports",
+    "headrace_controller_failures_total": "failures",
+    "headrace_controller_lapses_total": "lapses",
+    "headrace_controller_lease_left_seconds": "lease_left_s",
+    "headrace_controller_epoch": "epoch",
+    "headrace_controller_waiting_clients": "waiting",
+}
+
+
 def figures_of(state: Mapping[str, Any]) -> Figures:
     """The figures of a daemon.
 
@@ -125,6 +139,9 @@ def figures_of(state: Mapping[str, Any]) -> Figures:
     figures.add("headrace_node_protocol_errors_total", state["protocol_errors"])
     figures.add("headrace_node_ram_quota_bytes", state["ram_bytes"])
     figures.add("headrace_node_ram_held_bytes", state["held_bytes"])
+    if state["governed"] is not None:
+        for name, key in _OF_CONTROLLER.items():
+            figures.add(name, state["governed"][key])
     for data in state["datasets"]:
         _add_data(figures, data)
     for label, totals in state["labels"].items():
@@ -168,19 +185,10 @@ def serve_metrics(server: Server, address: str) -> MetricsServer:
         ValueError: the address is none.
     """
     where = address_of(address)
-    render = renderer(lambda: figures_of(_asked(server, server.describe)))
+    render = renderer(lambda: figures_of(asked(server.call_soon, server.describe)))
 
     def healthy() -> bool:
-        return bool(_asked(server, lambda: True))
+        return asked(server.call_soon, lambda: True)
 
     return MetricsServer(where, render, healthy)
 
-
-def _asked(server: Server, function: Callable[[], Any]) -> Any:
-    """What a function gives in the daemon's loop, asked from another thread."""
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    server.call_soon(lambda: answers.put(function()))
-    try:
-        return answers.get(timeout=ANSWER_S)
-    except queue.Empty:
-        raise TimeoutError(f"the loop did not answer within {ANSWER_S:g} s") from None

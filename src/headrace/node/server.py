@@ -345,6 +345,7 @@ class Server:
                 label: totals.as_dict()
                 for label, totals in self._tally.by_label(time.monotonic()).items()
             },
+            "stall_s": self._tally.total().as_dict()["stall_s"],
             "datasets": datasets,
             "files": files,
             "governed": None if self.governed is None else self.governed.describe(),

@@ -200,7 +200,7 @@ class Session:
         self._lent = Lent(send)
         self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.reading = 0
-        self._idle_since_s = 0.0
+        self._idle_since_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Ask: self._ask,
@@ -273,8 +273,10 @@ class Session:
     def _note(self, note: Note) -> None:
         assert self.job is not None
         sessions = self.job.sessions
-        if any(session.reading for session in sessions):
-            under_way: Cause = "storage"
+        if any(session.limited for session in sessions):
+            under_way: Cause = "limit"
+        elif any(session.reading for session in sessions):
+            under_way = "storage"
         elif any(session.waiting for session in sessions):
             under_way = "window"
         else:  # nothing is asked for: what the consumer waits for is its own workers
@@ -403,11 +405,23 @@ class Session:
         if allowances is None:
             return True
         asked.charge = allowances.admit(self, job.name, asked.data, asked.indices)
-        return asked.charge is not None
+        if asked.charge is not None:
+            return True
+        self._limited_since_s = self._limited_since_s or time.monotonic()
+        return False
+
+    @property
+    def limited(self) -> bool:
+        """Whether it waits for what its job may take from a file system."""
+        allowances = self._host.allowances
+        return allowances is not None and allowances.holds(self)
 
     def _begun(self, asked: _Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
-        if not self.reading:  # it waited for room, and for nothing that is read
+        if self._limited_since_s:
+            totals.took("limit", asked.begun_s - self._limited_since_s)
+            self._limited_since_s = 0.0
+        elif not self.reading:  # it waited for room, and for nothing that is read
             totals.took("window", asked.begun_s - max(asked.asked_s, self._idle_since_s))
         self.reading += 1
 
@@ -460,9 +474,7 @@ class Session:
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
-        allowances = self._host.allowances
-        limited = allowances is not None and allowances.holds(self)
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or limited:
+        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or self.limited:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.

@@ -10,29 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from headrace.control.metrics import OTHER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.node.wire import Note
 
-__all__ = ["CAUSES", "OTHER", "Cause", "JobTotals", "Tally"]
+__all__ = ["CAUSES", "Cause", "JobTotals", "Tally"]
 
-Cause = Literal["storage", "memory", "window", "direct", "decode"]
+Cause = Literal["storage", "memory", "limit", "window", "direct", "decode"]
 
-CAUSES: Final[tuple[Cause, ...]] = ("storage", "memory", "window", "direct", "decode")
+CAUSES: Final[tuple[Cause, ...]] = (
+    "storage", "memory", "limit", "window", "direct", "decode",
+)  # fmt: skip
 """Why a training step waits: for storage; for bytes that were in memory already (copies, messages); for
-room within the client's or job's window, which it fills itself; for reads round the daemon; for its own
+a limit of the controller; for room within the client's or job's window, which it fills itself; for reads round the daemon; for its own
 work between the plane and the step (decoding)."""
-
-OTHER: Final = "other"
-"""Names all jobs that have no label of their own."""
 
 LABELS_MAX: Final = 64
 
 KEPT_S: Final = 900.0
 """Figures of a job whose clients have gone are shown so long: longer than anybody's scrape interval."""
 
-_SERVED: Final[tuple[Cause, ...]] = ("storage", "memory", "window")
+_SERVED: Final[tuple[Cause, ...]] = ("storage", "memory", "limit", "window")
 
 
 @dataclass(slots=True)
@@ -126,6 +127,7 @@ class Tally:
         self._labelled: set[str] = set()
         self._ended: dict[str, tuple[float, JobTotals]] = {}  # all of them labelled
         self._others = JobTotals()  # of those that ended without a label
+        self._forgotten = JobTotals()  # of those whose label is free again
 
     def begin(self, name: str, now: float) -> JobTotals:
         """A job's first client has come.
@@ -154,8 +156,16 @@ class Tally:
     def _forget(self, now: float) -> None:
         for name, (ended, _) in tuple(self._ended.items()):
             if now - ended > self._kept_s:
-                del self._ended[name]
+                self._forgotten.add(self._ended.pop(name)[1])
                 self._labelled.discard(name)
+
+    def total(self) -> JobTotals:
+        """The figures of all jobs there ever were."""
+        found = JobTotals()
+        ended = (totals for _, totals in self._ended.values())
+        for totals in (self._forgotten, self._others, *ended, *self._working.values()):
+            found.add(totals)
+        return found
 
     def by_label(self, now: float) -> Mapping[str, JobTotals]:
         """The figures of each label; `OTHER` is all that have none, and comes when there are any."""

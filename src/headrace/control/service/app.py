@@ -72,6 +72,7 @@ class Controller:
         self.ruler.set_policy(policy, version)
         self.ruler.adopt(database.leases(), now)
         self.degraded = ""
+        self.metrics = ""  # where Prometheus may ask
         self._database = database
         self._tokens = tokens
         self._certificates = certificates
@@ -168,6 +169,7 @@ class Controller:
             "uptime_s": now - self._began_s,
             "database": str(self._database.path),
             "degraded": self.degraded,
+            "metrics": self.metrics,
             **self.ruler.describe(now),
         }
 

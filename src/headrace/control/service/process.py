@@ -27,7 +27,9 @@ from headrace.control.client import Client, Endpoint
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import Token, read_tokens
 from headrace.control.service.database import Database
+from headrace.control.metrics_http import address_of
 from headrace.control.service.http import Listener, Server, config_for
+from headrace.control.service.metrics import serve_metrics
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class ControlOptions:
         token_file: tokens that are good over TCP.
         tls_cert, tls_key: its certificate.
         tls_ca: those who may connect show a certificate of this authority.
+        metrics: where Prometheus may ask: `[HOST:]PORT`; None: nowhere.
         database: the SQLite file.
 
     Raises:
@@ -66,8 +69,11 @@ class ControlOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
+        if self.metrics is not None:
+            address_of(self.metrics)
         for where in self.listen:
             kind, _, rest = where.partition(":")
             host, _, port = rest.rpartition(":")
@@ -135,12 +141,19 @@ async def _serve(
     )
     server = Server(config_for(controller.app), listeners)
     loop = asyncio.get_running_loop()
+    metrics = None
+    if options.metrics is not None:
+        metrics = serve_metrics(controller, loop, options.metrics)
+        controller.metrics = str(metrics.address)
+        _log.info("serves metrics at http://%s/metrics", metrics.address)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     keeping = asyncio.create_task(controller.keep())
     try:
         await server.serve()
     finally:
+        if metrics is not None:
+            metrics.close()
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping

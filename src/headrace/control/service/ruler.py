@@ -20,6 +20,7 @@ from headrace.control.policy import RESOURCES, Policy
 from headrace.control.policy.document import OTHER
 from headrace.control.service.table import Table
 from headrace.control.sharing import Shares, decide, demand_after
+from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,7 +110,8 @@ class Ruler:
         self.reign = reign
         self.epoch = epoch
         self.reports = self.refused = self.expired = self.decisions = 0
-        self.decide_s = self.decide_s_max = 0.0
+        self.decide_s = self.decide_s_max = self.decide_s_sum = 0.0
+        self.decide_us = [0] * LATENCY_BUCKETS
         self._table = Table(policy)
         self._planes: dict[str, Plane] = {}
         self._instances: dict[str, Plane] = {}
@@ -281,6 +283,8 @@ class Ruler:
             self._table.target[numbers.rows] = self.shares.flows
             self.decide_s = time.thread_time() - began
             self.decide_s_max = max(self.decide_s_max, self.decide_s)
+            self.decide_s_sum += self.decide_s
+            self.decide_us[latency_bucket(self.decide_s)] += 1
             self.decisions += 1
             self._decided_at = now
             self._stale = False
@@ -399,6 +403,8 @@ class Ruler:
             "decisions": self.decisions,
             "decide_s": self.decide_s,
             "decide_s_max": self.decide_s_max,
+            "decide_s_sum": self.decide_s_sum,
+            "decide_us": list(self.decide_us),
             "planes": [self._describe(plane, now) for plane in self._planes.values()],
             "file_systems": self._systems(),
         }

@@ -1,0 +1,162 @@
+"""The controller's metrics: from what it describes, in its loop, to Prometheus's text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace import __version__
+from headrace.control.metrics import Figures, Labels, Metric, asked, renderer
+from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.control.policy import RESOURCES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+    from headrace.control.service.app import Controller
+
+__all__ = ["TABLE", "figures_of", "serve_metrics"]
+
+LABELS_MAX: Final = 64
+"""Jobs, and file systems, that have a label of their own."""
+
+_FLOW: Final = ("job_name", "file_system")
+_SYSTEM: Final = ("file_system",)
+_UNITS: Final = {
+    "bytes_per_s": "bytes_per_second",
+    "reads_per_s": "reads_per_second",
+    "metadata_per_s": "metadata_operations_per_second",
+}
+
+
+def _rates(
+    prefix: str, labels: tuple[str, ...], meanings: Mapping[str, str]
+) -> tuple[Metric, ...]:
+    """One metric for each meaning and unit."""
+    return tuple(
+        Metric(f"{prefix}_{what}_{unit}", "gauge", labels, text)
+        for what, text in meanings.items()
+        for unit in _UNITS.values()
+    )
+
+
+TABLE: Final = (
+    Metric("headrace_build_info", "gauge", ("version",), "Always 1; says which headrace this is."),
+    Metric("headrace_control_epoch", "gauge", (), "Grows with each controller that rules."),
+    Metric("headrace_control_policy_version", "gauge", (), "Version of the policy in force."),
+    Metric("headrace_control_degraded", "gauge", (), "1: it rules, but cannot write its database."),
+    Metric("headrace_control_planes", "gauge", (), "Planes that have a lease."),
+    Metric("headrace_control_silent_planes", "gauge", (), "Of these, planes that do not report."),
+    Metric("headrace_control_lease_seconds", "gauge", (), "How long a lease runs."),
+    Metric("headrace_control_report_interval_seconds", "gauge", (), "How often planes report."),
+    Metric("headrace_control_reports_total", "counter", (), "Reports that were answered."),
+    Metric("headrace_control_refused_total", "counter", (), "Requests that were refused."),
+    Metric("headrace_control_expired_total", "counter", (), "Planes whose lease ran out."),
+    Metric("headrace_control_decide_seconds", "histogram", (), "How long each decision took."),
+    Metric("headrace_control_held_bytes", "gauge", (), "Memory of samples, of all planes."),
+    Metric("headrace_control_clients", "gauge", (), "Clients of all planes."),
+    *_rates("headrace_control_job", _FLOW, {
+        "used": "What planes reported of the job on the file system.",
+        "granted": "What they may use; nothing where there is no limit.",
+    }),
+    *_rates("headrace_control_file_system", _SYSTEM, {
+        "used": "What planes reported of the file system.",
+        "granted": "What they may use of it, all together; without a limit, what they use.",
+        "capacity": "What the policy says it can do; nothing where it says nothing.",
+    }),
+)  # fmt: skip
+"""All that the controller tells; docs/howto/metrics.md lists it too."""
+
+_PLAIN: Final = {
+    "headrace_control_epoch": "epoch",
+    "headrace_control_policy_version": "policy_version",
+    "headrace_control_lease_seconds": "lease_s",
+    "headrace_control_report_interval_seconds": "report_s",
+    "headrace_control_reports_total": "reports",
+    "headrace_control_refused_total": "refused",
+    "headrace_control_expired_total": "expired",
+}
+
+
+class _Known:
+    """Who has a label of its own, from scrape to scrape."""
+
+    def __init__(self) -> None:
+        self.jobs, self.systems = Labels(LABELS_MAX), Labels(LABELS_MAX)
+
+
+def figures_of(state: Mapping[str, Any], known: _Known | None = None) -> Figures:
+    """The figures of a controller.
+
+    Args:
+        state: what `Controller.describe` says.
+        known: remembers labels; None: this is the only scrape.
+    """
+    known = known or _Known()
+    figures = Figures(TABLE)
+    figures.add("headrace_build_info", 1, version=__version__)
+    for name, key in _PLAIN.items():
+        figures.add(name, state[key])
+    planes = state["planes"]
+    figures.add("headrace_control_degraded", bool(state["degraded"]))
+    figures.add("headrace_control_planes", len(planes))
+    silent = [p for p in planes if p["silent_s"] > SILENT_REPORTS * state["report_s"]]
+    figures.add("headrace_control_silent_planes", len(silent))
+    figures.add("headrace_control_held_bytes", sum(p["held_bytes"] for p in planes))
+    clients = sum(sum(p["sessions"].values()) for p in planes)
+    figures.add("headrace_control_clients", clients)
+    figures.add_latencies(
+        "headrace_control_decide_seconds", state["decide_us"], state["decide_s_sum"]
+    )
+    flows = [flow for plane in planes for flow in plane["flows"]]
+    known.jobs.update(flow["job"] for flow in flows)
+    known.systems.update(system["name"] for system in state["file_systems"])
+    for flow in flows:
+        labels = {
+            "job_name": known.jobs.of(flow["job"]),
+            "file_system": known.systems.of(flow["file_system"]),
+        }
+        _add_rates(figures, "headrace_control_job", flow, ("used", "granted"), labels)
+    for system in state["file_systems"]:
+        label = {"file_system": known.systems.of(system["name"])}
+        told = ("used", "granted", "capacity")
+        _add_rates(figures, "headrace_control_file_system", system, told, label)
+    return figures
+
+
+SILENT_REPORTS: Final = 3.0
+"""A plane that has missed so many reports is silent."""
+
+
+def _add_rates(
+    figures: Figures,
+    prefix: str,
+    found: Mapping[str, Any],
+    meanings: tuple[str, ...],
+    labels: Mapping[str, str],
+) -> None:
+    for what in meanings:
+        for resource in RESOURCES:
+            value = found[what][resource]
+            if value is not None:
+                figures.add(f"{prefix}_{what}_{_UNITS[resource]}", value, **labels)
+
+
+def serve_metrics(
+    controller: Controller, loop: asyncio.AbstractEventLoop, address: str
+) -> MetricsServer:
+    """Serve a controller's metrics in a thread of their own.
+
+    Args:
+        controller: the controller.
+        loop: where it runs.
+        address: `[HOST:]PORT`.
+
+    Raises:
+        HeadraceError: nobody can listen there, or prometheus-client is not installed.
+        ValueError: the address is none.
+    """
+    where, known = address_of(address), _Known()
+    call_soon = loop.call_soon_threadsafe
+    render = renderer(lambda: figures_of(asked(call_soon, controller.describe), known))
+    return MetricsServer(where, render, lambda: asked(call_soon, lambda: True))
