@@ -1,4 +1,4 @@
-"""Debian's Prometheus scrapes a daemon at work; every query of the dashboard returns data."""
+"""Debian's Prometheus scrapes daemon and controller at work; every query of the dashboard returns data."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -13,8 +14,14 @@ import urllib.request
 import pytest
 
 import headrace as hr
+from headrace.control.client import Client, Endpoint
+from headrace.control.service.metrics import TABLE as CONTROL_TABLE
+from headrace.control.service.process import ask_status as ask_control
+from headrace.errors import ControlError
 from headrace.insight.grafana import dashboard
+from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics
+from headrace.runtime import control_folder
 from node.conftest import node_loader, serving, until
 
 CONFIG = """
@@ -104,21 +111,71 @@ def prometheus(tmp_path):
         one.end()
 
 
+POLICY = """
+version: 1
+file_systems:
+  data: {paths: ["/"], capacity: {bytes_per_s: 4G, reads_per_s: 1M, metadata_per_s: 1M}}
+jobs:
+  alpha: {cap: {bytes_per_s: 1G, reads_per_s: 500k, metadata_per_s: 500k}}
+"""
+
+
+class ControllerProcess:
+    """A controller in a process of its own."""
+
+    def __init__(self, home):
+        self.folder = control_folder()
+        command = ["control", "start", "--foreground", "--metrics", "0", "--db", str(home / "c.db")]
+        program = "from headrace.cli import main; main()"
+        self.log = home / "control.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, *command], stdout=log, stderr=log
+            )
+        until(self.serves, 60)
+
+    def serves(self):
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(FileNotFoundError, ControlError):
+            self.metrics = ask_control(self.folder)["metrics"]
+            return True
+        return False
+
+    @property
+    def endpoint(self):
+        return Endpoint(url=f"unix:{self.folder.socket}")
+
+    def apply(self, text):
+        client = Client(self.endpoint)
+        client.ask("PUT", "/v1/policy", text.encode())
+        client.close()
+
+
+@pytest.fixture
+def controller(folder, tmp_path):
+    started = ControllerProcess(tmp_path)
+    yield started
+    started.process.terminate()
+    started.process.wait(20)
+
+
 def variables():
     return {v["name"]: v for v in json.loads(dashboard())["templating"]["list"]}
 
 
 def test_every_query_of_the_dashboard_returns_data(
-    folder, store, prometheus, monkeypatch, tmp_path
+    folder, store, prometheus, controller, monkeypatch
 ):
     from headrace.node import notes
 
     monkeypatch.setattr(notes, "PERIOD_S", 0.1)
     monkeypatch.setenv("HEADRACE_JOB", "alpha")
     reader = hr.config.ReaderOptions(simulate="nfs")
-    with serving(folder, ram_bytes=2 << 20, reader=reader) as server:
+    controller.apply(POLICY)
+    options = {"ram_bytes": 2 << 20, "reader": reader, "controller": controller.endpoint}
+    with serving(folder, **options) as server:
         exporter = serve_metrics(server, "127.0.0.1:0")
-        scraper = prometheus(exporter.address)
+        scraper = prometheus(exporter.address, controller.metrics)
         loader = node_loader(store)
         missing = dict(queries_resolved := [(resolved(q), t) for t, q in queries()])
         deadline = time.monotonic() + 60
@@ -137,13 +194,11 @@ def test_every_query_of_the_dashboard_returns_data(
     assert len(queries_resolved) > 30
     assert missing == {}
     assert "alpha" in names
-    assert [one["value"][1] for one in up] == ["1"]
+    assert [one["value"][1] for one in up] == ["1", "1"]
 
 
 def test_variables_ask_for_metrics_that_there_are(folder):
-    from headrace.node.metrics import TABLE
-
-    table = {m.name: m for m in TABLE}
+    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE)}
     for name, variable in variables().items():
         if name == "datasource":
             continue
@@ -155,9 +210,7 @@ def test_variables_ask_for_metrics_that_there_are(folder):
 
 def test_queries_name_metrics_and_labels_that_there_are():
     """Also of those that no test can bring about."""
-    from headrace.node.metrics import TABLE
-
-    table = {m.name: m for m in TABLE}
+    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE)}
     used = set()
     for title, query in queries():
         for name in re.findall(r"\bheadrace_\w+", query):

@@ -268,6 +268,7 @@ class Ruler:
         self._stale = True
         self.decide(now + REPORT_S_MAX)
         self.decide_s_max = self.decide_s
+        self.decide_s_sum, self.decide_us = 0.0, [0] * LATENCY_BUCKETS
         self._decided_at, self._stale = now - 1e9, True
 
     def decide(self, now: float) -> Shares:
