@@ -1,0 +1,150 @@
+"""Metrics of the controller: their names, their figures, their bounds."""
+
+import asyncio
+import re
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from headrace.control.messages import Flow, PlaneState, Register, Report
+from headrace.control.metrics import OTHER, Labels
+from headrace.control.policy.parse import parse_policy
+from headrace.control.service.metrics import (
+    LABELS_MAX,
+    TABLE,
+    _Known,
+    figures_of,
+    serve_metrics,
+)
+from headrace.control.service.ruler import Refused, Ruler
+
+KEPT = Path(__file__).with_name("metrics.txt")
+PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
+
+POLICY = """
+version: 1
+file_systems: {scratch: {paths: [/scratch], capacity: {bytes_per_s: 1G}}}
+jobs: {capped: {cap: {bytes_per_s: 100M}}}
+"""
+
+
+@pytest.fixture
+def ruler():
+    return Ruler(parse_policy(POLICY), "reign", 7, 0.0)
+
+
+def register(ruler, at=0.0, name="node1"):
+    instance = f"{len(ruler._planes):032x}"
+    return ruler.register(Register(1, name, "ada", 1, instance), at).plane
+
+
+def report(ruler, plane, number, jobs, at=1.0, rate=5e8):
+    flows = [Flow(j, "scratch", (rate, 10.0, 0.0), (rate, 0.0, 0.0), (0.0, 0.0, 0.0)) for j in jobs]
+    state = PlaneState(held_bytes=100.0, sessions={"a": 2, "b": 1})
+    return ruler.report(plane, Report(number, 1.0, flows, state), at)
+
+
+def described(ruler, at=1.0):
+    return {"degraded": "", **ruler.describe(at)}
+
+
+def samples(figures):
+    """{name: {label values: value}}."""
+    return {
+        s.name: {
+            tuple(t.labels.values()): t.value for t in family.samples if t.name == s.name
+        }
+        for family in figures.families()
+        for s in family.samples
+    }
+
+
+def test_names_kinds_and_labels_are_the_kept_ones():
+    shown = [f"{m.name} {m.kind} {','.join(m.labels) or '-'}" for m in TABLE]
+    assert shown == KEPT.read_text().splitlines()
+
+
+def test_every_metric_is_documented_as_it_is():
+    rows = re.findall(r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M)
+    documented = {name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows}
+    for m in TABLE:
+        assert documented[m.name] == (m.kind, list(m.labels), m.help.removesuffix(".")), m.name
+
+
+def test_figures_are_those_of_the_controller(ruler):
+    plane = register(ruler)
+    report(ruler, plane, 1, ["capped", "free"])
+    with pytest.raises(Refused):
+        report(ruler, plane, 1, [])  # replayed
+    found = samples(figures_of(described(ruler)))
+    assert found["headrace_control_epoch"] == {(): 7}
+    assert found["headrace_control_planes"] == {(): 1}
+    assert found["headrace_control_silent_planes"] == {(): 0}
+    assert found["headrace_control_reports_total"] == {(): 1}
+    assert found["headrace_control_refused_total"] == {(): 1}
+    assert found["headrace_control_held_bytes"] == {(): 100}
+    assert found["headrace_control_clients"] == {(): 3}
+    assert found["headrace_control_decide_seconds_count"] == {(): ruler.decisions}
+    used = found["headrace_control_job_used_bytes_per_second"]
+    assert used == {("capped", "scratch"): 5e8, ("free", "scratch"): 5e8}
+    granted = found["headrace_control_job_granted_bytes_per_second"]
+    assert granted["capped", "scratch"] <= 1e8
+    capacity = found["headrace_control_file_system_capacity_bytes_per_second"]
+    assert capacity["scratch",] == 1e9
+    # Where there is no limit there is no figure either.
+    assert ("free", "scratch") not in found.get("headrace_control_job_granted_reads_per_second", {})
+
+
+def test_planes_that_are_silent_or_gone_are_told(ruler):
+    register(ruler)
+    silent_at = 4 * ruler.report_s
+    assert samples(figures_of(described(ruler, silent_at)))["headrace_control_silent_planes"] == {(): 1}
+    ruler.expire(1000.0)
+    found = samples(figures_of(described(ruler, 1000.0)))
+    assert found["headrace_control_planes"] == {(): 0}
+    assert found["headrace_control_expired_total"] == {(): 1}
+
+
+def test_loading_numpy_is_no_decision(ruler):
+    ruler.warm_up(0.0)
+    assert sum(ruler.decide_us) == 0
+    assert ruler.decide_s_sum == 0.0
+
+
+def test_a_thousand_jobs_have_few_labels_and_lose_nothing(ruler):
+    plane, known = register(ruler), _Known()
+    report(ruler, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
+    used = samples(figures_of(described(ruler), known))["headrace_control_job_used_bytes_per_second"]
+    assert len(used) == LABELS_MAX + 1
+    assert sum(used.values()) == 1000.0
+    assert used[OTHER, "scratch"] == 1000 - LABELS_MAX
+
+
+def test_labels_stay_while_their_names_do():
+    labels = Labels(2)
+    labels.update(["a", "b", "c"])
+    labels.update(["c", "b", OTHER])  # `a` is gone, and makes room
+    assert [labels.of(name) for name in ("a", "b", "c", OTHER)] == [OTHER, "b", "c", OTHER]
+
+
+class _Controller:
+    def __init__(self, ruler):
+        self.describe = lambda: described(ruler)
+
+
+def test_it_is_served_beside_the_loop(ruler):
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = serve_metrics(_Controller(ruler), loop, "0")
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert "headrace_control_epoch 7.0" in text
