@@ -77,6 +77,34 @@ def test_json_has_these_fields(run, busy):
     assert document["jobs"][0]["name"] == "alpha"
 
 
+def test_a_controller_is_shown_beside_the_daemon_or_alone(run, folder, monkeypatch):
+    from headrace.control.client import Client
+    from insight.test_planes import flow, plane, state
+
+    asked = []
+
+    def document(self, method, path):
+        asked.append((self.endpoint.url, method, path))
+        return state(plane("node1", {"storage": 1.0}, [flow("vit")]))
+
+    monkeypatch.setattr(Client, "document", document)
+    arguments = ("top", "--controller", "unix:/run/control", "--interval", "0.1")
+    found = run(*arguments, "--json").document
+    assert (found["running"], found["controller"]["planes"][0]["name"]) == (False, "node1")
+    assert asked == [("unix:/run/control", "GET", "/v1/state")] * 2
+    assert "node1" in run(*arguments, "--once").out
+    with serving(folder):
+        shown = run(*arguments, "--once").out
+    assert shown.index("no job uses it") < shown.index("controller   epoch 3")
+
+
+def test_a_controller_that_is_not_there_is_an_error(run, folder):
+    ended = run("top", "--once", "--controller", "own")
+    assert ended.code == 3
+    assert "no controller listens" in ended.err
+    assert "headrace control start" in ended.err
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "1e9"])
 def test_impossible_intervals(run, folder, interval):
     assert run("top", "--interval", interval).code == 2

@@ -53,9 +53,7 @@ def described(ruler, at=1.0):
 def samples(figures):
     """{name: {label values: value}}."""
     return {
-        s.name: {
-            tuple(t.labels.values()): t.value for t in family.samples if t.name == s.name
-        }
+        s.name: {tuple(t.labels.values()): t.value for t in family.samples if t.name == s.name}
         for family in figures.families()
         for s in family.samples
     }
@@ -67,8 +65,12 @@ def test_names_kinds_and_labels_are_the_kept_ones():
 
 
 def test_every_metric_is_documented_as_it_is():
-    rows = re.findall(r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M)
-    documented = {name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows}
+    rows = re.findall(
+        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M
+    )
+    documented = {
+        name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows
+    }
     for m in TABLE:
         assert documented[m.name] == (m.kind, list(m.labels), m.help.removesuffix(".")), m.name
 
@@ -100,7 +102,9 @@ def test_figures_are_those_of_the_controller(ruler):
 def test_planes_that_are_silent_or_gone_are_told(ruler):
     register(ruler)
     silent_at = 4 * ruler.report_s
-    assert samples(figures_of(described(ruler, silent_at)))["headrace_control_silent_planes"] == {(): 1}
+    assert samples(figures_of(described(ruler, silent_at)))["headrace_control_silent_planes"] == {
+        (): 1
+    }
     ruler.expire(1000.0)
     found = samples(figures_of(described(ruler, 1000.0)))
     assert found["headrace_control_planes"] == {(): 0}
@@ -116,7 +120,9 @@ def test_loading_numpy_is_no_decision(ruler):
 def test_a_thousand_jobs_have_few_labels_and_lose_nothing(ruler):
     plane, known = register(ruler), _Known()
     report(ruler, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
-    used = samples(figures_of(described(ruler), known))["headrace_control_job_used_bytes_per_second"]
+    used = samples(figures_of(described(ruler), known))[
+        "headrace_control_job_used_bytes_per_second"
+    ]
     assert len(used) == LABELS_MAX + 1
     assert sum(used.values()) == 1000.0
     assert used[OTHER, "scratch"] == 1000 - LABELS_MAX

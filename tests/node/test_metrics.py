@@ -17,9 +17,11 @@ import headrace as hr
 from headrace.control import metrics as control_metrics
 from headrace.control import metrics_http
 from headrace.control.metrics import OTHER, Figures
+from headrace.control.messages import Grant, Lease
 from headrace.control.metrics_http import CLIENTS_MAX, HEAD_BYTES_MAX, Address, address_of
 from headrace.errors import HeadraceError
 from headrace.node import notes
+from headrace.node.allowances import Allowances
 from headrace.node.metrics import TABLE, figures_of, serve_metrics
 from headrace.node.served import label_of
 from headrace.node.tally import CAUSES, LABELS_MAX, JobTotals, Tally
@@ -215,6 +217,17 @@ def test_a_job_that_comes_back_goes_on_where_it_was():
     assert tally.begin("a", 20.0).samples == 0
 
 
+def test_the_total_never_goes_down():
+    tally, before = Tally(labels_max=2, kept_s=1.0), 0
+    for at in range(20):
+        tally.begin(f"job-{at % 5}", float(at)).served(1, 1, 1)
+        if at % 2:
+            tally.by_label(float(at))
+        tally.end(f"job-{at % 5}", float(at))
+        assert tally.total().samples == before + 1
+        before += 1
+
+
 def test_nobody_can_be_called_other():
     tally = Tally()
     tally.begin(OTHER, 0.0).served(1, 1, 1)
@@ -289,6 +302,22 @@ def test_slow_storage_is_the_cause(folder, store, quick, monkeypatch):
         loader.close()
     assert stalls["storage"] > 0
     assert max(stalls, key=stalls.get) == "storage"
+
+
+def test_a_limit_of_the_controller_is_the_cause(folder, store, quick, monkeypatch):
+    monkeypatch.setenv("HEADRACE_JOB", "capped")
+    with serving(folder) as server:
+        server.allowances = Allowances(wake=lambda: server.call_soon(lambda: None))
+        server.allowances.limit("capped", store.path)
+        grant = Grant("capped", "other", (2.0 * store.nbytes, None, None))
+        lease = Lease("p", "r", 1, 1, 60.0, 1.0, None, [], [grant], {})
+        server.allowances.apply(lease, time.monotonic())
+        loader = node_loader(store)
+        count = sum(len(batch) for batch in loader)
+        until(lambda: _labels(server)["capped"]["consumed_samples"] == count)
+        stalls = _labels(server)["capped"]["stall_s"]
+        loader.close()
+    assert max(stalls, key=stalls.get) == "limit"
 
 
 def test_a_client_of_a_lost_daemon_says_so_to_the_next(folder, store, quick, monkeypatch):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.insight.top import Board, DataRow, JobRow
 
-__all__ = ["gone", "sparkline", "view"]
+__all__ = ["gone", "many_text", "name_text", "plain_table", "sparkline", "view"]
 
 WIDE: Final = 110
 """Columns from which on more is shown."""
@@ -43,13 +43,13 @@ def view(board: Board, width: int) -> RenderableType:
         board: what to show.
         width: columns.
     """
-    parts: list[RenderableType] = [_title(board), _answer(board), Text()]
+    parts: list[RenderableType] = [_title(board), _answer(board)]
     if board.jobs:
-        parts += [_jobs(board.jobs, width), Text()]
+        parts += [Text(), _jobs(board.jobs, width)]
     if board.datasets:
-        parts += [_datasets(board.datasets, width), Text()]
+        parts += [Text(), _datasets(board.datasets, width)]
     if sum(board.tiers.values()) > 0:
-        parts.append(_tiers(board.tiers, width))
+        parts += [Text(), _tiers(board.tiers, width)]
     return Group(*parts)
 
 
@@ -65,7 +65,7 @@ def _title(board: Board) -> Text:
     text = Text("headrace top", "bold")
     text.append(
         f"   up {duration_text(board.uptime_s)}   "
-        f"{_many(board.clients, 'client')}, {_many(jobs, 'job')}   {held}",
+        f"{many_text(board.clients, 'client')}, {many_text(jobs, 'job')}   {held}",
         "not bold",
     )
     if board.refused or board.protocol_errors:
@@ -75,11 +75,12 @@ def _title(board: Board) -> Text:
     return text
 
 
-def _many(count: int, what: str) -> str:
+def many_text(count: int, what: str) -> str:
+    """1 job, 2 jobs."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _name(name: str, width: int) -> str:
+def name_text(name: str, width: int) -> str:
     """Cut, so that numbers need not be."""
     room = max(_NAME_MIN, min(_NAME_MAX, width - _NUMBERS_WIDTH))
     text = printable(name)
@@ -95,7 +96,7 @@ def _stall_style(stall: float) -> str:
     return "red" if stall > _STALL_BAD else "yellow" if stall > _STALL_WARN else ""
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
     """A plain table; columns whose names end in `>` are numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in columns:
@@ -112,7 +113,7 @@ def _table(*columns: str) -> Table:
 def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
     wide = width >= WIDE
     more = ("CLIENTS>", "LEASES>", "WAITING>", "DIRECT/S>", "WINDOW>") if wide else ()
-    table = _table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
+    table = plain_table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
     for job in jobs:
         stall = job.stall
         shown = Text("-", "dim") if stall is None else Text(f"{stall:.0%}", _stall_style(stall))
@@ -124,7 +125,7 @@ def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
             f"{job.held_bytes / max(1, job.window_bytes):.0%}",
         )
         table.add_row(
-            _name(job.name, width),
+            name_text(job.name, width),
             count_text(round(job.samples_per_s)),
             bytes_text(job.bytes_per_s) + "/s",
             shown,
@@ -139,7 +140,9 @@ def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
 def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
     wide = width >= WIDE
     more = ("QUOTA>", "CACHED>", "CLIENTS>") if wide else ()
-    table = _table("DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>")
+    table = plain_table(
+        "DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>"
+    )
     for data in datasets:
         share = data.held_samples / max(1, data.samples)
         cached = data.cached_samples
@@ -149,7 +152,7 @@ def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
             str(data.clients),
         )
         table.add_row(
-            _name(data.name, width),
+            name_text(data.name, width),
             bytes_text(data.bytes_per_s) + "/s",
             f"{share:.0%}",
             bytes_text(data.held_bytes),

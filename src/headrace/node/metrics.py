@@ -191,4 +191,3 @@ def serve_metrics(server: Server, address: str) -> MetricsServer:
         return asked(server.call_soon, lambda: True)
 
     return MetricsServer(where, render, healthy)
-

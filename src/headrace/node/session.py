@@ -200,7 +200,7 @@ class Session:
         self._lent = Lent(send)
         self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.reading = 0
-        self._idle_since_s = self._limited_since_s = 0.0
+        self._read_at_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Ask: self._ask,
@@ -422,7 +422,7 @@ class Session:
             totals.took("limit", asked.begun_s - self._limited_since_s)
             self._limited_since_s = 0.0
         elif not self.reading:  # it waited for room, and for nothing that is read
-            totals.took("window", asked.begun_s - max(asked.asked_s, self._idle_since_s))
+            totals.took("window", asked.begun_s - max(asked.asked_s, self._read_at_s))
         self.reading += 1
 
     def _drop_first(self) -> None:
@@ -462,14 +462,16 @@ class Session:
     def _count(self, asked: _Asked, outcome: Outcome) -> None:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
+        # Of reads at a time, each moment counts once; and not while the next is held back by a limit.
+        took_s = min(now, self._limited_since_s or now) - max(asked.begun_s, self._read_at_s)
         self.reading -= 1
-        self._idle_since_s = now
+        self._read_at_s = now
         if outcome.batch is None:
             totals.failed += 1
         else:
             totals.served(len(asked.indices), asked.size_bytes, outcome.ram_bytes)
         held = outcome.ram_bytes >= asked.size_bytes
-        totals.took("memory" if held else "storage", now - asked.begun_s)
+        totals.took("memory" if held else "storage", max(0.0, took_s))
 
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""

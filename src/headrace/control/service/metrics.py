@@ -29,9 +29,7 @@ _UNITS: Final = {
 }
 
 
-def _rates(
-    prefix: str, labels: tuple[str, ...], meanings: Mapping[str, str]
-) -> tuple[Metric, ...]:
+def _rates(prefix: str, labels: tuple[str, ...], meanings: Mapping[str, str]) -> tuple[Metric, ...]:
     """One metric for each meaning and unit."""
     return tuple(
         Metric(f"{prefix}_{what}_{unit}", "gauge", labels, text)
