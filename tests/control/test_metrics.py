@@ -66,7 +66,7 @@ def test_names_kinds_and_labels_are_the_kept_ones():
 
 def test_every_metric_is_documented_as_it_is():
     rows = re.findall(
-        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.M
+        r"^\| `(headrace_\w+)` \| (\w+) \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE
     )
     documented = {
         name: (kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows

@@ -25,8 +25,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
     "storage", "memory", "limit", "window", "direct", "decode",
 )  # fmt: skip
 """Why a training step waits: for storage; for bytes that were in memory already (copies, messages); for
-a limit of the controller; for room within the client's or job's window, which it fills itself; for reads round the daemon; for its own
-work between the plane and the step (decoding)."""
+what a controller lets its job take; for room within the client's or job's window, which it fills itself;
+for reads round the daemon; for its own work between the plane and the step (decoding)."""
 
 LABELS_MAX: Final = 64
 

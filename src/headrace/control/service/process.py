@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.control.client import Client, Endpoint
+from headrace.control.metrics_http import address_of
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import Token, read_tokens
 from headrace.control.service.database import Database
-from headrace.control.metrics_http import address_of
 from headrace.control.service.http import Listener, Server, config_for
 from headrace.control.service.metrics import serve_metrics
 from headrace.errors import ControlError
