@@ -1,6 +1,7 @@
 """Metrics of the node daemon: their names, their figures, their bounds, and nobody who asks can do harm."""
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -26,7 +27,7 @@ from headrace.node.allowances import Allowances
 from headrace.node.metrics import TABLE, figures_of, serve_metrics
 from headrace.node.served import label_of
 from headrace.node.tally import CAUSES, LABELS_MAX, JobTotals, Tally
-from headrace.node.wire import Note, WireError, decode_request, encode
+from headrace.node.wire import Note, Open, WireError, decode_request, encode
 from node.conftest import node_loader, serving, until
 
 KEPT = Path(__file__).with_name("metrics.txt")
@@ -233,6 +234,17 @@ def test_nobody_can_be_called_other():
     tally.begin(OTHER, 0.0).served(1, 1, 1)
     tally.end(OTHER, 0.0)
     assert tally.by_label(1.0)[OTHER].samples == 1
+
+
+def test_a_client_that_goes_while_its_data_set_is_opened_leaves_no_job(folder, store, link):
+    with serving(folder) as server:
+        for _ in range(2):
+            one = link("hasty")
+            path = os.fsencode(store.path)
+            one.send(Open(one.new_ticket(), path, 1, store.fingerprint, [""], None))
+            one.close()
+        until(lambda: server.describe()["datasets"] and not server.describe()["jobs"])
+        assert server._tally._working == {}
 
 
 def test_jobs_without_a_label_are_added_up_in_a_scrape(folder, link):

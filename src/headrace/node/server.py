@@ -275,7 +275,7 @@ class Server:
         asked_s = time.monotonic()
 
         def answer(data: ServedData | None, status: Status, text: str) -> None:
-            if session.job is not None:
+            if session.job is not None and not session.closed:
                 session.job.totals.took("storage", time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
             self._holdings.share()

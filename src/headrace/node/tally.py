@@ -146,7 +146,9 @@ class Tally:
 
     def end(self, name: str, now: float) -> None:
         """A job's last client has gone."""
-        totals = self._working.pop(name)
+        totals = self._working.pop(name, None)
+        if totals is None:
+            return
         if name in self._labelled:
             self._ended[name] = (now, totals)
         else:
