@@ -98,6 +98,8 @@ class _Watched:
     folder: RuntimeFolder
     job: str
     seen: _Seen = field(default_factory=_Seen)
+    asks: bool = False
+    """Batches are asked for in this process."""
     link: Link | None = None
     retry_s: float = 0.0
 
@@ -108,10 +110,13 @@ class _Watched:
             self.close()
             return False
         seen, reads = _look(stats)
-        if reads is None and not seen.batches:  # it has hardly begun: who asks is not known yet
-            return True
+        self.asks = self.asks or reads is not None
+        if reads is None and (self.asks or not seen.batches):
+            return True  # it is closed, or has hardly begun: who asks is not known yet
         note = note_of(self.seen, seen)
-        if note is not None and (self._send(note) if reads is None else reads.note(note)):
+        if note is None:
+            self.close()
+        elif self._send(note) if reads is None else reads.note(note):
             # A wait that is under way may turn out to be none; what was told stays told.
             waited_s = max(seen.waited_s, self.seen.waited_s)
             worked_s = max(seen.worked_s, self.seen.worked_s)
