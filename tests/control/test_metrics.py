@@ -112,12 +112,6 @@ def test_planes_that_are_silent_or_gone_are_told(ruler):
     assert found["headrace_control_expired_total"] == {(): 1}
 
 
-def test_loading_numpy_is_no_decision(ruler):
-    ruler.warm_up(0.0)
-    assert sum(ruler.decide_us) == 0
-    assert ruler.decide_s_sum == 0.0
-
-
 def test_a_thousand_jobs_have_few_labels_and_lose_nothing(ruler):
     plane, known = register(ruler), _Known()
     report(ruler, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
