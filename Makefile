@@ -12,6 +12,8 @@ DATA ?=
 DEMO ?=
 BENCH ?=
 FUZZ_SECONDS ?= 600
+SOAK_KILLS ?= 300
+SOAK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,6 +40,7 @@ help:
 	@echo 'make test        build; check; native tests; Python tests (PYTEST="-k name")'
 	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
+	@echo 'make soak        SOAK_KILLS=$(SOAK_KILLS) kills of node daemon and clients; SOAK="--seed 1"'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
 	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
@@ -126,6 +129,11 @@ test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(
 
 test-slow: $(DONE)/test $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+# Counts go to build/soak.json too.
+.PHONY: soak
+soak: $(DONE)/test $(DONE)/build
+	PYTHONPATH=tests $(BIN)/python -m soak --kills $(SOAK_KILLS) --json build/soak.json $(SOAK)
 
 # A process each: TensorFlow and JAX bring their own runtimes and threads.
 .PHONY: test-frameworks

@@ -45,26 +45,39 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
     Raises:
         NodeError: another one rules, or the folder is not safe.
     """
-    claim = folder.claim()
-    server = None
-    before = {}
-    try:
-        server = Server(claim, options)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, lambda *_: server.stop())
-        if claim.stale_socket:
-            _log.info("took over from a daemon that was killed")
-        _log.info(
-            "process %d serves %s with %d MiB", os.getpid(), folder.path, options.ram_bytes >> 20
-        )
-        server.run()
-        _log.info("ends")
-    finally:
+    server: Server | None = None
+    ends = threading.Event()
+
+    def end(*_: object) -> None:
+        ends.set()
         if server is not None:
-            server.close()
+            server.stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        claim = folder.claim()
+        try:
+            server = Server(claim, options)
+            if claim.stale_socket:
+                _log.info("took over from a daemon that was killed")
+            _log.info(
+                "process %d serves %s with %d MiB",
+                os.getpid(),
+                folder.path,
+                options.ram_bytes >> 20,
+            )
+            if not ends.is_set():
+                server.run()
+            _log.info("ends")
+        finally:
+            for number in before:  # another signal must not cut the cleaning up short
+                signal.signal(number, signal.SIG_IGN)
+            if server is not None:
+                server.close()
+            claim.release()
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        claim.release()
 
 
 def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:

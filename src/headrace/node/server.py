@@ -197,7 +197,7 @@ class Server:
                     line.greet()
                 if line.sending:  # the client can work on it while the next is handled
                     line.flush()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter: it did not wait for its answers
             self._hang_up(line, "")
         except OSError as e:
             self._hang_up(line, str(e))

@@ -1,0 +1,224 @@
+"""One run of the soak: actors, events until there were enough kills, and what is to be found then."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soak import leftovers, samples
+from soak.actors import Actor, Client, Daemon, environment_of, wait_for
+from soak.events import Events
+from soak.page import CALLS
+from soak.watching import CALL_S, Watch
+
+EPOCHS = 6
+
+
+def prepare(work: Path) -> Path:
+    """Write the data, and note in which order each client must get it."""
+    import headrace as hr
+
+    data = work / "data"
+    (work / "tmp").mkdir(parents=True)
+    samples.write_folder(data / "files")
+    samples.write_store(data / "store.hr")
+    for seed in (1, 2):
+        loader = hr.loader(data / "store.hr", 50, seed=seed)
+        epochs = [np.concatenate([b.indices for b in loader]) for _ in range(EPOCHS)]
+        loader.close()
+        for epoch in epochs:  # not headrace's word: the tester's
+            assert sorted(epoch.tolist()) == list(range(samples.SAMPLES))
+        np.save(work / f"order-{seed}.npy", np.array(epochs))
+    return data
+
+
+def clients_of(work: Path, data: Path, environment: dict[str, str], *, torch: bool) -> list[Actor]:
+    """Two jobs over one store, a folder of files, a run that resumes, torch's workers."""
+
+    def client(name: str, kind: str, source: str, seed: int, batch: int, pause_s: float) -> Client:
+        order = str(work / f"order-{seed}.npy")
+        return Client(
+            name, kind, work, environment, data=str(data / source), seed=seed, order=order,
+            batch=batch, pause_s=pause_s,
+        )  # fmt: skip
+
+    found: list[Actor] = [
+        client("client-a", "plain", "store.hr", 1, 20, 0.004),
+        client("client-b", "plain", "store.hr", 2, 32, 0.004),
+        client("client-c", "plain", "files", 1, 16, 0.004),
+        client("client-d", "resume", "store.hr", 2, 20, 0.008),
+    ]
+    if torch:
+        found.append(client("client-e", "torch", "store.hr", 1, 32, 0.004))
+    return found
+
+
+def run(
+    work: Path, *, kills: int, seed: int, torch: bool = True, private: bool = False, say=print
+) -> dict[str, Any]:
+    """Kill until it was often enough; returns what was seen.
+
+    Args:
+        work: a folder that is not there; removed if all is well.
+        kills: of all kinds together.
+        seed: what is done follows from it.
+        torch: with a client that has worker processes.
+        private: nobody else has processes or temporary files here: all that is there is ours.
+        say: hears of progress.
+    """
+    rng = random.Random(seed)
+    began = time.monotonic()
+    data = prepare(work)
+    environment = environment_of(work)
+    before = samples.digest_of(data)
+    system = (Path("/dev/shm"), work / "tmp", *([Path("/tmp")] if private else []))
+    named = leftovers.names_in(*system)
+    daemon = Daemon(work, environment, rng)
+    clients = clients_of(work, data, environment, torch=torch)
+    actors: list[Actor] = [daemon, *clients]
+    for actor in actors:
+        actor.start()
+    watch = Watch(clients)
+    events = Events(actors, rng, watch)
+    for actor in actors:
+        if not wait_for(actor.ready):
+            events.problems.append(f"{actor.name} does not begin: {actor.tail()}")
+    deadline = time.monotonic() + 30 + 10 * kills
+    said = 0
+    while events.kills < kills and time.monotonic() < deadline and not events.problems:
+        until = time.monotonic() + rng.expovariate(1 / 0.25)
+        while time.monotonic() < until:
+            events.due()
+            time.sleep(0.01)
+        events.one()
+        if events.kills >= said + 25:
+            said = events.kills
+            say(f"{said} kills after {time.monotonic() - began:.0f} s")
+    events.finish()
+    problems = events.problems
+    problems += _settled(daemon, clients, watch)
+    if daemon.kill():
+        events.counts["kill daemon"] += 1
+    problems += _memory_left(clients)
+    daemon.start()
+    problems += _settled(daemon, clients, watch)
+    watch.close()
+    for client in clients:
+        client.end()
+    problems += _daemon_left(daemon)
+    daemon.end()
+    for actor in actors:
+        problems += actor.problems
+    pids = [pid for actor in actors for pid in actor.pids]
+
+    def living() -> list[str]:
+        return leftovers.processes(leftovers.all_processes() if private else pids)
+
+    wait_for(lambda: not living(), 10.0)
+    left = living()
+    names = leftovers.names_in(*system) - named
+    torchs = {name for name in names if leftovers.is_torchs(name)}
+    left += sorted(names - torchs)
+    if daemon.folder.exists():
+        left += [str(p) for p in (daemon.folder, *daemon.folder.iterdir())]
+    changed = samples.digest_of(data) != before
+    result = _result(events, clients, watch, seed, time.monotonic() - began)
+    result |= {
+        "problems": problems,
+        "leftovers": left,
+        "left_by_torch": len(torchs),
+        "user_files_changed": changed,
+    }
+    result["ok"] = not (
+        problems or left or changed or result["wrong"] or result["hangs"]
+        or events.kills < kills or result["longest_call_s"] > CALL_S
+    )  # fmt: skip
+    if result["ok"]:
+        shutil.rmtree(work)
+    return result
+
+
+def _settled(daemon: Daemon, clients: list[Actor], watch: Watch) -> list[str]:
+    """After the storm: everybody reads over the daemon again, and has let go of dead ones' memory."""
+    problems = []
+    if not wait_for(daemon.ready):
+        problems.append(f"no daemon at the end: {daemon.tail()}")
+    watch.daemon_is_back()
+    for client in clients:
+        assert client.page is not None
+        epochs = client.page.epochs
+        if not wait_for(lambda c=client, e=epochs: c.page.epochs > e + 1):
+            problems.append(f"{client.name} does not go on: {client.tail()}")
+        if client.role != "torch" and not wait_for(lambda c=client: c.page.attached):
+            problems.append(f"{client.name} does not find the daemon: {client.tail()}")
+    return problems
+
+
+def _memory_left(clients: list[Actor]) -> list[str]:
+    """Without a daemon, all read directly, and have let go of the memory of all that there were."""
+    problems = []
+    for client in clients:
+        if client.role == "torch":
+            continue
+
+        def mapped(client: Actor = client) -> dict[int, int]:
+            assert client.process is not None
+            return leftovers.shared_memory(client.process.pid)
+
+        if not wait_for(lambda mapped=mapped: not mapped(), 20.0):
+            problems.append(f"{client.name} has memory of dead daemons mapped: {mapped()}")
+    return problems
+
+
+def _daemon_left(daemon: Daemon) -> list[str]:
+    """What a daemon without clients still has open: one listener, its lock, its data, no clients."""
+    if not daemon.alive:
+        return ["the daemon ended by itself"]
+    assert daemon.process is not None
+    pid = daemon.process.pid
+
+    def idle() -> bool:
+        found = leftovers.descriptors(pid)
+        return found.get("socket", 0) == 1 and not found.get("pidfd", 0)
+
+    if not wait_for(idle, 20.0):
+        return [f"a daemon without clients has {leftovers.descriptors(pid)} open"]
+    return []
+
+
+def _result(
+    events: Events, clients: list[Actor], watch: Watch, seed: int, seconds: float
+) -> dict[str, Any]:
+    pages = [client.page for client in clients if client.page is not None]
+    longest = max(pages, key=lambda page: page.longest_ns)
+    recoveries = sorted(watch.recoveries_s)
+    totals = {
+        name: sum(getattr(page, name) for page in pages)
+        for name in (
+            "batches", "node_batches", "direct_batches", "samples", "epochs", "wrong",
+            "worker_errors", "resumes",
+        )
+    }  # fmt: skip
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "kills": events.kills,
+        "counts": dict(sorted(events.counts.items())),
+        "starts": {actor.name: actor.counts["starts"] for actor in events.actors},
+        **totals,
+        "hangs": watch.hangs,
+        "longest_call_s": round(longest.longest_ns / 1e9, 3),
+        "longest_call": CALLS[longest.longest_call],
+        "call_deadline_s": CALL_S,
+        "recoveries": len(recoveries),
+        "recovery_s_p50": round(statistics.median(recoveries), 3) if recoveries else None,
+        "recovery_s_p99": (
+            round(recoveries[int(len(recoveries) * 0.99)], 3) if recoveries else None
+        ),
+    }
