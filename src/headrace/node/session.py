@@ -206,7 +206,7 @@ class Session:
         """Answer `Open`."""
         if self.closed:
             return
-        if data is not None:
+        if data is not None and data.number not in self._data:  # it may ask twice
             self._data[data.number] = data
             assert self.job is not None
             data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
@@ -338,6 +338,7 @@ class Session:
             self._hold(-asked.reserved_bytes)
         self._asked.clear()
         self._waiting.clear()
+        self._waiting_bytes = 0
         job = self.job
         if job is None:
             return
