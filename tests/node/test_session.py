@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.node.room import Room
 from headrace.node.served import Outcome
 from headrace.node.session import Job, Session
 from headrace.node.wire import (
@@ -31,7 +32,7 @@ from headrace.node.wire import (
     Working,
 )
 
-WINDOW, JOB_WINDOW = 1000, 1500
+WINDOW, JOB_WINDOW, ROOM = 1000, 1500, 2000
 SIZE, SAMPLES = 100, 50
 ROUND = 128  # buffers are larger than what is in them
 
@@ -122,6 +123,10 @@ class Sessions(RuleBasedStateMachine):
 
     window_bytes = WINDOW
 
+    @property
+    def sessions(self):
+        return [client.session for client in self.clients]
+
     # -- what a session needs of the daemon --------------------------------------------------------
 
     def job(self, name):
@@ -129,6 +134,11 @@ class Sessions(RuleBasedStateMachine):
 
     def open(self, session, request):
         self.opening.append((session, request.ticket))
+
+    def pump_all(self):
+        for session in self.sessions:
+            if not session.closed:
+                session.pump()
 
     def report(self):
         return b"{}"
@@ -143,6 +153,7 @@ class Sessions(RuleBasedStateMachine):
         self.jobs, self.opening, self.stops, self.buffer = {}, [], 0, 0
         self.data = {1: Data(1), 2: Data(2)}
         self.batches = []
+        self.room = Room(ROOM)
         self.clients = [Client(self, n) for n in range(3)]
         for client, job in zip(self.clients, "aab", strict=True):
             client.session.handle(Hello(PROTOCOL, job))
@@ -173,7 +184,9 @@ class Sessions(RuleBasedStateMachine):
         if not client.session.closed:
             self.say(client, message)
 
-    @rule(number=st.integers(0, 2), indices=indices, data=st.integers(1, 2), give_back=st.booleans())
+    @rule(
+        number=st.integers(0, 2), indices=indices, data=st.integers(1, 2), give_back=st.booleans()
+    )
     def ask_properly(self, number, indices, data, give_back):
         """So that there are long lives too."""
         client = self.clients[number]
@@ -254,6 +267,7 @@ class Sessions(RuleBasedStateMachine):
             assert all(not asked.reserved_bytes for asked in s._waiting)
         for job in self.jobs.values():
             assert job.held_bytes == sum(s.held_bytes for s in job.sessions) >= 0
+        assert self.room.held_bytes == sum(job.held_bytes for job in self.jobs.values())
 
     @invariant()
     def windows_hold(self):
@@ -285,7 +299,8 @@ class Sessions(RuleBasedStateMachine):
                 size = s._waiting[0].size_bytes
                 mine = s.held_bytes and s.held_bytes + size > WINDOW
                 jobs = s.job.held_bytes and s.job.held_bytes + size > JOB_WINDOW
-                assert mine or jobs
+                room = self.room.held_bytes and self.room.held_bytes + size > ROOM
+                assert mine or jobs or room
 
     @invariant()
     def users_are_who_has_it_open(self):

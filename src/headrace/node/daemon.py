@@ -7,6 +7,7 @@ answer is killed only on request, and only the process that the kernel names as 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -211,7 +212,13 @@ def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
     from headrace.node.link import connect
 
     folder.check()
-    sock = connect(str(folder.socket))
+    try:
+        sock = connect(str(folder.socket))
+    except LinkLost as e:  # it is stuck, and so many wait that the kernel takes no more
+        holder = folder.holder()
+        if holder is None:
+            raise FileNotFoundError(errno.ENOENT, "nobody listens", str(folder.socket)) from e
+        return holder
     try:
         pid, _ = peer_of(sock)
         return pid, os.pidfd_open(pid)

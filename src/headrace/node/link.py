@@ -289,7 +289,7 @@ def connect(path: str) -> socket.socket:
     except ConnectionRefusedError as e:  # a socket file that a killed daemon left
         sock.close()
         raise FileNotFoundError(e.errno, "nobody listens", path) from e
-    except TimeoutError as e:
+    except (TimeoutError, BlockingIOError) as e:  # the latter: its queue is full
         sock.close()
         raise LinkLost(f"the daemon does not accept within {ALIVE_S:g} s") from e
     except BaseException:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
+from headrace.node.room import Room
 from headrace.node.session import Job, Session
 from headrace.node.wire import (
     PROTOCOL,
@@ -30,6 +31,7 @@ from headrace.node.wire import (
     WireError,
     decode_request,
 )
+from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +61,9 @@ class Server:
 
     def __init__(self, claim: Claim, options: NodeOptions) -> None:
         self.options = options
-        self.window_bytes = options.window_bytes
+        self.room = Room.within(available_memory())
+        self.window_bytes = self.room.window(options.window_bytes)
+        self.job_window_bytes = self.room.window(options.job_window_bytes)
         self._folder = claim.folder
         self._started_s = time.monotonic()
         self._stopping = False
@@ -239,7 +243,7 @@ class Server:
 
     def job(self, name: str) -> Job:
         """The job of this name."""
-        return self._jobs.setdefault(name, Job(name, self.options.job_window_bytes))
+        return self._jobs.setdefault(name, Job(name, self.job_window_bytes))
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""
@@ -249,6 +253,11 @@ class Server:
             self._holdings.share()
 
         self._holdings.open(request, answer)
+
+    def pump_all(self) -> None:
+        """Begin what waits, of all clients."""
+        for session in tuple(self._lines.values()):
+            session.pump()
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.node.room import Room
     from headrace.node.served import Outcome, ServedData
 
 __all__ = ["Host", "Job", "Send", "Session"]
@@ -81,12 +82,16 @@ class Host(Protocol):
     """What a session needs of the daemon."""
 
     window_bytes: int
+    room: Room
 
     def job(self, name: str) -> Job:
         """The job of this name."""
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set; answers by `session.opened`."""
+
+    def pump_all(self) -> None:
+        """Begin what waits, of all clients."""
 
     def report(self) -> bytes:
         """The daemon's state as JSON."""
@@ -253,7 +258,7 @@ class Session:
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
-            if not (mine and jobs):
+            if not (mine and jobs and self._host.room.fits(size)):
                 return
             self._drop_first()
             if size > self._host.window_bytes and size > available_memory() // 2:
@@ -272,6 +277,7 @@ class Session:
         assert self.job is not None
         self.held_bytes += size
         self.job.held_bytes += size
+        self._host.room.held_bytes += size
 
     def _done(self, asked: _Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
@@ -316,7 +322,16 @@ class Session:
             if abandoned:
                 lease.batch.abandon()
             self._hold(-lease.held_bytes)
-        if leases and self.job is not None:
+        if leases:
+            self._pump_others()
+
+    def _pump_others(self) -> None:
+        """Something is free again."""
+        room = self._host.room
+        if room.starved:
+            room.starved = False
+            self._host.pump_all()
+        elif self.job is not None:
             for session in tuple(self.job.sessions):
                 session.pump()
 
@@ -347,8 +362,7 @@ class Session:
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]
-        for session in tuple(job.sessions):
-            session.pump()
+        self._pump_others()
 
 
 def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> Samples:
