@@ -405,3 +405,24 @@ def test_a_socket_that_says_nothing_does_not_hold_up_anybody(folder, store):
         with pytest.raises(LinkLost, match="within 2 s"):
             Link(folder, "x")
     folder.socket.unlink()
+
+
+def test_who_is_refused_before_he_speaks_hears_why(folder, monkeypatch):
+    """The daemon hangs up at once: hello may fail, what it said before is there all the same."""
+    from headrace.errors import NodeError
+    from headrace.node import link
+
+    with serving(folder, sessions_max=1) as server:
+        first = raw(folder)
+        until(lambda: server.describe()["sessions_made"] == 1)
+        real = link.connect
+
+        def late(path):
+            sock = real(path)
+            until(lambda: server.describe()["refused"] == 1)
+            return sock
+
+        monkeypatch.setattr(link, "connect", late)
+        with pytest.raises(NodeError, match="served already"):
+            link.Link(folder, "second")
+        first.close()

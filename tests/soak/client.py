@@ -137,7 +137,7 @@ class Client:
                         self.page.resumes += 1
                     elif loader.epoch >= len(self.order):
                         loader.set_epoch(0)
-                    self.epoch(loader, resumed, state_file)
+                    self.epoch(loader, state_file)
                     resumed = None
             finally:
                 self.timed("close", loader.close)
@@ -149,7 +149,7 @@ class Client:
             budget_bytes=1 << 20,
         )  # fmt: skip
 
-    def epoch(self, loader, resumed, state_file) -> None:
+    def epoch(self, loader, state_file) -> None:
         began = loader.position
         iterator = self.timed("iter", iter, loader)
         count = 0

@@ -72,84 +72,116 @@ def run(
         private: nobody else has processes or temporary files here: all that is there is ours.
         say: hears of progress.
     """
-    rng = random.Random(seed)
     began = time.monotonic()
     data = prepare(work)
-    environment = environment_of(work)
     before = samples.digest_of(data)
-    system = (Path("/dev/shm"), work / "tmp", *([Path("/tmp")] if private else []))
-    named = leftovers.names_in(*system)
-    daemon = Daemon(work, environment, rng)
-    clients = clients_of(work, data, environment, torch=torch)
-    actors: list[Actor] = [daemon, *clients]
-    for actor in actors:
-        actor.start()
-    watch = Watch(clients)
-    events = Events(actors, rng, watch)
-    for actor in actors:
-        if not wait_for(actor.ready):
-            events.problems.append(f"{actor.name} does not begin: {actor.tail()}")
-    deadline = time.monotonic() + 30 + 10 * kills
-    said = 0
-    while events.kills < kills and time.monotonic() < deadline and not events.problems:
-        until = time.monotonic() + rng.expovariate(1 / 0.25)
-        while time.monotonic() < until:
-            events.due()
-            time.sleep(0.01)
-        events.one()
-        if events.kills >= said + 25:
-            said = events.kills
-            say(f"{said} kills after {time.monotonic() - began:.0f} s")
-    events.finish()
-    problems = events.problems
-    problems += _settled(daemon, clients, watch)
-    if daemon.kill():
-        events.counts["kill daemon"] += 1
-    problems += _memory_left(clients)
-    daemon.start()
-    problems += _settled(daemon, clients, watch)
-    watch.close()
-    for client in clients:
-        client.end()
-    problems += _daemon_left(daemon)
-    daemon.end()
-    for actor in actors:
-        problems += actor.problems
-    pids = [pid for actor in actors for pid in actor.pids]
-
-    def living() -> list[str]:
-        return leftovers.processes(leftovers.all_processes() if private else pids)
-
-    wait_for(lambda: not living(), 10.0)
-    left = living()
-    names = leftovers.names_in(*system) - named
-    torchs = {name for name in names if leftovers.is_torchs(name)}
-    left += sorted(names - torchs)
-    if daemon.folder.exists():
-        left += [str(p) for p in (daemon.folder, *daemon.folder.iterdir())]
+    folders = (Path("/dev/shm"), work / "tmp", *([Path("/tmp")] if private else []))
+    named = leftovers.names_in(*folders)
+    storm = Storm(work, data, random.Random(seed), torch=torch)
+    storm.rage(kills, lambda count: say(f"{count} kills after {time.monotonic() - began:.0f} s"))
+    storm.calm()
+    left, torchs = _left(storm, folders, named, private=private)
     changed = samples.digest_of(data) != before
-    result = _result(events, clients, watch, seed, time.monotonic() - began)
-    result |= {
-        "problems": problems,
-        "leftovers": left,
-        "left_by_torch": len(torchs),
-        "user_files_changed": changed,
-    }
+    result = storm.result() | {
+        "seed": seed, "seconds": round(time.monotonic() - began, 1),
+        "leftovers": left, "left_by_torch": torchs, "user_files_changed": changed,
+    }  # fmt: skip
     result["ok"] = not (
-        problems or left or changed or result["wrong"] or result["hangs"]
-        or events.kills < kills or result["longest_call_s"] > CALL_S
+        result["problems"] or left or changed or result["wrong"] or result["hangs"]
+        or result["kills"] < kills or result["longest_call_s"] > CALL_S
     )  # fmt: skip
     if result["ok"]:
         shutil.rmtree(work)
     return result
 
 
-def _settled(daemon: Daemon, clients: list[Actor], watch: Watch) -> list[str]:
+class Storm:
+    """The actors, and what is done to them.
+
+    Args:
+        work: a folder with the data.
+        data: the data in it.
+        rng: of all that is done.
+        torch: with a client that has worker processes.
+    """
+
+    def __init__(self, work: Path, data: Path, rng: random.Random, *, torch: bool) -> None:
+        environment = environment_of(work)
+        self.rng = rng
+        self.daemon = Daemon(work, environment, rng)
+        self.clients = clients_of(work, data, environment, torch=torch)
+        self.actors: list[Actor] = [self.daemon, *self.clients]
+        for actor in self.actors:
+            actor.start()
+        self.watch = Watch(self.clients)
+        self.events = Events(self.actors, rng, self.watch)
+        self.problems = self.events.problems
+        for actor in self.actors:
+            if not wait_for(actor.ready):
+                self.problems.append(f"{actor.name} does not begin: {actor.tail()}")
+
+    def rage(self, kills: int, said) -> None:
+        """Hurt them until there were so many kills, or something is wrong."""
+        deadline = time.monotonic() + 30 + 10 * kills
+        told = 0
+        while self.events.kills < kills and time.monotonic() < deadline and not self.problems:
+            until = time.monotonic() + self.rng.expovariate(1 / 0.25)
+            while time.monotonic() < until:
+                self.events.due()
+                time.sleep(0.01)
+            self.events.one()
+            if self.events.kills >= told + 25:
+                told = self.events.kills
+                said(told)
+
+    def calm(self) -> None:
+        """Let everybody recover, lose the daemon once more, recover, and end."""
+        self.events.finish()
+        self.problems += _settled(self.daemon, self.clients)
+        if self.daemon.kill():
+            self.events.counts["kill daemon"] += 1
+        self.problems += _memory_left(self.clients)
+        self.daemon.start()
+        self.watch.daemon_starts(self.daemon)
+        self.problems += _settled(self.daemon, self.clients)
+        self.watch.close()
+        for client in self.clients:
+            client.end()
+        self.problems += _daemon_left(self.daemon)
+        self.daemon.end()
+        for actor in self.actors:
+            self.problems += actor.problems
+
+    def result(self) -> dict[str, Any]:
+        """What was counted."""
+        return _counted(self.events, self.clients, self.watch) | {"problems": self.problems}
+
+
+def _left(
+    storm: Storm, folders: tuple[Path, ...], named: set[str], *, private: bool
+) -> tuple[list[str], int]:
+    """What stayed behind, and how much stayed that torch leaves anyhow."""
+    pids = [pid for actor in storm.actors for pid in actor.pids]
+
+    def living() -> list[str]:
+        return leftovers.processes(leftovers.all_processes() if private else pids)
+
+    wait_for(lambda: not living(), 10.0)
+    left = living()
+    names = leftovers.names_in(*folders) - named
+    torchs = {name for name in names if leftovers.is_torchs(name)}
+    left += sorted(names - torchs)
+    runtime = storm.daemon.folder
+    if runtime.exists():
+        left += [str(p) for p in (runtime, *runtime.iterdir())]
+    return left, len(torchs)
+
+
+def _settled(daemon: Daemon, clients: list[Actor]) -> list[str]:
     """After the storm: everybody reads over the daemon again, and has let go of dead ones' memory."""
     problems = []
     if not wait_for(daemon.ready):
         problems.append(f"no daemon at the end: {daemon.tail()}")
-    watch.daemon_is_back()
     for client in clients:
         assert client.page is not None
         epochs = client.page.epochs
@@ -192,9 +224,7 @@ def _daemon_left(daemon: Daemon) -> list[str]:
     return []
 
 
-def _result(
-    events: Events, clients: list[Actor], watch: Watch, seed: int, seconds: float
-) -> dict[str, Any]:
+def _counted(events: Events, clients: list[Actor], watch: Watch) -> dict[str, Any]:
     pages = [client.page for client in clients if client.page is not None]
     longest = max(pages, key=lambda page: page.longest_ns)
     recoveries = sorted(watch.recoveries_s)
@@ -206,8 +236,6 @@ def _result(
         )
     }  # fmt: skip
     return {
-        "seed": seed,
-        "seconds": round(seconds, 1),
         "kills": events.kills,
         "counts": dict(sorted(events.counts.items())),
         "starts": {actor.name: actor.counts["starts"] for actor in events.actors},

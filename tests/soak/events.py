@@ -52,6 +52,8 @@ class Events:
         weights = kinds or {"kill": 14, "stop": 3, "terminate": 1, "race": 1}
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
         actor = self.rng.choices(self.actors, [a.weight for a in self.actors])[0]
+        if actor is self.daemon and self.rng.random() < 0.8 and not actor.ready():
+            return  # seldom while it starts: it should be used by somebody
         if kind == "kill":
             self.kill(actor)
         elif kind == "stop":
@@ -191,6 +193,8 @@ class Events:
     def _bring_back(self, actor: Actor) -> None:
         def again() -> None:
             actor.start()
+            if actor is self.daemon:
+                self.watch.daemon_starts(actor)
 
         again.__dict__["actor"] = actor
         self._later.append((time.monotonic() + self.rng.uniform(0, RESTART_S), again))

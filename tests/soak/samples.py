@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SAMPLES = 601  # prime: no batch divides it
 

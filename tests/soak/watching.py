@@ -58,8 +58,19 @@ class Watch:
             if began is not None and client.page is not None:
                 client.page.stopped_ns += int((time.monotonic() - began) * 1e9)
 
-    def daemon_is_back(self) -> None:
-        """Time how long it takes until clients read over it."""
+    def daemon_starts(self, daemon: Actor) -> None:
+        """Time how long it takes, from when it serves, until clients read over it."""
+        threading.Thread(target=self._until_it_serves, args=(daemon,), daemon=True).start()
+
+    def _until_it_serves(self, daemon: Actor) -> None:
+        process = daemon.process
+        while daemon.process is process and daemon.alive and not self._ended.is_set():
+            if daemon.ready():
+                self._daemon_is_back()
+                return
+            time.sleep(0.02)
+
+    def _daemon_is_back(self) -> None:
         with self._lock:
             self._back_s = time.monotonic()
             self._waiting = {

@@ -97,7 +97,7 @@ class Link:
         self._writable.register(self._sock, select.POLLOUT)
         try:
             self._check_peer(folder)
-            self.send(Hello(PROTOCOL, job))
+            self._hello(job)
             self._welcome(self.wait(Welcome, ALIVE_S))
         except BaseException:
             self.close("no hello")
@@ -112,6 +112,14 @@ class Link:
                 path=str(folder.socket),
                 next_step="Remove the socket and start a daemon: headrace node start.",
             )
+
+    def _hello(self, job: str) -> None:
+        try:
+            self.send(Hello(PROTOCOL, job))
+        except LinkLost as e:
+            if not isinstance(e.__cause__, (BrokenPipeError, ConnectionResetError)):
+                raise
+            self.lost = ""  # it hung up before we spoke; why, it has said already
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.status is not Status.OK:
