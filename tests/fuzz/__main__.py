@@ -70,7 +70,11 @@ def with_atheris(given: argparse.Namespace) -> None:
         f"-seed={given.seed}", f"-artifact_prefix={corpus.parent.parent}/python_{given.target}-",
         str(corpus),
     ]  # fmt: skip
-    atheris.Setup(arguments, lambda data: target.one_input(data))
+
+    def once(data: bytes) -> None:  # atheris takes no other answer
+        target.one_input(data)
+
+    atheris.Setup(arguments, once)
     atheris.Fuzz()
 
 

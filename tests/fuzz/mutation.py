@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
 
 _EDGES = (b"\0", b"\x7f", b"\x80", b"\xff", b"\xff" * 8, bytes(8), (1 << 62).to_bytes(8, "little"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from headrace.node import session
 from headrace.node.room import Room
 from headrace.node.served import Outcome
 from headrace.node.session import Job, Session
@@ -121,9 +122,9 @@ class Host:
 
     def answer_opens(self, *, works=True):
         opening, self.opening = self.opening, []
-        for k, (session, ticket) in enumerate(opening):
+        for k, (asking, ticket) in enumerate(opening):
             data = self.data[1 + k % 2] if works else None
-            session.opened(ticket, data, Status.OK if works else Status.NOT_FOUND, "")
+            asking.opened(ticket, data, Status.OK if works else Status.NOT_FOUND, "")
 
     def say(self, client, message: Request):
         """As the server does: a broken rule ends the connection; whether it was kept."""
@@ -152,11 +153,15 @@ class Host:
             s = client.session
             leased = sum(lease.held_bytes for lease in s.leases.values())
             reserved = sum(asked.reserved_bytes for asked in s._asked.values())
-            assert s.held_bytes == leased + reserved >= 0
+            if s.closed:  # what is read for it still is held until it comes
+                assert leased == reserved == 0 <= s.held_bytes
+            else:
+                assert s.held_bytes == leased + reserved >= 0
             assert s._waiting_bytes == sum(asked.indices.nbytes for asked in s._waiting)
             assert all(not asked.reserved_bytes for asked in s._waiting)
         for job in self.jobs.values():
-            assert job.held_bytes == sum(s.held_bytes for s in job.sessions) >= 0
+            mine = [c.session.held_bytes for c in self.clients if c.session.job is job]
+            assert job.held_bytes == sum(mine) >= 0
         assert self.room.held_bytes == sum(job.held_bytes for job in self.jobs.values())
 
     def windows_hold(self):
@@ -164,13 +169,15 @@ class Host:
         largest = BATCH_MAX * SIZE + ROUND
 
         def slack(sessions):
-            return ROUND * sum(len(s.leases) + len(s._asked) for s in sessions)
+            under_way = BATCH_MAX if any(s.closed for s in sessions) else 0
+            return ROUND * (under_way + sum(len(s.leases) + len(s._asked) for s in sessions))
 
         for client in self.clients:
             s = client.session
             assert s.held_bytes <= max(WINDOW, largest) + slack([s])
         for job in self.jobs.values():
-            assert job.held_bytes <= max(JOB_WINDOW, largest) + slack(job.sessions)
+            mine = [c.session for c in self.clients if c.session.job is job]
+            assert job.held_bytes <= max(JOB_WINDOW, largest) + slack(mine)
         everybody = [client.session for client in self.clients]
         assert self.room.held_bytes <= max(ROOM, largest) + slack(everybody)
 
@@ -190,7 +197,11 @@ class Host:
                 mine = s.held_bytes and s.held_bytes + size > WINDOW
                 jobs = s.job.held_bytes and s.job.held_bytes + size > JOB_WINDOW
                 room = self.room.held_bytes and self.room.held_bytes + size > ROOM
-                assert mine or jobs or room
+                assert mine or jobs or room or s.job.reading >= session.READS_MAX
+        for job in self.jobs.values():
+            assert 0 <= job.reading <= session.READS_MAX
+        under_way = sum(len(data.reading) for data in self.data.values())
+        assert under_way == sum(job.reading for job in self.jobs.values())
 
     def users_are_who_has_it_open(self):
         for data in self.data.values():

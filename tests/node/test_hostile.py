@@ -162,7 +162,7 @@ def test_garbage_within_the_protocol(opened_server, data):
     hung_up(sock)
     sock.close()
     until(lambda: not server.describe()["sessions"])
-    assert sum(job["held_bytes"] for job in server.describe()["jobs"]) == 0
+    until(lambda: not server.describe()["jobs"])  # nothing is held, nothing read
 
 
 @pytest.fixture

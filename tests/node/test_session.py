@@ -1,10 +1,12 @@
 """Session under any sequence of messages: what is held adds up, every ask gets one answer."""
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.node import session
 from headrace.node.served import Outcome
 from headrace.node.wire import (
     PROTOCOL,
@@ -19,6 +21,8 @@ from headrace.node.wire import (
     StopAsked,
 )
 from node.fake_host import BATCH_MAX, SAMPLES, Host, Memory
+
+READS_MAX = 5
 
 tickets = st.integers(1, 30)
 indices = st.lists(st.integers(0, SAMPLES - 1), max_size=BATCH_MAX)
@@ -66,13 +70,13 @@ class Sessions(RuleBasedStateMachine):
     def ask_properly(self, number, indices, data, give_back):
         """So that there are long lives too."""
         client = self.host.clients[number]
-        session = client.session
-        if session.closed:
+        mine = client.session
+        if mine.closed:
             return
-        released = list(session.leases)[:2] if give_back else []
-        ticket = session._last_ticket + 1
+        released = list(mine.leases)[:2] if give_back else []
+        ticket = mine._last_ticket + 1
         wire = np.array(indices, np.int64).tobytes()
-        assert self.host.say(client, Ask(ticket, data, wire, released)) == (data in session._data)
+        assert self.host.say(client, Ask(ticket, data, wire, released)) == (data in mine._data)
 
     @rule(number=st.integers(0, 2), abandon=st.booleans())
     def give_back(self, number, abandon):
@@ -85,11 +89,14 @@ class Sessions(RuleBasedStateMachine):
     def hurry_what_waits(self, number):
         """It can be answered by nobody but the client itself: it must be told."""
         client = self.host.clients[number]
-        session = client.session
-        if session.closed or not session.waiting:
+        mine = client.session
+        if mine.closed or not mine.waiting:
             return
-        ticket = session._waiting[0].ticket
+        ticket = mine._waiting[0].ticket
         assert self.host.say(client, Hurry(ticket))
+        if mine.job.reading >= READS_MAX:
+            assert client.said[-1].status is Status.WORKING
+            return
         assert client.answered[ticket] == 1
         assert client.said[-1].status is Status.BUSY
 
@@ -141,6 +148,14 @@ class Sessions(RuleBasedStateMachine):
             self.host.hang_up_all()
             # Memory of who is gone is never used again, nor is it given up twice.
             assert all(batch.abandoned <= 1 for batch in self.batches)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_reads():
+    """So few that some wait for others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "READS_MAX", READS_MAX)
+        yield
 
 
 Sessions.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

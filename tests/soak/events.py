@@ -54,6 +54,8 @@ class Events:
         actor = self.rng.choices(self.actors, [a.weight for a in self.actors])[0]
         if actor is self.daemon and self.rng.random() < 0.8 and not actor.ready():
             return  # seldom while it starts: it should be used by somebody
+        if actor is self.daemon or kind in ("terminate", "race"):
+            self.watch.daemon_goes()
         if kind == "kill":
             self.kill(actor)
         elif kind == "stop":

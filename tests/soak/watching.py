@@ -79,6 +79,11 @@ class Watch:
                 if c.page is not None and c.role != "torch" and not c.page.attached and c.alive
             }
 
+    def daemon_goes(self) -> None:
+        """Nobody can find it any more."""
+        with self._lock:
+            self._waiting.clear()
+
     def close(self) -> None:
         self._ended.set()
         self._thread.join()

@@ -73,9 +73,13 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         finally:
             for number in before:  # another signal must not cut the cleaning up short
                 signal.signal(number, signal.SIG_IGN)
-            if server is not None:
-                server.close()
+            ended = server.close() if server is not None else True
             claim.release()
+            if not ended:
+                # A thread that comes back from native code while the interpreter ends would abort it.
+                _log.warning("ends although a read has not returned")
+                logging.shutdown()
+                os._exit(0)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

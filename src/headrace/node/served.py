@@ -288,3 +288,8 @@ class ServedData:
         self._queue.put(None)
         self.chain.top.close()
         self.store.close()
+
+    @property
+    def thread(self) -> threading.Thread:
+        """Takes in what is read; ends after `close`, unless a read never returns."""
+        return self._thread

@@ -34,7 +34,7 @@ from headrace.node.wire import (
 from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace.node.options import NodeOptions
     from headrace.node.runtime import Claim
@@ -45,6 +45,12 @@ __all__ = ["Server"]
 _log = logging.getLogger("headrace.node")
 
 TICK_S = 1.0
+TURN_S = 0.001
+"""How long one client's messages are handled before others have their turn."""
+
+JOIN_S = 2.0
+"""How long reads that are under way may take to end, when the daemon does."""
+
 _HASTE_S = 0.25
 """How often deadlines are looked at while one runs."""
 _BACKLOG = 128
@@ -76,6 +82,7 @@ class Server:
         )
         self._holdings = Holdings(options, self._working, self.call_soon)
         self._lines: dict[Line, Session] = {}
+        self._behind: set[Line] = set()  # they have said more than was handled
         self._jobs: dict[str, Job] = {}
         self._sessions_made = self._refused = self._wire_errors = 0
         self._listener = _listen(str(claim.folder.socket))
@@ -90,6 +97,9 @@ class Server:
         while not self._stopping:
             for key, events in self._selector.select(self._pause_s()):
                 key.data(events)
+            for line in tuple(self._behind):
+                if not line.choked:
+                    self._serve(line, line.rest())
             self._run_soon()
             self._retire()
             for line in tuple(self._lines):
@@ -111,6 +121,8 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _pause_s(self) -> float | None:
+        if any(not line.choked for line in self._behind):
+            return 0.0
         if self._hasty():
             return _HASTE_S
         return TICK_S if self._lines else None
@@ -133,6 +145,7 @@ class Server:
         for line in tuple(self._lines):
             if line.overdue(now):
                 self._hang_up(line, "a message did not come whole within its deadline")
+        self._prune_jobs()
         if self._holdings.in_use:
             self._holdings.share()
 
@@ -193,14 +206,24 @@ class Server:
     def _ready(self, line: Line, events: int) -> None:
         if not events & selectors.EVENT_READ or line not in self._lines:
             return
+        if line not in self._behind:  # else it has had its turn
+            self._serve(line, line.receive())
+
+    def _serve(self, line: Line, bodies: Iterator[bytes]) -> None:
+        """Handle what a client says, for so long that others do not notice."""
         session = self._lines[line]
+        until = time.monotonic() + TURN_S
+        self._behind.discard(line)
         try:
-            for body in line.receive():
+            for body in bodies:
                 session.handle(decode_request(body))
                 if not line.greeted and session.job is not None:
                     line.greet()
                 if line.sending:  # the client can work on it while the next is handled
                     line.flush()
+                if line.choked or time.monotonic() > until:
+                    self._behind.add(line)
+                    return
         except (EOFError, ConnectionResetError):  # the latter: it did not wait for its answers
             self._hang_up(line, "")
         except OSError as e:
@@ -223,6 +246,7 @@ class Server:
             self._selector.modify(line.sock, wanted, key.data)
 
     def _hang_up(self, line: Line, reason: str) -> None:
+        self._behind.discard(line)
         session = self._lines.pop(line, None)
         if session is None:
             return
@@ -236,8 +260,14 @@ class Server:
         session.close()
         line.close()
         if session.job is not None and not session.job.sessions:
-            self._jobs.pop(session.job.name, None)
+            self._prune_jobs()
             self._holdings.share()
+
+    def _prune_jobs(self) -> None:
+        """Forget jobs of which nobody is there, and nothing is read any more."""
+        for job in tuple(self._jobs.values()):
+            if not job.sessions and not job.held_bytes:
+                del self._jobs[job.name]
 
     # -- what sessions need -----------------------------------------------------------------------
 
@@ -266,6 +296,7 @@ class Server:
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
         datasets = self._holdings.reports()
+        self._prune_jobs()
         return {
             "pid": os.getpid(),
             "protocol": PROTOCOL,
@@ -291,8 +322,8 @@ class Server:
             "datasets": datasets,
         }  # fmt: skip
 
-    def close(self) -> None:
-        """Hang up on all, and let go of everything."""
+    def close(self) -> bool:
+        """Hang up on all, and let go of everything; whether all threads have ended."""
         for line in tuple(self._lines):
             with contextlib.suppress(OSError):
                 line.flush()
@@ -301,10 +332,12 @@ class Server:
         self._holdings.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()
+        ended = self._holdings.join(JOIN_S)
         for fd in (self._spare_fd, self._wake):
             if fd >= 0:
                 os.close(fd)
         self._spare_fd = self._wake = -1
+        return ended
 
 
 def _spare_fd() -> int:

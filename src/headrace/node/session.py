@@ -61,6 +61,10 @@ WAITING_BYTES_MAX = 64 << 20
 """Bytes of those indices."""
 
 
+READS_MAX = 64
+"""Batches of one job that are read at a time: how many others may stand before one's own."""
+
+
 @dataclass(slots=True)
 class Job:
     """The clients of one job, and what they hold together."""
@@ -69,6 +73,8 @@ class Job:
     window_bytes: int
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
+    reading: int = 0
+    """Batches under way."""
 
 
 class Send(Protocol):
@@ -258,7 +264,7 @@ class Session:
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
-            if not (mine and jobs and self._host.room.fits(size)):
+            if job.reading >= READS_MAX or not (mine and jobs and self._host.room.fits(size)):
                 return
             self._drop_first()
             if size > self._host.window_bytes and size > available_memory() // 2:
@@ -267,6 +273,7 @@ class Session:
                 continue
             asked.reserved_bytes = size
             self._hold(size)
+            job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
     def _drop_first(self) -> None:
@@ -281,10 +288,14 @@ class Session:
 
     def _done(self, asked: _Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
+        self._hold(-asked.reserved_bytes)
+        assert self.job is not None
+        crowded, self.job.reading = self.job.reading >= READS_MAX, self.job.reading - 1
+        if self.closed or crowded:
+            self._pump_others()
         if self.closed:
             return
         del self._asked[asked.ticket]
-        self._hold(-asked.reserved_bytes)
         batch = outcome.batch
         if batch is None:
             self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
@@ -304,7 +315,9 @@ class Session:
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0]:
+        assert self.job is not None
+        others = self.job.reading >= READS_MAX  # it waits for them, not for memory
+        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or others:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
@@ -349,8 +362,7 @@ class Session:
             lease.batch.abandon()
             self._hold(-lease.held_bytes)
         self.leases.clear()
-        for asked in self._asked.values():
-            self._hold(-asked.reserved_bytes)
+        # What is being read for it is held until it comes: who comes and goes gets no more than others.
         self._asked.clear()
         self._waiting.clear()
         self._waiting_bytes = 0
