@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.machine.memory import available_memory
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
 from headrace.node.room import Room
@@ -31,7 +32,6 @@ from headrace.node.wire import (
     WireError,
     decode_request,
 )
-from headrace.plane.tiers.memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
