@@ -323,6 +323,48 @@ def test_a_consumer_that_keeps_everything_gets_everything(folder, store):
         loader.close()
 
 
+def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store, link):
+    """The client has gone on to another epoch, and what it asked for before fills its window."""
+    with serving(folder, window_bytes=1 << 20):
+        one = link()
+        number = opened(one, store)
+        for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 8):
+            one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
+        held = [one.wait(Samples, 10) for _ in range(2)]
+        assert [s.status for s in held] == [Status.OK] * 2  # and kept
+        last = one._ticket
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            one.send(Hurry(last))
+            answers = []
+            with contextlib.suppress(IndexError):
+                one.receive(0.2)
+                while True:
+                    answers.append(one._kept.popleft())
+            found = [a for a in answers if isinstance(a, Samples) and a.ticket == last]
+            if found:
+                break
+        assert found[0].status is Status.BUSY
+
+
+def test_epochs_that_are_left_early_give_their_memory_back(folder, store):
+    """However often: what nobody takes is the daemon's again, and nothing waits for it."""
+    with serving(folder, window_bytes=1 << 20) as server:
+        loader = node_loader(store, 16)
+        for epoch in range(30):
+            loader.set_epoch(epoch)
+            for count, _ in enumerate(loader):
+                if count == epoch % 5:
+                    break
+        assert sum(len(b[2]) for b in seen(loader)) > 0
+        report = report_of(loader)
+        assert report.attached
+        assert report.node_batches > report.direct_batches
+        until(lambda: server.describe()["sessions"][0]["waiting"] == 0)
+        assert server.describe()["sessions"][0]["leases"] < 20
+        loader.close()
+
+
 def test_jobs_have_a_window_too(folder, store, link):
     with serving(folder, window_bytes=8 << 20, job_window_bytes=1 << 20) as server:
         first, second, other = link("job"), link("job"), link("other")

@@ -131,6 +131,18 @@ class Sessions(RuleBasedStateMachine):
         if not self.host.clients[number].session.closed:
             self.host.clients[number].session.close()
 
+    @rule(number=st.integers(0, 2))
+    def hurry_the_last(self, number):
+        """Others of its own stand before it: if none of them is read, none will go by itself."""
+        client = self.host.clients[number]
+        mine = client.session
+        if mine.closed or mine.waiting < 2 or mine.job.reading >= READS_MAX:
+            return
+        ticket = mine._waiting[-1].ticket
+        read = any(asked.reserved_bytes for asked in mine._asked.values())
+        assert self.host.say(client, Hurry(ticket))
+        assert client.said[-1].status is (Status.WORKING if read else Status.BUSY)
+
     @rule()
     def retire(self):
         for client in self.host.living():

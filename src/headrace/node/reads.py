@@ -14,6 +14,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import numpy as np
 
@@ -127,8 +128,12 @@ class NodeReads:
         self._samples_count = len(store)
         self._parts = len(part_names)
         self._pid = os.getpid()
-        self._pending: dict[int, _Pending] = {}  # asked for, and not taken
-        self._unsent: deque[_Pending] = deque()
+        # A consumer that leaves an epoch takes no more of it: nothing here keeps batches alive.
+        self._pending: WeakValueDictionary[int, _Pending] = (
+            WeakValueDictionary()
+        )  # asked, not taken
+        self._asked: set[int] = set()  # not answered
+        self._unsent: deque[ReferenceType[_Pending]] = deque()
         self._budget_bytes = budget_bytes
         self._batch_bytes = 0.0  # of a batch, lately
         self._busy = 0
@@ -163,7 +168,7 @@ class NodeReads:
             self._direct += 1
             return self._below.submit(indices)
         pending = _Pending(self, attached, indices)
-        self._unsent.append(pending)
+        self._unsent.append(ref(pending))
         self._send(attached)
         return pending
 
@@ -175,9 +180,12 @@ class NodeReads:
             ahead = max(AHEAD_MIN, 1 + int(self._budget_bytes / self._batch_bytes))
         try:
             while self._unsent and len(self._pending) < min(ahead, link.requests_max):
-                pending = self._unsent.popleft()
+                pending = self._unsent.popleft()()
+                if pending is None:
+                    continue
                 pending.ticket = link.new_ticket()
                 self._pending[pending.ticket] = pending
+                self._asked.add(pending.ticket)
                 released = link.take_released()
                 indices = pending.indices.tobytes()
                 link.send(Ask(pending.ticket, attached.dataset, indices, released))
@@ -205,10 +213,14 @@ class NodeReads:
 
     def _on_reply(self, message: Any) -> None:
         if isinstance(message, Samples):
-            pending = self._pending.get(message.ticket)
-            if pending is None or not pending.waiting:
+            if message.ticket not in self._asked:
                 raise WireError(f"batch {message.ticket} was not asked for")
-            pending.answer(message)
+            self._asked.discard(message.ticket)
+            pending = self._pending.get(message.ticket)
+            if pending is not None:
+                pending.answer(message)
+            elif message.status is Status.OK and self._attached is not None:
+                self._attached.link.ledger.end(message.ticket)  # nobody takes it any more
         elif not isinstance(message, Working):
             raise WireError(f"a {type(message).__name__} that was not asked for")
 
@@ -250,8 +262,10 @@ class NodeReads:
             self._attached = None
             self._why = reason
             _log.warning("the node daemon is lost (%s): reading directly.", reason)
-        unanswered = [p for p in (*self._pending.values(), *self._unsent) if p.waiting]
+        submitted = [*self._pending.values(), *(unsent() for unsent in self._unsent)]
+        unanswered = [p for p in submitted if p is not None and p.waiting]
         self._unsent.clear()
+        self._asked.clear()
         for pending in unanswered:
             self._pending.pop(pending.ticket, None)
             self._direct += 1
@@ -305,6 +319,7 @@ class NodeReads:
         if attached is not None and os.getpid() == self._pid:
             attached.link.close()
         self._pending.clear()
+        self._asked.clear()
         self._unsent.clear()
         self._below.close()
 
@@ -376,6 +391,10 @@ class _Pending:
         assert self._reply is not None
         reply, self._reply = self._reply, None
         return self._reads.finish(self, reply)
+
+    def __del__(self) -> None:
+        if self._reply is not None and self._reply.status is Status.OK:  # it was never taken
+            self.attached.link.ledger.end(self.ticket)
 
 
 def _gathered(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:

@@ -106,7 +106,7 @@ class Host(Protocol):
         """End, soon."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """A request for a batch that has no answer yet."""
 
@@ -316,12 +316,16 @@ class Session:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
         assert self.job is not None
-        others = self.job.reading >= READS_MAX  # it waits for them, not for memory
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or others:
+        # Who waits for others' reads, or behind requests of its own that are read, comes to its turn.
+        comes = self.job.reading >= READS_MAX
+        if asked is not None and not asked.reserved_bytes and asked is not self._waiting[0]:
+            comes = comes or any(a.reserved_bytes for a in self._asked.values())
+        if asked is None or asked.reserved_bytes or comes:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
-        self._drop_first()
+        self._waiting.remove(asked)
+        self._waiting_bytes -= asked.indices.nbytes
         del self._asked[ticket]
         self.busy += 1
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
