@@ -116,6 +116,7 @@ class Storm:
         self.watch = Watch(self.clients)
         self.events = Events(self.actors, rng, self.watch)
         self.problems = self.events.problems
+        self.watch.daemon_starts(self.daemon)
         for actor in self.actors:
             if not wait_for(actor.ready):
                 self.problems.append(f"{actor.name} does not begin: {actor.tail()}")

@@ -52,7 +52,7 @@ class Events:
         weights = kinds or {"kill": 14, "stop": 3, "terminate": 1, "race": 1}
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
         actor = self.rng.choices(self.actors, [a.weight for a in self.actors])[0]
-        if actor is self.daemon and self.rng.random() < 0.8 and not actor.ready():
+        if actor is self.daemon and self.rng.random() < 0.8 and not self.watch.served_long():
             return  # seldom while it starts: it should be used by somebody
         if actor is self.daemon or kind in ("terminate", "race"):
             self.watch.daemon_goes()

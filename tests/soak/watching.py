@@ -18,6 +18,9 @@ CALL_S = FIRST_S + 2 * ALIVE_S + 1.0
 """The longest that a public call may take: a daemon that is there is given 5 s to open the data set, one
 that falls silent 2 s, and 2 s to take what is sent."""
 
+SERVED_S = 2.0
+"""A daemon is mostly left alone for so long, so that clients have found it."""
+
 _EVERY_S = 0.05
 
 
@@ -79,10 +82,16 @@ class Watch:
                 if c.page is not None and c.role != "torch" and not c.page.attached and c.alive
             }
 
+    def served_long(self) -> bool:
+        """Whether the daemon that there is has served for a while."""
+        with self._lock:
+            return self._back_s is not None and time.monotonic() - self._back_s > SERVED_S
+
     def daemon_goes(self) -> None:
         """Nobody can find it any more."""
         with self._lock:
             self._waiting.clear()
+            self._back_s = None
 
     def close(self) -> None:
         self._ended.set()
@@ -102,7 +111,7 @@ class Watch:
         before = self._waiting.get(client.name)
         if before is not None and page.node_batches > before:
             del self._waiting[client.name]
-            assert self._back_s is not None
+            assert self._back_s is not None  # else nobody waits
             self.recoveries_s.append(now_ns / 1e9 - self._back_s)
         began = page.call_began_ns
         if not began or client.name in self._stopped or self._reported.get(client.name) == began:
