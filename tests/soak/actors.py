@@ -7,6 +7,7 @@ be hurt. Whoever hurts it counts only what the kernel confirms.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -57,6 +58,9 @@ class Actor:
     """
 
     workers_role = ""
+    ends_with_worker = False
+    """Whether it ends when its worker is killed."""
+
     weight = 2
     """How often it is hurt, beside others."""
 
@@ -170,11 +174,8 @@ class Daemon(Actor):
     def command(self) -> list[str]:
         ram = self.rng.choice(["0B", "2M", "64M", "64M"])
         window = self.rng.choice(["1M", "256M", "256M"])
-        program = "from headrace.cli import main; main()"
-        return [
-            sys.executable, "-c", program, "node", "start", "--foreground", "--ram", ram,
-            "--window", window,
-        ]  # fmt: skip
+        own = ["--controller", "own"] if has("control") else []
+        return headrace("node", "start", "--foreground", "--ram", ram, "--window", window, *own)
 
     def ready(self) -> bool:
         from headrace.node.daemon import ask_status
@@ -185,6 +186,62 @@ class Daemon(Actor):
         with contextlib.suppress(OSError, LinkLost):
             return bool(ask_status(RuntimeFolder(self.folder))["pid"] == self.process.pid)
         return False
+
+
+class Controller(Actor):
+    """`headrace control start --foreground`: the daemon reports to it, and does without it."""
+
+    def __init__(self, work: Path, environment: dict[str, str]) -> None:
+        super().__init__("controller", "controller", work, environment)
+        runtime = Path(environment["HEADRACE_RUNTIME_DIR"])
+        self.folder = runtime.with_name(f"{runtime.name}-control")
+        self.database = work / "control.db"
+
+    def command(self) -> list[str]:
+        return headrace("control", "start", "--foreground", "--db", str(self.database))
+
+    def ready(self) -> bool:
+        return self.alive and (self.folder / "socket").exists()
+
+
+class Program(Actor):
+    """`headrace run` over a program that knows nothing of headrace, see `program`."""
+
+    workers_role = "program"
+    ends_with_worker = True
+
+    def __init__(self, name: str, work: Path, environment: dict[str, str], folder: Path) -> None:
+        super().__init__(name, "launcher", work, environment)
+        page = work / f"{name}.page"
+        self.page = Page(page)
+        self.root = folder
+        self.options = {"page": str(page), "folder": str(folder)}
+
+    def command(self) -> list[str]:
+        program = [sys.executable, "-m", "soak.program", json.dumps(self.options)]
+        return headrace("run", "--quiet", "--root", str(self.root), "--", *program)
+
+    def ready(self) -> bool:
+        assert self.page is not None
+        return self.alive and self.page.batches > 0
+
+    def kill(self) -> bool:
+        """A program whose launcher is killed goes on, as under `nice`; it is ended here."""
+        programs = [p for pids in self.victims().values() for p in pids]
+        killed = super().kill()
+        for pid in programs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return killed
+
+
+def has(command: str) -> bool:
+    """Whether this headrace has a command."""
+    return importlib.util.find_spec(f"headrace.cli.{command}") is not None
+
+
+def headrace(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]
 
 
 class Client(Actor):

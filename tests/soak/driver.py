@@ -12,12 +12,24 @@ from typing import Any
 import numpy as np
 
 from soak import leftovers, samples
-from soak.actors import Actor, Client, Daemon, environment_of, wait_for
+from soak.actors import (
+    Actor,
+    Client,
+    Controller,
+    Daemon,
+    Program,
+    environment_of,
+    has,
+    wait_for,
+)
 from soak.events import Events
 from soak.page import CALLS
 from soak.watching import CALL_S, Watch
 
 EPOCHS = 6
+
+UNSEEN = ("torch", "launcher")
+"""Clients whose links are in other processes: whether they have one is not asked."""
 
 
 def prepare(work: Path) -> Path:
@@ -54,6 +66,8 @@ def clients_of(work: Path, data: Path, environment: dict[str, str], *, torch: bo
         client("client-c", "plain", "files", 1, 16, 0.004),
         client("client-d", "resume", "store.hr", 2, 20, 0.008),
     ]
+    if has("run"):
+        found.append(Program("client-f", work, environment, data / "files"))
     if torch:
         found.append(client("client-e", "torch", "store.hr", 1, 32, 0.004))
     return found
@@ -111,6 +125,8 @@ class Storm:
         self.daemon = Daemon(work, environment, rng)
         self.clients = clients_of(work, data, environment, torch=torch)
         self.actors: list[Actor] = [self.daemon, *self.clients]
+        if has("control"):
+            self.actors.append(Controller(work, environment))
         for actor in self.actors:
             actor.start()
         self.watch = Watch(self.clients)
@@ -151,6 +167,8 @@ class Storm:
         self.problems += _daemon_left(self.daemon)
         self.daemon.end()
         for actor in self.actors:
+            if isinstance(actor, Controller):
+                actor.end()
             self.problems += actor.problems
 
     def result(self) -> dict[str, Any]:
@@ -172,9 +190,9 @@ def _left(
     names = leftovers.names_in(*folders) - named
     torchs = {name for name in names if leftovers.is_torchs(name)}
     left += sorted(names - torchs)
-    runtime = storm.daemon.folder
-    if runtime.exists():
-        left += [str(p) for p in (runtime, *runtime.iterdir())]
+    for actor in storm.actors:
+        if isinstance(actor, Daemon | Controller) and actor.folder.exists():
+            left += [str(p) for p in (actor.folder, *actor.folder.iterdir())]
     return left, len(torchs)
 
 
@@ -188,7 +206,7 @@ def _settled(daemon: Daemon, clients: list[Actor]) -> list[str]:
         epochs = client.page.epochs
         if not wait_for(lambda c=client, e=epochs: c.page.epochs > e + 1):
             problems.append(f"{client.name} does not go on: {client.tail()}")
-        if client.role != "torch" and not wait_for(lambda c=client: c.page.attached):
+        if client.role not in UNSEEN and not wait_for(lambda c=client: c.page.attached):
             problems.append(f"{client.name} does not find the daemon: {client.tail()}")
     return problems
 
@@ -197,7 +215,7 @@ def _memory_left(clients: list[Actor]) -> list[str]:
     """Without a daemon, all read directly, and have let go of the memory of all that there were."""
     problems = []
     for client in clients:
-        if client.role == "torch":
+        if client.role in UNSEEN:
             continue
 
         def mapped(client: Actor = client) -> dict[int, int]:
@@ -215,10 +233,11 @@ def _daemon_left(daemon: Daemon) -> list[str]:
         return ["the daemon ended by itself"]
     assert daemon.process is not None
     pid = daemon.process.pid
+    sockets = 2 if has("control") else 1  # that on which it listens, and that to the controller
 
     def idle() -> bool:
         found = leftovers.descriptors(pid)
-        return found.get("socket", 0) == 1 and not found.get("pidfd", 0)
+        return found.get("socket", 0) <= sockets and not found.get("pidfd", 0)
 
     if not wait_for(idle, 20.0):
         return [f"a daemon without clients has {leftovers.descriptors(pid)} open"]

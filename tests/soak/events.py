@@ -95,6 +95,8 @@ class Events:
         role, pids = self.rng.choices(*_roles(actor))[0]
         if role != actor.role:
             self._kill_worker(role, self.rng.choice(pids))
+            if actor.ends_with_worker:
+                self._ends_too(actor)
             return
         if self.rng.random() < 0.15:
             actor.process.send_signal(signal.SIGSTOP)
@@ -111,6 +113,16 @@ class Events:
             os.kill(pid, signal.SIGKILL)
             if wait_for(lambda: state_of(pid) in ("", "Z"), 5.0):
                 self.counts[f"kill {role}"] += 1
+
+    def _ends_too(self, actor: Actor) -> None:
+        assert actor.process is not None
+        try:
+            actor.process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            self.problems.append(f"{actor.name} outlives what it ran: {actor.tail()}")
+            actor.kill()
+        actor.after_death()
+        self._bring_back(actor)
 
     def _see_gone(self, actor: Actor, pids: list[int]) -> None:
         """Workers of a killed program must end by themselves."""

@@ -31,7 +31,7 @@ FIELDS = (
     "resumes",
     "stopped_ns",  # by the driver
 )
-CALLS = ("open", "loader", "iter", "next", "close")
+CALLS = ("open", "loader", "iter", "next", "close", "open and read a file", "stat")
 SIZE = 4096
 
 

@@ -79,7 +79,10 @@ class Watch:
             self._waiting = {
                 c.name: c.page.node_batches
                 for c in self._clients
-                if c.page is not None and c.role != "torch" and not c.page.attached and c.alive
+                if c.page is not None
+                and c.role not in ("torch", "launcher")
+                and not c.page.attached
+                and c.alive
             }
 
     def served_long(self) -> bool:
