@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ def main() -> int:
     given = parser.parse_args()
     if (code := in_private(given.json)) is not None:
         return code
+    # As the first process of its namespace it would not hear of it; all others end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(f"seed {given.seed}", flush=True)
     work = Path(tempfile.mkdtemp(prefix="hr-soak-", dir=given.dir or "/var/tmp"))
     result = run(

@@ -227,12 +227,29 @@ class Program(Actor):
 
     def kill(self) -> bool:
         """A program whose launcher is killed goes on, as under `nice`; it is ended here."""
-        programs = [p for pids in self.victims().values() for p in pids]
         killed = super().kill()
-        for pid in programs:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._end_programs()
         return killed
+
+    def start(self) -> None:
+        assert self.page is not None
+        self._before = self.page.batches
+        super().start()
+
+    def end(self, seconds: float = START_S) -> None:
+        page = self.page
+        assert page is not None
+        wait_for(lambda: page.batches > self._before)  # it has said what SIGTERM shall do
+        super().end(seconds)
+        self._end_programs()
+
+    def _end_programs(self) -> None:
+        """Those whose launcher was killed, found by their arguments."""
+        mine = json.dumps(self.options).encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if mine in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def has(command: str) -> bool:
