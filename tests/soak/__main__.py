@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     parser.add_argument("--no-torch", action="store_true", help="no client with worker processes")
+    parser.add_argument("--programs", action="store_true", help="with one under `headrace run`")
     parser.add_argument("--json", type=Path, help="where the counts go")
     parser.add_argument("--dir", type=Path, help="work below this folder, on a disk")
     given = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> int:
     print(f"seed {given.seed}", flush=True)
     work = Path(tempfile.mkdtemp(prefix="hr-soak-", dir=given.dir or "/var/tmp"))
     result = run(
-        work / "w", kills=given.kills, seed=given.seed, torch=not given.no_torch,
+        work / "w", kills=given.kills, seed=given.seed, torch=not given.no_torch, programs=given.programs,
         private=bool(os.environ.get(INSIDE)), say=lambda text: print(text, flush=True),
     )  # fmt: skip
     if result["ok"]:

@@ -50,7 +50,9 @@ def prepare(work: Path) -> Path:
     return data
 
 
-def clients_of(work: Path, data: Path, environment: dict[str, str], *, torch: bool) -> list[Actor]:
+def clients_of(
+    work: Path, data: Path, environment: dict[str, str], *, torch: bool, programs: bool
+) -> list[Actor]:
     """Two jobs over one store, a folder of files, a run that resumes, torch's workers."""
 
     def client(name: str, kind: str, source: str, seed: int, batch: int, pause_s: float) -> Client:
@@ -66,7 +68,7 @@ def clients_of(work: Path, data: Path, environment: dict[str, str], *, torch: bo
         client("client-c", "plain", "files", 1, 16, 0.004),
         client("client-d", "resume", "store.hr", 2, 20, 0.008),
     ]
-    if has("run"):
+    if programs and has("run"):
         found.append(Program("client-f", work, environment, data / "files"))
     if torch:
         found.append(client("client-e", "torch", "store.hr", 1, 32, 0.004))
@@ -74,7 +76,14 @@ def clients_of(work: Path, data: Path, environment: dict[str, str], *, torch: bo
 
 
 def run(
-    work: Path, *, kills: int, seed: int, torch: bool = True, private: bool = False, say=print
+    work: Path,
+    *,
+    kills: int,
+    seed: int,
+    torch: bool = True,
+    programs: bool = False,
+    private: bool = False,
+    say=print,
 ) -> dict[str, Any]:
     """Kill until it was often enough; returns what was seen.
 
@@ -83,6 +92,7 @@ def run(
         kills: of all kinds together.
         seed: what is done follows from it.
         torch: with a client that has worker processes.
+        programs: with one under `headrace run`.
         private: nobody else has processes or temporary files here: all that is there is ours.
         say: hears of progress.
     """
@@ -91,7 +101,7 @@ def run(
     before = samples.digest_of(data)
     folders = (Path("/dev/shm"), work / "tmp", *([Path("/tmp")] if private else []))
     named = leftovers.names_in(*folders)
-    storm = Storm(work, data, random.Random(seed), torch=torch)
+    storm = Storm(work, data, random.Random(seed), torch=torch, programs=programs)
     storm.rage(kills, lambda count: say(f"{count} kills after {time.monotonic() - began:.0f} s"))
     storm.calm()
     left, torchs = _left(storm, folders, named, private=private)
@@ -117,13 +127,16 @@ class Storm:
         data: the data in it.
         rng: of all that is done.
         torch: with a client that has worker processes.
+        programs: with one under `headrace run`.
     """
 
-    def __init__(self, work: Path, data: Path, rng: random.Random, *, torch: bool) -> None:
+    def __init__(
+        self, work: Path, data: Path, rng: random.Random, *, torch: bool, programs: bool
+    ) -> None:
         environment = environment_of(work)
         self.rng = rng
         self.daemon = Daemon(work, environment, rng)
-        self.clients = clients_of(work, data, environment, torch=torch)
+        self.clients = clients_of(work, data, environment, torch=torch, programs=programs)
         self.actors: list[Actor] = [self.daemon, *self.clients]
         if has("control"):
             self.actors.append(Controller(work, environment))
