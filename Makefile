@@ -12,6 +12,8 @@ DATA ?=
 DEMO ?=
 BENCH ?=
 FUZZ_SECONDS ?= 600
+SOAK_KILLS ?= 300
+SOAK ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,11 +40,12 @@ help:
 	@echo 'make test        build; check; native tests; Python tests (PYTEST="-k name")'
 	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
+	@echo 'make soak        SOAK_KILLS=$(SOAK_KILLS) kills of node daemon and clients; SOAK="--seed 1"'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
 	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
 	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
-	@echo 'make fuzz        each libFuzzer target for FUZZ_SECONDS=$(FUZZ_SECONDS)'
+	@echo 'make fuzz        each fuzz target, native and Python, for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make docs        the documentation, into docs/_build/html'
 	@echo 'make stub        write src/headrace/_native.pyi anew'
 	@echo 'make clean       remove all that make made'
@@ -127,6 +130,11 @@ test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(
 test-slow: $(DONE)/test $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
 
+# Counts go to build/soak.json too.
+.PHONY: soak
+soak: $(DONE)/test $(DONE)/build
+	PYTHONPATH=tests $(BIN)/python -m soak --kills $(SOAK_KILLS) --json build/soak.json $(SOAK)
+
 # A process each: TensorFlow and JAX bring their own runtimes and threads.
 .PHONY: test-frameworks
 test-frameworks: $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/build
@@ -171,7 +179,21 @@ asan tsan: $(DONE)/debian-build $(DONE)/debian-test
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	  ctest --test-dir build/$@ --output-on-failure --no-tests=error -j $(JOBS)
 
+# Guides the Python targets by coverage; without it they change inputs at random.
+$(DONE)/fuzz: pyproject.toml $(DONE)/venv
+	$(INSTALL) --group fuzz || echo 'atheris cannot be installed: Python is fuzzed without it' >&2
+	@touch $@
+
 # Each target keeps its corpus in build/fuzz/corpus/NAME and goes on from there.
+PYTHON_FUZZ := wire frames session mapped
+.PHONY: fuzz-python
+fuzz: fuzz-python
+fuzz-python: $(DONE)/test $(DONE)/fuzz $(DONE)/build
+	@set -e; for target in $(PYTHON_FUZZ); do \
+	  echo "python $$target: $(FUZZ_SECONDS) s"; \
+	  PYTHONPATH=tests $(BIN)/python -m fuzz $$target --seconds $(FUZZ_SECONDS); \
+	done
+
 fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
 	cmake -S . -B build/fuzz -G Ninja -DHEADRACE_PYTHON=OFF -DHEADRACE_FUZZ=ON \
 	  -DHEADRACE_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER=clang++

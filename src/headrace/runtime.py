@@ -129,11 +129,36 @@ class RuntimeFolder:
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
-            with contextlib.suppress(FileNotFoundError):  # a daemon that ends removes the folder
+            try:
                 self.check()
                 if (claim := self._try_claim()) is not None:
                     return claim
+            except FileNotFoundError:  # a daemon that ends removes the folder
+                continue
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()  # if nothing is in it
+                raise
         raise NodeError(f"{self.path}: the runtime folder cannot be claimed.", path=str(self.path))
+
+    def holder(self) -> tuple[int, int] | None:
+        """The daemon that rules, without asking it: process id and a descriptor of the process.
+
+        None if there is none: the process that the lock file names must have that very file open.
+        """
+        try:
+            pid = int(self.lock.read_text())
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError):
+            return None
+        with contextlib.suppress(OSError):
+            lock = self.lock.stat()
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(fd.stat(), lock):
+                        return pid, pidfd
+        os.close(pidfd)
+        return None
 
     def _try_claim(self) -> Claim | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -144,8 +169,7 @@ class RuntimeFolder:
             if not os.path.samestat(os.fstat(fd), self.lock.lstat()):
                 os.close(fd)
                 return None
-            os.ftruncate(fd, 0)
-            os.write(fd, f"{os.getpid()}\n".encode())
+            self._sign(fd)
         except BlockingIOError:
             owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
@@ -158,6 +182,15 @@ class RuntimeFolder:
             os.close(fd)
             raise
         return Claim(self, fd)
+
+    def _sign(self, fd: int) -> None:
+        """Write into the lock, which is held, who holds it."""
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except OSError:  # the disk is full
+            self.lock.unlink(missing_ok=True)
+            raise
 
 
 class Claim:

@@ -145,6 +145,7 @@ def link(folder):
     yield connect
     for one in made:
         one.close()
+    made.clear()
 
 
 def node_loader(store, batch=32, *, seed=3, **options):

@@ -162,7 +162,7 @@ def test_garbage_within_the_protocol(opened_server, data):
     hung_up(sock)
     sock.close()
     until(lambda: not server.describe()["sessions"])
-    assert sum(job["held_bytes"] for job in server.describe()["jobs"]) == 0
+    until(lambda: not server.describe()["jobs"])  # nothing is held, nothing read
 
 
 @pytest.fixture
@@ -323,6 +323,48 @@ def test_a_consumer_that_keeps_everything_gets_everything(folder, store):
         loader.close()
 
 
+def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store, link):
+    """The client has gone on to another epoch, and what it asked for before fills its window."""
+    with serving(folder, window_bytes=1 << 20):
+        one = link()
+        number = opened(one, store)
+        for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 8):
+            one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
+        held = [one.wait(Samples, 10) for _ in range(2)]
+        assert [s.status for s in held] == [Status.OK] * 2  # and kept
+        last = one._ticket
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            one.send(Hurry(last))
+            answers = []
+            with contextlib.suppress(IndexError):
+                one.receive(0.2)
+                while True:
+                    answers.append(one._kept.popleft())
+            found = [a for a in answers if isinstance(a, Samples) and a.ticket == last]
+            if found:
+                break
+        assert found[0].status is Status.BUSY
+
+
+def test_epochs_that_are_left_early_give_their_memory_back(folder, store):
+    """However often: what nobody takes is the daemon's again, and nothing waits for it."""
+    with serving(folder, window_bytes=1 << 20) as server:
+        loader = node_loader(store, 16)
+        for epoch in range(30):
+            loader.set_epoch(epoch)
+            for count, _ in enumerate(loader):
+                if count == epoch % 5:
+                    break
+        assert sum(len(b[2]) for b in seen(loader)) > 0
+        report = report_of(loader)
+        assert report.attached
+        assert report.node_batches > report.direct_batches
+        until(lambda: server.describe()["sessions"][0]["waiting"] == 0)
+        assert server.describe()["sessions"][0]["leases"] < 20
+        loader.close()
+
+
 def test_jobs_have_a_window_too(folder, store, link):
     with serving(folder, window_bytes=8 << 20, job_window_bytes=1 << 20) as server:
         first, second, other = link("job"), link("job"), link("other")
@@ -405,3 +447,24 @@ def test_a_socket_that_says_nothing_does_not_hold_up_anybody(folder, store):
         with pytest.raises(LinkLost, match="within 2 s"):
             Link(folder, "x")
     folder.socket.unlink()
+
+
+def test_who_is_refused_before_he_speaks_hears_why(folder, monkeypatch):
+    """The daemon hangs up at once: hello may fail, what it said before is there all the same."""
+    from headrace.errors import NodeError
+    from headrace.node import link
+
+    with serving(folder, sessions_max=1) as server:
+        first = raw(folder)
+        until(lambda: server.describe()["sessions_made"] == 1)
+        real = link.connect
+
+        def late(path):
+            sock = real(path)
+            until(lambda: server.describe()["refused"] == 1)
+            return sock
+
+        monkeypatch.setattr(link, "connect", late)
+        with pytest.raises(NodeError, match="served already"):
+            link.Link(folder, "second")
+        first.close()

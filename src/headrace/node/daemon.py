@@ -7,6 +7,7 @@ answer is killed only on request, and only the process that the kernel names as 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -48,30 +49,48 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         HeadraceError: metrics cannot be served.
         NodeError: another one rules, or the folder is not safe.
     """
-    claim = folder.claim()
-    server = metrics = None
-    before = {}
+    server: Server | None = None
+    ends = threading.Event()
+
+    def end(*_: object) -> None:
+        ends.set()
+        if server is not None:
+            server.stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    metrics = None
     _allow_files()
     try:
-        server = Server(claim, options)
-        metrics = _serve_metrics(server, options.metrics)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, lambda *_: server.stop())
-        if claim.stale_socket:
-            _log.info("took over from a daemon that was killed")
-        _log.info(
-            "process %d serves %s with %d MiB", os.getpid(), folder.path, options.ram_bytes >> 20
-        )
-        server.run()
-        _log.info("ends")
+        claim = folder.claim()
+        try:
+            server = Server(claim, options)
+            metrics = _serve_metrics(server, options.metrics)
+            if claim.stale_socket:
+                _log.info("took over from a daemon that was killed")
+            _log.info(
+                "process %d serves %s with %d MiB",
+                os.getpid(),
+                folder.path,
+                options.ram_bytes >> 20,
+            )
+            if not ends.is_set():
+                server.run()
+            _log.info("ends")
+        finally:
+            for number in before:  # another signal must not cut the cleaning up short
+                signal.signal(number, signal.SIG_IGN)
+            if metrics is not None:
+                metrics.close()
+            ended = server.close() if server is not None else True
+            claim.release()
+            if not ended:
+                # A thread that comes back from native code while the interpreter ends would abort it.
+                _log.warning("ends although a read has not returned")
+                logging.shutdown()
+                os._exit(0)
     finally:
-        if metrics is not None:
-            metrics.close()
-        if server is not None:
-            server.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-        claim.release()
 
 
 def _allow_files() -> None:
@@ -225,7 +244,13 @@ def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
     from headrace.node.link import connect
 
     folder.check()
-    sock = connect(str(folder.socket))
+    try:
+        sock = connect(str(folder.socket))
+    except LinkLost as e:  # it is stuck, and so many wait that the kernel takes no more
+        holder = folder.holder()
+        if holder is None:
+            raise FileNotFoundError(errno.ENOENT, "nobody listens", str(folder.socket)) from e
+        return holder
     try:
         pid, _ = peer_of(sock)
         return pid, os.pidfd_open(pid)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,6 +82,7 @@ class Holdings:
         self._data: dict[tuple[str, ...], ServedData] = {}
         self.quotas_of_jobs: dict[str, int] = {}
         self._opening: dict[tuple[str, ...], list[Any]] = {}
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._next = 1
         self.sharers: Sequence[Sharer] = ()
 
@@ -93,9 +95,11 @@ class Holdings:
             self._opening[key].append(answer)
         else:
             self._opening[key] = [answer]
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._open, args=(key, request), name="headrace-node-open", daemon=True
-            ).start()
+            )
+            self._threads.add(thread)
+            thread.start()
 
     def _open(self, key: tuple[str, ...], request: Open) -> None:
         """Runs in a thread: a folder of a million files takes its time."""
@@ -139,11 +143,13 @@ class Holdings:
         self._next += 1
         # Room is shared out as soon as somebody uses it.
         tiers = replace(self._options.tiers, ram_bytes=1)
-        return ServedData(
+        data = ServedData(
             number, store, parts,
             options=self._options.reader, tiers=tiers,
             gathering=self._working, call_soon=self._call_soon,
         )  # fmt: skip
+        self._threads.add(data.thread)
+        return data
 
     def _make_room(self) -> None:
         while len(self._data) >= DATASETS_MAX:
@@ -198,6 +204,13 @@ class Holdings:
         for data in self._data.values():
             data.close()
         self._data.clear()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for threads to end, after `close`; whether they have."""
+        deadline = time.monotonic() + seconds
+        for thread in tuple(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in tuple(self._threads))
 
 
 def _source_options(request: Open) -> Any:

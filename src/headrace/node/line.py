@@ -98,6 +98,14 @@ class Line:
             return
         if not data:
             raise EOFError
+        yield from self.rest(data)
+
+    def rest(self, data: bytes = b"") -> Iterator[bytes]:
+        """Bodies of messages that came before, and were not taken.
+
+        Raises:
+            WireError: a frame is empty or too large.
+        """
         yield from self._splitter.feed(data)
         if self.greeted:
             if not self._splitter.partial:

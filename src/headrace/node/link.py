@@ -114,7 +114,7 @@ class Link:
         self._writable.register(self._sock, select.POLLOUT)
         try:
             self._check_peer(folder)
-            self.send(Hello(PROTOCOL, job))
+            self._hello(job)
             self._welcome(self.wait(Welcome, ALIVE_S))
         except BaseException:
             self.close("no hello")
@@ -129,6 +129,14 @@ class Link:
                 path=str(folder.socket),
                 next_step="Remove the socket and start a daemon: headrace node start.",
             )
+
+    def _hello(self, job: str) -> None:
+        try:
+            self.send(Hello(PROTOCOL, job))
+        except LinkLost as e:
+            if not isinstance(e.__cause__, (BrokenPipeError, ConnectionResetError)):
+                raise
+            self.lost = ""  # it hung up before we spoke; why, it has said already
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.status is not Status.OK:
@@ -378,7 +386,7 @@ def connect(path: str) -> socket.socket:
     except ConnectionRefusedError as e:  # a socket file that a killed daemon left
         sock.close()
         raise FileNotFoundError(e.errno, "nobody listens", path) from e
-    except TimeoutError as e:
+    except (TimeoutError, BlockingIOError) as e:  # the latter: its queue is full
         sock.close()
         raise LinkLost(f"the daemon does not accept within {ALIVE_S:g} s") from e
     except BaseException:

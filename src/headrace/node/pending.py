@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from headrace.node.mapped import NodeBatch
+from headrace.node.wire import Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,6 +104,10 @@ class Pending:
         assert self._reply is not None
         reply, self._reply = self._reply, None
         return self._taker.finish(self, reply)
+
+    def __del__(self) -> None:
+        if self._reply is not None and self._reply.status is Status.OK:  # it was never taken
+            self.attached.link.ledger.end(self.ticket)
 
 
 def join_pieces(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:

@@ -390,6 +390,11 @@ class ServedData:
         self.chain.top.close()
         self.store.close()
 
+    @property
+    def thread(self) -> threading.Thread:
+        """Takes in what is read; ends after `close`, unless a read never returns."""
+        return self._thread
+
 
 def label_of(path: str, fingerprint: str) -> str:
     """What a data set is called where nobody should read its whole path: its last part, and which it is."""

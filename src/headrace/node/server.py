@@ -19,10 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.machine.memory import available_memory
 from headrace.node.files.service import FileService
 from headrace.node.governed import Governed
 from headrace.node.holdings import Holdings
 from headrace.node.line import Line
+from headrace.node.room import Room
 from headrace.node.session import Job, Session
 from headrace.node.tally import Tally
 from headrace.node.wire import (
@@ -36,7 +38,7 @@ from headrace.node.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace.node.options import NodeOptions
     from headrace.node.runtime import Claim
@@ -47,6 +49,12 @@ __all__ = ["Server"]
 _log = logging.getLogger("headrace.node")
 
 TICK_S = 1.0
+TURN_S = 0.001
+"""How long one client's messages are handled before others have their turn."""
+
+JOIN_S = 2.0
+"""How long reads that are under way may take to end, when the daemon does."""
+
 _HASTE_S = 0.25
 """How often deadlines are looked at while one runs."""
 _BACKLOG = 128
@@ -63,7 +71,9 @@ class Server:
 
     def __init__(self, claim: Claim, options: NodeOptions) -> None:
         self.options = options
-        self.window_bytes = options.window_bytes
+        self.room = Room.within(available_memory())
+        self.window_bytes = self.room.window(options.window_bytes)
+        self.job_window_bytes = self.room.window(options.job_window_bytes)
         self._folder = claim.folder
         self._started_s = time.monotonic()
         self._stopping = False
@@ -78,6 +88,7 @@ class Server:
         self._files = FileService(options, self.call_soon, self._holdings.share)
         self._holdings.sharers = self._files.sharers
         self._lines: dict[Line, Session] = {}
+        self._behind: set[Line] = set()  # they have said more than was handled
         self._jobs: dict[str, Job] = {}
         self._tally = Tally()
         self.metrics = ""  # where Prometheus can ask
@@ -98,6 +109,9 @@ class Server:
         while not self._stopping:
             for key, events in self._selector.select(self._pause_s()):
                 key.data(events)
+            for line in tuple(self._behind):
+                if not line.choked:
+                    self._serve(line, line.rest())
             self._run_soon()
             if self.allowances is not None:
                 self.allowances.let_go()
@@ -122,6 +136,8 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _pause_s(self) -> float | None:
+        if any(not line.choked for line in self._behind):
+            return 0.0
         pause_s = _HASTE_S if self._hasty() else TICK_S if self._lines else None
         held_s = None if self.allowances is None else self.allowances.wait_s()
         return pause_s if held_s is None else min(held_s, pause_s or TICK_S)
@@ -144,6 +160,7 @@ class Server:
         for line in tuple(self._lines):
             if line.overdue(now):
                 self._hang_up(line, "a message did not come whole within its deadline")
+        self._prune_jobs()
         if self._holdings.in_use:
             self._holdings.share()
 
@@ -217,15 +234,25 @@ class Server:
     def _ready(self, line: Line, events: int) -> None:
         if not events & selectors.EVENT_READ or line not in self._lines:
             return
+        if line not in self._behind:  # else it has had its turn
+            self._serve(line, line.receive())
+
+    def _serve(self, line: Line, bodies: Iterator[bytes]) -> None:
+        """Handle what a client says, for so long that others do not notice."""
         session = self._lines[line]
+        until = time.monotonic() + TURN_S
+        self._behind.discard(line)
         try:
-            for body in line.receive():
+            for body in bodies:
                 session.handle(decode_request(body))
                 if not line.greeted and session.job is not None:
                     line.greet()
                 if line.sending:  # the client can work on it while the next is handled
                     line.flush()
-        except EOFError:
+                if line.choked or time.monotonic() > until:
+                    self._behind.add(line)
+                    return
+        except (EOFError, ConnectionResetError):  # the latter: it did not wait for its answers
             self._hang_up(line, "")
         except OSError as e:
             self._hang_up(line, str(e))
@@ -247,6 +274,7 @@ class Server:
             self._selector.modify(line.sock, wanted, key.data)
 
     def _hang_up(self, line: Line, reason: str) -> None:
+        self._behind.discard(line)
         session = self._lines.pop(line, None)
         if session is None:
             return
@@ -260,15 +288,21 @@ class Server:
         session.close()
         line.close()
         if session.job is not None and not session.job.sessions:
-            self._jobs.pop(session.job.name, None)
-            session.job.end()
+            self._prune_jobs()
             self._holdings.share()
+
+    def _prune_jobs(self) -> None:
+        """Forget jobs of which nobody is there, and nothing is read any more."""
+        for job in tuple(self._jobs.values()):
+            if not job.sessions and not job.held_bytes:
+                del self._jobs[job.name]
+                job.end()
 
     # -- what sessions need -----------------------------------------------------------------------
 
     def job(self, name: str) -> Job:
         """The job of this name."""
-        return self._jobs.setdefault(name, Job(name, self.options.job_window_bytes, self._tally))
+        return self._jobs.setdefault(name, Job(name, self.job_window_bytes, self._tally))
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""
@@ -304,6 +338,11 @@ class Server:
         """Share memory out anew."""
         self._holdings.share()
 
+    def pump_all(self) -> None:
+        """Begin what waits, of all clients."""
+        for session in tuple(self._lines.values()):
+            session.pump()
+
     def report(self) -> bytes:
         """The daemon's state as JSON."""
         return json.dumps(self.describe()).encode()
@@ -311,6 +350,7 @@ class Server:
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
         datasets, files = self._holdings.reports(), self._files.describe()
+        self._prune_jobs()
         return {
             "pid": os.getpid(),
             "protocol": PROTOCOL,
@@ -351,8 +391,8 @@ class Server:
             "governed": None if self.governed is None else self.governed.describe(),
         }  # fmt: skip
 
-    def close(self) -> None:
-        """Hang up on all, and let go of everything."""
+    def close(self) -> bool:
+        """Hang up on all, and let go of everything; whether all threads have ended."""
         if self.governed is not None:
             self.governed.close()
         for line in tuple(self._lines):
@@ -364,10 +404,12 @@ class Server:
         self._holdings.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()
+        ended = self._holdings.join(JOIN_S)
         for fd in (self._spare_fd, self._wake):
             if fd >= 0:
                 os.close(fd)
         self._spare_fd = self._wake = -1
+        return ended
 
 
 def _spare_fd() -> int:

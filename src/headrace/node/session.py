@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.node.allowances import Allowances, Charge
+    from headrace.node.room import Room
     from headrace.node.served import Outcome, ServedData
     from headrace.node.tally import Cause, JobTotals, Tally
 
@@ -69,6 +70,10 @@ WAITING_BYTES_MAX = 64 << 20
 """Bytes of those indices."""
 
 
+READS_MAX = 64
+"""Batches of one job that are read at a time: how many others may stand before one's own."""
+
+
 @dataclass(slots=True)
 class Job:
     """The clients of one job, and what they hold together."""
@@ -78,6 +83,8 @@ class Job:
     tally: Tally
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
+    reading: int = 0
+    """Batches under way."""
     _totals: JobTotals | None = None
 
     @property
@@ -111,6 +118,7 @@ class Host(Protocol):
     window_bytes: int
     allowances: Allowances | None
     """What jobs may take from file systems; None: nobody limits them."""
+    room: Room
 
     def job(self, name: str) -> Job:
         """The job of this name."""
@@ -130,6 +138,9 @@ class Host(Protocol):
     def share(self) -> None:
         """Share memory out anew."""
 
+    def pump_all(self) -> None:
+        """Begin what waits, of all clients."""
+
     def report(self) -> bytes:
         """The daemon's state as JSON."""
 
@@ -137,7 +148,7 @@ class Host(Protocol):
         """End, soon."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """A request for a batch that has no answer yet."""
 
@@ -385,7 +396,7 @@ class Session:
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
-            if not (mine and jobs):
+            if job.reading >= READS_MAX or not (mine and jobs and self._host.room.fits(size)):
                 return
             if not self._paid(job, asked):
                 return
@@ -397,6 +408,7 @@ class Session:
             asked.reserved_bytes = size
             self._begun(asked, job.totals)
             self._hold(size)
+            job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
     def _paid(self, job: Job, asked: _Asked) -> bool:
@@ -433,13 +445,18 @@ class Session:
         assert self.job is not None
         self.held_bytes += size
         self.job.held_bytes += size
+        self._host.room.held_bytes += size
 
     def _done(self, asked: _Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
+        self._hold(-asked.reserved_bytes)
+        assert self.job is not None
+        crowded, self.job.reading = self.job.reading >= READS_MAX, self.job.reading - 1
+        if self.closed or crowded:
+            self._pump_others()
         if self.closed:
             return
         del self._asked[asked.ticket]
-        self._hold(-asked.reserved_bytes)
         self._count(asked, outcome)
         batch = outcome.batch
         if asked.charge is not None and outcome.bytes_read is not None:
@@ -476,11 +493,17 @@ class Session:
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
         asked = self._asked.get(ticket)
-        if asked is None or asked.reserved_bytes or asked is not self._waiting[0] or self.limited:
+        assert self.job is not None
+        # Who waits for others' reads, or behind requests of its own that are read, comes to its turn.
+        comes = self.job.reading >= READS_MAX or self.limited
+        if asked is not None and not asked.reserved_bytes and asked is not self._waiting[0]:
+            comes = comes or any(a.reserved_bytes for a in self._asked.values())
+        if asked is None or asked.reserved_bytes or comes:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
-        self._drop_first()
+        self._waiting.remove(asked)
+        self._waiting_bytes -= asked.indices.nbytes
         del self._asked[ticket]
         self.busy += 1
         if self.job is not None:
@@ -497,7 +520,16 @@ class Session:
             if abandoned:
                 lease.batch.abandon()
             self._hold(-lease.held_bytes)
-        if leases and self.job is not None:
+        if leases:
+            self._pump_others()
+
+    def _pump_others(self) -> None:
+        """Something is free again."""
+        room = self._host.room
+        if room.starved:
+            room.starved = False
+            self._host.pump_all()
+        elif self.job is not None:
             for session in tuple(self.job.sessions):
                 session.pump()
 
@@ -519,10 +551,10 @@ class Session:
             lease.batch.abandon()
             self._hold(-lease.held_bytes)
         self.leases.clear()
-        for asked in self._asked.values():
-            self._hold(-asked.reserved_bytes)
+        # What is being read for it is held until it comes: who comes and goes gets no more than others.
         self._asked.clear()
         self._waiting.clear()
+        self._waiting_bytes = 0
         job = self.job
         if job is None:
             return
@@ -532,8 +564,7 @@ class Session:
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]
-        for session in tuple(job.sessions):
-            session.pump()
+        self._pump_others()
 
 
 def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> Samples:
