@@ -327,11 +327,12 @@ class Report(_Message, frozen=True, tag="report"):
 
 
 Request = (
-    Hello | Open | Ask | Hurry | Release | Abandon | Files | FilesAsked | StatusAsked | StopAsked
+    Hello | Open | Ask | Hurry | Release | Abandon | Used | Dropped | Files | FilesAsked
+    | StatusAsked | StopAsked
+)  # fmt: skip
+Reply = (
+    Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | FilesReady | Report
 )
-Reply = Welcome | Opened | Buffers | Retired | Samples | Working | FilesReady | Report
-Request = Hello | Open | Ask | Hurry | Release | Abandon | Used | Dropped | StatusAsked | StopAsked
-Reply = Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
