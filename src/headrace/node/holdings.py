@@ -42,6 +42,14 @@ DATASETS_MAX = 64
 class Sharer(Protocol):
     """Something else that takes a part of the daemon's memory for samples."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is taken."""
+
+    @property
+    def lingering_bytes(self) -> int:
+        """Memory that was given back, and that clients still have."""
+
     def want(self) -> Want:
         """What memory it could use."""
 
@@ -162,8 +170,8 @@ class Holdings:
             if quota > data.held_bytes:
                 taken = sum(d.held_bytes + d.lingering_bytes for d in everything)
                 granted = sum(grants.values())
-                grants[data.number] = min(quota - data.held_bytes, max(0, total - taken - granted))
-                quota = data.held_bytes + grants[data.number]
+                grants[i] = min(quota - data.held_bytes, max(0, total - taken - granted))
+                quota = data.held_bytes + grants[i]
             data.set_quota(quota)
 
     def changed(self) -> list[ServedData]:

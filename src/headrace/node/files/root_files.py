@@ -86,6 +86,14 @@ class RootFiles:
             self._needed_bytes = int(pages.sum()) + memory_copy.OVERHEAD_BYTES * len(sizes)
         return Want(self._needed_bytes, self.copies.held_bytes, frozenset(self.users), self.used_s)
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of its copies."""
+        return self.copies.held_bytes
+
+    lingering_bytes = 0
+    """A copy that is withdrawn while a program has it open is that program's memory."""
+
     def set_quota(self, quota_bytes: int) -> None:
         """Hold at most so much from now on."""
         if quota_bytes != self.copies.quota_bytes:
