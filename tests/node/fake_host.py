@@ -8,6 +8,7 @@ from headrace.node import session
 from headrace.node.room import Room
 from headrace.node.served import Outcome
 from headrace.node.session import Job, Session
+from headrace.node.tally import Tally
 from headrace.node.wire import (
     Ask,
     Buffers,
@@ -51,6 +52,19 @@ class Data:
         self.number = number
         self.users = {}
         self.reading = []
+        self.part_names = ("",)
+
+    def slabs(self):
+        return []
+
+    def forget(self, holder):
+        pass
+
+    def gathered(self, batches, samples, nbytes):
+        pass
+
+    def dropped_by(self, holder, identity):
+        pass
 
     def bytes_of(self, indices):
         return SIZE * len(indices)
@@ -94,15 +108,20 @@ class Host:
     """What sessions need of the daemon. Opens are answered, and reads end, when the test says so."""
 
     window_bytes = WINDOW
+    allowances = None
 
     def __init__(self, clients=3):
         self.jobs, self.opening, self.stops = {}, [], 0
         self.data = {1: Data(1), 2: Data(2)}
         self.room = Room(ROOM)
+        self.tally, self.shared = Tally(), 0
         self.clients = [Client(self, n) for n in range(clients)]
 
     def job(self, name):
-        return self.jobs.setdefault(name, Job(name, JOB_WINDOW))
+        return self.jobs.setdefault(name, Job(name, JOB_WINDOW, self.tally))
+
+    def share(self):
+        self.shared += 1
 
     def open(self, session, request):
         self.opening.append((session, request.ticket))

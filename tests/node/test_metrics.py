@@ -133,12 +133,12 @@ def test_a_scrape_says_what_was_delivered_and_who_waited(folder, store, quick, m
     with serving(folder) as server, exporting(server) as exporter:
         loader = node_loader(store)
         seen = [sum(len(batch) for batch in loader) for _ in range(2)]
-        until(
-            lambda: (
-                f'headrace_job_samples_total{{job_name="alpha"}} {sum(seen):.1f}'
-                in get(exporter)[1]
-            )
+        label = label_of(store.path, store.fingerprint)
+        wanted = (  # by the consumer's notes, and by what was delivered or gathered
+            f'headrace_job_samples_total{{job_name="alpha"}} {sum(seen):.1f}',
+            f'headrace_delivered_samples_total{{dataset="{label}"}} {sum(seen):.1f}',
         )
+        until(lambda: all(line in get(exporter)[1] for line in wanted))
         status, text = get(exporter)
         loader.close()
     assert status == 200

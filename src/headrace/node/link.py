@@ -219,10 +219,14 @@ class Link:
         ).start()
 
     def look_after(self) -> None:
-        """Take in what has come, and say what was used. A lost link lets go of the daemon's memory."""
+        """Take in what has come, and say what was used. A lost link lets go of the daemon's memory.
+
+        Leases are given back with requests as a rule; who gathers all by itself makes none.
+        """
         try:
             while self.receive(0.0):
                 pass
+            self.give_back()
             self.say_used()
         except LinkLost:
             self.drop_caches()

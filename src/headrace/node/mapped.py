@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Ledger:
         self.live: set[int] = set()
         self.ended: list[int] = []
         self._forked: set[int] = set()
+        self._taking = threading.Lock()
 
     def end(self, ticket: int) -> None:
         """A lease's last user is gone; called wherever that happens."""
@@ -48,10 +50,9 @@ class Ledger:
 
     def take_ended(self) -> tuple[list[int], list[int]]:
         """Leases that ended since: to be given back, and to be abandoned."""
-        if not self.ended:
-            return [], []
-        count = len(self.ended)
-        ended, self.ended[:count] = self.ended[:count], []
+        with self._taking:  # `end` may come meanwhile, from anywhere
+            count = len(self.ended)
+            ended, self.ended[:count] = self.ended[:count], []
         if not self._forked:
             return ended, []
         forked = [t for t in ended if t in self._forked]

@@ -349,6 +349,9 @@ class ServedData:
         for stage in self.chain.stages:
             for tier, count in stage.stats().bytes_by_tier.items():
                 tiers[tier] = tiers.get(tier, 0) + count
+        tiers["ram"] = (
+            tiers.get("ram", 0) + self.gathered_bytes
+        )  # by clients, out of the same memory
         return {
             "name": label_of(self.store.path, self.store.fingerprint),
             "path": self.store.path,
