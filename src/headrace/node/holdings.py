@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.node.wire import Open
     from headrace.store import Store
 
-__all__ = ["Holdings"]
+__all__ = ["Holdings", "Sharer"]
 
 _log = logging.getLogger("headrace.node")
 

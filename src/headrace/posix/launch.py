@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.posix.page import Page
 
-__all__ = ["Ended", "RunOptions", "RunReport", "launch"]
+__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Ended", "RunOptions", "RunReport", "end_like", "launch"]
 
 _FORWARDED = frozenset(
     {

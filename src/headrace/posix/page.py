@@ -33,7 +33,7 @@ _QUANTILES = 1024
 
 def shim_path() -> Path:
     """The shim's file, as it was installed."""
-    return Path(_native.__file__).with_name("libheadrace_preload.so")
+    return Path(_native.__file__).parent / "lib" / "libheadrace_preload.so"
 
 
 def spellings(roots: Sequence[str]) -> list[tuple[bytes, bytes]]:
