@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.control.messages import Lease
 
-__all__ = ["Allowances", "Charge", "Payer"]
+__all__ = ["Allowances", "Charge", "Data", "Payer"]
 
 OTHER = "other"
 """The file system of paths that belong to no other."""

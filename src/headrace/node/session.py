@@ -343,7 +343,10 @@ class Session:
         self._behind.clear()
 
     def _used(self, request: Used) -> None:
-        self._of(request.dataset).gathered(request.batches, request.samples, request.bytes)
+        assert self.job is not None
+        gathered = request.batches, request.samples, request.bytes
+        self._of(request.dataset).gathered(*gathered)
+        self.job.totals.gathered(*gathered)
         self.batches += request.batches
 
     def _dropped(self, request: Dropped) -> None:

@@ -67,6 +67,13 @@ class JobTotals:
         self.bytes += nbytes
         self.ram_bytes += ram_bytes
 
+    def gathered(self, batches: int, samples: int, nbytes: int) -> None:
+        """Count batches that a client took out of the daemon's memory by itself."""
+        self.batches += batches
+        self.samples += samples
+        self.bytes += nbytes
+        self.ram_bytes += nbytes
+
     def took(self, cause: Cause, seconds: float) -> None:
         """A batch spent so long on its way for this reason."""
         self._served_s[cause] += seconds

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["ControlOptions", "ask_status", "run", "start", "stop", "tail"]
+__all__ = ["ControlOptions", "ask_status", "default_database", "run", "start", "stop", "tail"]
 
 _log = logging.getLogger("headrace.control")
 

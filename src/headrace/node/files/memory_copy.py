@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Bytes = bytes | memoryview | mmap.mmap | NDArray[np.uint8]
     """Of a file."""
 
-__all__ = ["DescriptorBudget", "held_bytes", "new_copy", "seal"]
+__all__ = ["DescriptorBudget", "copy_of", "held_bytes", "new_copy", "seal"]
 
 PAGE = 4096
 OVERHEAD_BYTES = 2048

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
 
-__all__ = ["STAT_COLUMNS", "FileTree", "Scan", "is_far", "stat_row"]
+__all__ = ["STAT_COLUMNS", "FileTree", "Scan", "is_far", "joined", "pay", "stat_row"]
 
 STAT_COLUMNS = (
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_nlink", "st_uid", "st_gid",

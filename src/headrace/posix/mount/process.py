@@ -40,7 +40,7 @@ from headrace.store import Store, open_store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MountOptions", "State", "mount", "serve", "unmount"]
+__all__ = ["MountOptions", "State", "child", "mount", "serve", "unmount"]
 
 _log = logging.getLogger("headrace.mount")
 

@@ -26,6 +26,8 @@ __all__ = [
     "entry_reply",
     "error_reply",
     "init_reply",
+    "open_reply",
+    "opens_are_skipped",
     "parse",
     "parse_init",
     "parse_name",
@@ -33,6 +35,7 @@ __all__ = [
     "parse_xattr",
     "reply",
     "statfs_reply",
+    "unique_of",
     "xattr_size_reply",
 ]
 
