@@ -66,6 +66,10 @@ uint16_t TargetQpair::sqhd() const {
 void TargetQpair::answer(uint16_t cid, uint16_t status, uint64_t result) {
   if (state_ != State::kReady) return;
   finish(cid);
+  respond(cid, status, result);
+}
+
+void TargetQpair::respond(uint16_t cid, uint16_t status, uint64_t result) {
   const auto field = static_cast<uint16_t>(status << 1);
   out_.append(write_capsule_resp(Cqe{result, sqhd(), 0, cid, field}, format_));
 }
@@ -88,11 +92,9 @@ void TargetQpair::answer_data(uint16_t cid, std::span<const std::byte> data, uin
     if (format_.ddgst) out_.append(data_digest(part));
     at += part.size();
   }
-  if (short_end) {
-    finish(cid);
-  } else {
-    answer(cid, kSuccess, result);
-  }
+  // The CID stays live until the payload has gone: a host that reuses it earlier is at fault, and
+  // would have two payloads borrowed under one CID.
+  if (!short_end) respond(cid, kSuccess, result);
 }
 
 void TargetQpair::finish(uint16_t cid) {
@@ -104,8 +106,14 @@ void TargetQpair::finish(uint16_t cid) {
 void TargetQpair::sent(size_t count) {
   parts_gone_.clear();
   out_.sent(count, &parts_gone_);
+  release_gone();
+}
+
+void TargetQpair::release_gone() {
   for (const uint16_t cid : parts_gone_) {
-    if (cid != kNoRelease) released_.push_back(cid);
+    if (cid == kNoRelease) continue;
+    finish(cid);
+    released_.push_back(cid);
   }
 }
 
@@ -182,9 +190,7 @@ void TargetQpair::taken(const Fault& fault) {
 void TargetQpair::drop_all() {
   parts_gone_.clear();
   out_.clear(&parts_gone_);
-  for (const uint16_t cid : parts_gone_) {
-    if (cid != kNoRelease) released_.push_back(cid);
-  }
+  release_gone();
   commands_.clear();
   receiver_.forget_place();
 }

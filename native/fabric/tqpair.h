@@ -6,7 +6,8 @@
 // is read, or comes in the capsule. It belongs to one thread.
 //
 // Invariants:
-//   - at most entries - 1 commands are live, each with a CID of its own
+//   - at most entries - 1 commands are live, each with a CID of its own; one that is answered with
+//     data is live until the data has gone
 //   - memory taken for a host is bounded by entries * capsule_data_max, whatever it sends
 //   - payload that an answer borrows is released exactly once: when it has gone, or at the end
 //   - after a fatal fault nothing is taken in, one TermReq goes out, and the connection is to close
@@ -86,6 +87,8 @@ class TargetQpair final : private PduSink {
   Fault on_end(const PduLayout& layout, bool intact) override;
   Fault handle_icreq(const ICReq& pdu);
   Fault handle_capsule_cmd(const Sqe& sqe, const PduLayout& layout, DataPlace* place);
+  void respond(uint16_t cid, uint16_t status, uint64_t result);
+  void release_gone();
   void finish(uint16_t cid);
   uint16_t sqhd() const;
   void taken(const Fault& fault);

@@ -221,6 +221,19 @@ TEST_CASE("cid_live") {
   target.check_fatal(FatalStatus::kInvalidHeaderField, 10);
 }
 
+TEST_CASE("cid_reused_before_its_data_went") {
+  Target target;
+  target.command(1);
+  target.commands();
+  const Bytes data = pattern(512);
+  target.qpair.answer_data(1, data);
+  const Bytes answers = target.sent(24 + 511);
+  target.command(1);
+  CHECK(target.qpair.fault().info == 10);
+  target.sent();
+  CHECK(target.released() == std::vector<uint16_t>{1});
+}
+
 TEST_CASE("cid_ffff") {
   Target target;
   target.command(0xFFFF);
