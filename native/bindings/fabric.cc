@@ -24,6 +24,20 @@ using fabric::Exports;
 using fabric::Initiator;
 using fabric::TargetQueues;
 
+// Owned by Python and by threads of its own, which may need the interpreter to end: who destroys it
+// lets go of the interpreter first.
+template <class T, class... Args>
+std::shared_ptr<T> make_with_threads(Args&&... args) {
+  return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* p) {
+    if (!PyGILState_Check()) {
+      delete p;
+      return;
+    }
+    const nb::gil_scoped_release release;
+    delete p;
+  });
+}
+
 // (0, 0, header, padding and data bytes) or (status, info, 0, 0, 0): what check_common says.
 std::tuple<int, uint32_t, uint32_t, uint32_t, uint32_t> judge(const nb::bytes& header, bool to_host,
                                                               bool established, bool hdgst,
@@ -88,7 +102,7 @@ nb::dict initiator_figures(const Initiator& initiator) {
   return d;
 }
 
-void attach(Initiator& initiator, uint64_t target, uint16_t qid, int fd, uint16_t entries,
+void attach(Initiator& initiator, uint64_t target, uint16_t label, int fd, uint16_t entries,
             uint8_t dgst, uint8_t cpda, bool flow_control, uint32_t data_max) {
   fabric::QpairOptions options;
   options.entries = entries;
@@ -96,13 +110,13 @@ void attach(Initiator& initiator, uint64_t target, uint16_t qid, int fd, uint16_
   options.cpda = cpda;
   options.sq_flow_control = flow_control;
   options.data_max = data_max;
-  initiator.attach(target, qid, fd, options);
+  initiator.attach(target, label, fd, options);
 }
 
 nb::list take_lost(Initiator& initiator) {
   nb::list out;
   for (const fabric::LostQueue& lost : initiator.take_lost()) {
-    out.append(nb::make_tuple(lost.target, lost.qid, lost.reason));
+    out.append(nb::make_tuple(lost.target, lost.label, lost.reason));
   }
   return out;
 }
@@ -171,12 +185,14 @@ void register_target(nb::module_& m) {
              fabric::TargetQueuesOptions options;
              options.loops = loops;
              options.readers = readers;
-             return std::make_shared<TargetQueues>(options);
+             return make_with_threads<TargetQueues>(options);
            }),
            nb::kw_only(), "loops"_a = 1, "readers"_a = 16)
       .def("adopt", &adopt, nb::kw_only(), "fd"_a, "entries"_a, "dgst"_a, "hpda"_a,
            "flow_control"_a, "exports"_a, "association"_a, "before"_a,
            "Takes a connected socket over after its Connect was answered.")
+      .def("close", &TargetQueues::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Closes all queues and ends the threads.")
       .def("drop", &TargetQueues::drop, "association"_a, "Closes an association's queues, soon.")
       .def("figures", &target_figures, nb::sig("def figures(self) -> dict[str, int]"));
 }
@@ -189,7 +205,7 @@ void register_initiator(nb::module_& m) {
              options.command_timeout_s = command_timeout_s;
              options.read_deadline_s = read_deadline_s;
              options.reads_in_flight = reads_in_flight;
-             return std::make_shared<Initiator>(options);
+             return make_with_threads<Initiator>(options);
            }),
            nb::kw_only(), "command_timeout_s"_a = 10.0, "read_deadline_s"_a = 60.0,
            "reads_in_flight"_a = 256)
@@ -202,13 +218,13 @@ void register_initiator(nb::module_& m) {
             initiator.add_volume(url, target, {nsid, block_bytes, blocks});
           },
           "url"_a, "target"_a, "nsid"_a, "block_bytes"_a, "blocks"_a)
-      .def("attach", &attach, nb::kw_only(), "target"_a, "qid"_a, "fd"_a, "entries"_a, "dgst"_a,
+      .def("attach", &attach, nb::kw_only(), "target"_a, "label"_a, "fd"_a, "entries"_a, "dgst"_a,
            "cpda"_a, "flow_control"_a, "data_max"_a,
            "Takes a connected socket over after Connect has succeeded.")
       .def("give_up", &Initiator::give_up, "target"_a, "errno"_a,
            "A target's reads fail with this from now on, until a queue is attached.")
       .def("take_lost", &take_lost, nb::sig("def take_lost(self) -> list[tuple[int, int, str]]"),
-           "Queues that ended since the last call: target, qid, why.")
+           "Queues that ended since the last call: target, label, why.")
       .def_prop_ro("lost_event", &Initiator::lost_event,
                    "A descriptor that is readable while `take_lost` has something.")
       .def("turn", &Initiator::turn, "reads_in_flight"_a)

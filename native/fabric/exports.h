@@ -25,7 +25,8 @@ struct Export {
   const uint32_t block_bytes;
 };
 
-class Exports {
+// Shared from itself, so that bindings hand loops a pointer that needs no interpreter.
+class Exports : public std::enable_shared_from_this<Exports> {
  public:
   // Keeps a duplicate of `fd`. Throws Error(kInvalidArgument) for an NSID that is taken.
   void add(uint32_t nsid, int fd, uint64_t bytes, uint32_t block_bytes);

@@ -63,7 +63,7 @@ class Initiator::Loop {
 
   uint64_t add_target(uint32_t transfer_max);
   void add_volume(const std::string& url, uint64_t target, const NamespaceGeometry& geometry);
-  void attach(uint64_t target, uint16_t qid, int fd, const QpairOptions& options);
+  void attach(uint64_t target, uint16_t label, int fd, const QpairOptions& options);
   void give_up(uint64_t target, int error);
   std::vector<LostQueue> take_lost();
   int lost_event() const { return lost_event_; }
@@ -74,12 +74,12 @@ class Initiator::Loop {
 
  private:
   struct Queue {
-    Queue(uint64_t target, uint16_t qid, int fd, const QpairOptions& options)
-        : target(target), qid(qid), fd(fd), qpair(options) {}
+    Queue(uint64_t target, uint16_t label, int fd, const QpairOptions& options)
+        : target(target), label(label), fd(fd), qpair(options) {}
     ~Queue() { ::close(fd); }
 
     const uint64_t target;
-    const uint16_t qid;
+    const uint16_t label;
     const int fd;
     Qpair qpair;
     std::unordered_map<uint64_t, Piece> live;  // by the command's `user`
@@ -93,7 +93,7 @@ class Initiator::Loop {
   };
   struct Attached {
     uint64_t target;
-    uint16_t qid;
+    uint16_t label;
     int fd;
     QpairOptions options;
   };
@@ -199,10 +199,10 @@ void Initiator::Loop::add_volume(const std::string& url, uint64_t target,
   volumes_[url] = {target, geometry};
 }
 
-void Initiator::Loop::attach(uint64_t target, uint16_t qid, int fd, const QpairOptions& options) {
+void Initiator::Loop::attach(uint64_t target, uint16_t label, int fd, const QpairOptions& options) {
   {
     const std::lock_guard lock(mutex_);
-    attached_.push_back({target, qid, fd, options});
+    attached_.push_back({target, label, fd, options});
   }
   wake();
 }
@@ -290,7 +290,7 @@ void Initiator::Loop::take_inbox() {
 void Initiator::Loop::open(const Attached& attached) {
   const uint64_t id = ++ids_;
   auto queue =
-      std::make_unique<Queue>(attached.target, attached.qid, attached.fd, attached.options);
+      std::make_unique<Queue>(attached.target, attached.label, attached.fd, attached.options);
   ::fcntl(queue->fd, F_SETFL, ::fcntl(queue->fd, F_GETFL) | O_NONBLOCK);
   epoll_event wanted{.events = EPOLLIN, .data = {.u64 = id}};
   ::epoll_ctl(epoll_, EPOLL_CTL_ADD, queue->fd, &wanted);
@@ -509,7 +509,7 @@ void Initiator::Loop::lose(uint64_t id, std::string reason) {
   ++counters_.lost_queues;
   {
     const std::lock_guard lock(mutex_);
-    lost_.push_back({queue->target, queue->qid, std::move(reason)});
+    lost_.push_back({queue->target, queue->label, std::move(reason)});
   }
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t ignored = ::write(lost_event_, &one, sizeof(one));
@@ -567,8 +567,8 @@ void Initiator::add_volume(const std::string& url, uint64_t target,
                            const NamespaceGeometry& geometry) {
   loop_->add_volume(url, target, geometry);
 }
-void Initiator::attach(uint64_t target, uint16_t qid, int fd, const QpairOptions& options) {
-  loop_->attach(target, qid, fd, options);
+void Initiator::attach(uint64_t target, uint16_t label, int fd, const QpairOptions& options) {
+  loop_->attach(target, label, fd, options);
 }
 void Initiator::give_up(uint64_t target, int error) { loop_->give_up(target, error); }
 std::vector<LostQueue> Initiator::take_lost() { return loop_->take_lost(); }

@@ -44,7 +44,7 @@ struct NamespaceGeometry {
 
 struct LostQueue {
   uint64_t target = 0;
-  uint16_t qid = 0;
+  uint16_t label = 0;
   std::string reason;
 };
 
@@ -59,7 +59,7 @@ struct InitiatorFigures {
   uint64_t failed = 0;  // reads
 };
 
-class Initiator final : public io::RemoteEngine {
+class Initiator final : public io::RemoteEngine, public std::enable_shared_from_this<Initiator> {
  public:
   explicit Initiator(const InitiatorOptions& options);
   ~Initiator() override;  // what is not finished fails with ECANCELED
@@ -67,8 +67,8 @@ class Initiator final : public io::RemoteEngine {
   // A target, and the namespaces that volumes' URLs name.
   uint64_t add_target(uint32_t transfer_max);
   void add_volume(const std::string& url, uint64_t target, const NamespaceGeometry& geometry);
-  // Takes `fd` over, whatever happens.
-  void attach(uint64_t target, uint16_t qid, int fd, const QpairOptions& options);
+  // Takes `fd` over, whatever happens. `label` names the queue when it is lost.
+  void attach(uint64_t target, uint16_t label, int fd, const QpairOptions& options);
   // The target will not come back: its reads fail with this errno value.
   void give_up(uint64_t target, int error);
 

@@ -215,7 +215,7 @@ void TargetQueues::Loop::stop() {
     stopping_ = true;
   }
   wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 // REQUIRES: stopped.
@@ -228,6 +228,10 @@ TargetQueues::Loop::~Loop() {
 void TargetQueues::Loop::adopt(Adopted adopted) {
   {
     const std::lock_guard lock(mutex_);
+    if (stopping_) {
+      ::close(adopted.fd);
+      return;
+    }
     adopted_.push_back(std::move(adopted));
   }
   wake();
@@ -499,7 +503,8 @@ class TargetQueues::Shared {
     }
   }
   // Loops give work to readers, and readers give it back.
-  ~Shared() {
+  ~Shared() { stop(); }
+  void stop() {
     for (const auto& loop : loops) loop->stop();
   }
 
@@ -518,6 +523,8 @@ void TargetQueues::adopt(int fd, const TargetQpairOptions& options,
   Loop& loop = *shared_->loops[shared_->next++ % shared_->loops.size()];
   loop.adopt({fd, options, std::move(exports), association, {before.begin(), before.end()}});
 }
+
+void TargetQueues::close() { shared_->stop(); }
 
 void TargetQueues::drop(uint64_t association) {
   for (const auto& loop : shared_->loops) loop->drop(association);

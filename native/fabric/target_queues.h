@@ -49,6 +49,8 @@ class TargetQueues {
   // that came with Connect. Thread-safe, as all of these.
   void adopt(int fd, const TargetQpairOptions& options, std::shared_ptr<const Exports> exports,
              uint64_t association, std::span<const std::byte> before);
+  // Closes all queues and ends the loops; `adopt` closes what it is given from then on.
+  void close();
   // Closes the queues of an association, soon.
   void drop(uint64_t association);
   TargetFigures figures() const;

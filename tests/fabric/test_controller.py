@@ -6,7 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.fabric.command import PROPERTY_DWORDS, Admin, Fabrics, LogPage, Sqe, Status, fabrics_command
+from headrace.fabric.command import (
+    PROPERTY_DWORDS,
+    Admin,
+    Fabrics,
+    LogPage,
+    Sqe,
+    Status,
+    fabrics_command,
+)
 from headrace.fabric.controller import Association, Controller
 from headrace.fabric.registers import Cc, Csts, Property
 from headrace.fabric.structures import (
@@ -77,23 +85,34 @@ def test_properties_and_enabling():
 def test_shutdown_is_complete_at_once():
     controller = make()
     ask(controller, set_property(Property.CC, Cc.EN | Cc.SHN_NORMAL))
-    assert ask(controller, get_property(Property.CSTS)).result & Csts.SHST_MASK == Csts.SHST_COMPLETE
+    assert (
+        ask(controller, get_property(Property.CSTS)).result & Csts.SHST_MASK == Csts.SHST_COMPLETE
+    )
     assert ask(controller, identify(1)).status == Status.COMMAND_SEQUENCE_ERROR | DNR
 
 
-@pytest.mark.parametrize(("offset", "attributes"), [(Property.CAP, 0), (Property.VS, 1), (0x40, 0), (2, 0)])
+@pytest.mark.parametrize(
+    ("offset", "attributes"), [(Property.CAP, 0), (Property.VS, 1), (0x40, 0), (2, 0)]
+)
 def test_properties_that_are_not_there(offset, attributes):
     assert ask(make(), get_property(offset, attributes)).status == Status.INVALID_FIELD | DNR
 
 
-@pytest.mark.parametrize(("offset", "attributes"), [(Property.CAP, 1), (Property.CSTS, 0), (Property.CC, 1)])
+@pytest.mark.parametrize(
+    ("offset", "attributes"), [(Property.CAP, 1), (Property.CSTS, 0), (Property.CC, 1)]
+)
 def test_properties_that_cannot_be_set(offset, attributes):
     assert ask(make(), set_property(offset, 1, attributes)).status == Status.INVALID_FIELD | DNR
 
 
 def test_nothing_but_fabrics_commands_before_enabling():
     controller = make(enabled=False)
-    for sqe in (identify(1), log(LogPage.SMART, 512), Sqe(Admin.KEEP_ALIVE), Sqe(Admin.ASYNC_EVENT)):
+    for sqe in (
+        identify(1),
+        log(LogPage.SMART, 512),
+        Sqe(Admin.KEEP_ALIVE),
+        Sqe(Admin.ASYNC_EVENT),
+    ):
         assert ask(controller, sqe).status == Status.COMMAND_SEQUENCE_ERROR | DNR
 
 
@@ -149,8 +168,13 @@ def test_log_pages():
 
 def test_features():
     controller = make()
-    assert ask(controller, Sqe(Admin.SET_FEATURES, cdw10=7, cdw11=3 | 7 << 16)).result == 3 | 3 << 16
-    assert ask(controller, Sqe(Admin.SET_FEATURES, cdw10=7, cdw11=500 | 500 << 16)).result == 63 | 63 << 16
+    assert (
+        ask(controller, Sqe(Admin.SET_FEATURES, cdw10=7, cdw11=3 | 7 << 16)).result == 3 | 3 << 16
+    )
+    assert (
+        ask(controller, Sqe(Admin.SET_FEATURES, cdw10=7, cdw11=500 | 500 << 16)).result
+        == 63 | 63 << 16
+    )
     ask(controller, Sqe(Admin.SET_FEATURES, cdw10=0xF, cdw11=7000))
     assert ask(controller, Sqe(Admin.GET_FEATURES, cdw10=0xF)).result == 7000
     assert ask(controller, Sqe(Admin.SET_FEATURES, cdw10=0x84)).status == Status.INVALID_FIELD | DNR

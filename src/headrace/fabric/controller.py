@@ -145,7 +145,7 @@ class Controller:
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def handle(self, sqe: Sqe, now_s: float) -> Reply | None:
+    def handle(self, sqe: Sqe, now_s: float) -> Reply | None:  # noqa: PLR0911 - a table of commands
         """Answers a command of the admin queue; None keeps it (an event request)."""
         self.heard(now_s)
         if sqe.opcode == Admin.FABRICS:
@@ -194,7 +194,7 @@ class Controller:
             return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
         return Reply(data=data)
 
-    def _identify(self, sqe: Sqe) -> bytes | None:
+    def _identify(self, sqe: Sqe) -> bytes | None:  # noqa: PLR0911 - a table of CNS values
         namespaces = self.association.namespaces()
         cns = sqe.cdw10 & 0xFF
         if cns == 1:

@@ -7,15 +7,15 @@ back within `give_up_s` fails its reads, and is still tried.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import itertools
 import os
 import re
 import select
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headrace import _native
@@ -102,6 +102,8 @@ class _Peer:
         self.pause_s = _PAUSE_S
         self.why = ""
         self.volumes: dict[int, NamespaceIdentity] = {}
+        self.labels: set[int] = set()
+        """Of the queues of this association: what an earlier one's still lose is no news."""
 
 
 class FabricEngine:
@@ -127,10 +129,11 @@ class FabricEngine:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._reconnects = 0
+        self._labels = itertools.count()
         self._thread = threading.Thread(target=self._watch, name="headrace-fabric", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> FabricEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -220,9 +223,12 @@ class FabricEngine:
         return peer
 
     def _attach(self, peer: _Peer, host: Host) -> None:
-        for queue in host.open_queues(self.options.queues):
+        queues = host.open_queues(self.options.queues)
+        labels = [next(self._labels) & 0xFFFF for _ in queues]
+        peer.labels = set(labels)
+        for label, queue in zip(labels, queues, strict=True):
             self.native.attach(
-                target=peer.number, qid=queue.qid, fd=queue.socket.detach(), entries=queue.entries,
+                target=peer.number, label=label, fd=queue.socket.detach(), entries=queue.entries,
                 dgst=queue.dgst, cpda=queue.cpda, flow_control=queue.flow_control,
                 data_max=_COMMAND_BYTES_MAX,
             )  # fmt: skip
@@ -236,7 +242,9 @@ class FabricEngine:
                     return
                 lost = self.native.take_lost()
                 for peer in self._peers.values():
-                    reasons = [why for target, _, why in lost if target == peer.number]
+                    reasons = [why for _, label, why in lost if label in peer.labels]
+                    if peer.host is not None and peer.host.failure is not None:
+                        reasons.append(str(peer.host.failure))
                     if reasons:
                         self._gone(peer, reasons[0])
                 due = [
@@ -274,11 +282,7 @@ class FabricEngine:
                 self.native.give_up(peer.number, errno.EHOSTDOWN)
             return
         try:
-            for nsid, known in peer.volumes.items():
-                if (found := host.namespace(nsid)) != known:
-                    raise FabricError(
-                        f"namespace {nsid} of {peer.subnqn} is another one now: {found}, was {known}."
-                    )
+            _check_unchanged(peer, host)
             self._attach(peer, host)
         except FabricError as e:
             peer.why = str(e)
@@ -288,6 +292,11 @@ class FabricEngine:
         with self._lock:
             peer.host, peer.gone_since_s = host, None
             self._reconnects += 1
-            if self._closing:
-                with contextlib.suppress(FabricError):
-                    host.close()
+
+
+def _check_unchanged(peer: _Peer, host: Host) -> None:
+    for nsid, known in peer.volumes.items():
+        if (found := host.namespace(nsid)) != known:
+            raise FabricError(
+                f"namespace {nsid} of {peer.subnqn} is another one now: {found}, was {known}."
+            )

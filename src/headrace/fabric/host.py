@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace.errors import FabricError
 from headrace.fabric.command import (
@@ -114,11 +114,7 @@ class Host:
                 kato_ms=self.options.kato_ms,
             )
             self.cntlid = connected.result & 0xFFFF
-            if connected.result >> 16 & 0xFFFF:
-                raise FabricError(
-                    f"{self._admin} asks for authentication, which this host does not speak yet.",
-                    next_step="Allow this host without a DH-HMAC-CHAP key, or use the kernel's initiator.",
-                )
+            self._check_authentication(connected)
             self._enable()
             self.controller = ControllerIdentity.unpack(self._identify(1))
         except BaseException:
@@ -127,7 +123,7 @@ class Host:
         self._keeper = threading.Thread(target=self._keep_alive, name="headrace-nvme", daemon=True)
         self._keeper.start()
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -194,7 +190,7 @@ class Host:
         queues: list[ConnectedQueue] = []
         try:
             for qid in range(1, count + 1):
-                queues.append(self._open_queue(qid))
+                queues.append(self._open_queue(qid))  # noqa: PERF401 - what was opened is closed on failure
         except BaseException:
             for queue in queues:
                 queue.socket.close()
@@ -214,6 +210,13 @@ class Host:
             self._keeper.join(self.options.timeout_s)
 
     # -- commands ---------------------------------------------------------------------------------
+
+    def _check_authentication(self, connected: Completion) -> None:
+        if connected.result >> 16 & 0xFFFF:
+            raise FabricError(
+                f"{self._admin} asks for authentication, which this host does not speak yet.",
+                next_step="Allow this host without a DH-HMAC-CHAP key, or use the kernel's initiator.",
+            )
 
     def _enable(self) -> None:
         self.cap = self._get(Property.CAP, wide=True)

@@ -213,7 +213,9 @@ def _term_layout(type_: Type, plen: int, pdo: int) -> Layout:
     return Layout(type_, 0, _KINDS[type_].hlen, False, False, plen, 0, 0)
 
 
-def _lengths(layout: Layout, kind: _Kind, found: tuple[int, int], rules: Rules) -> Layout:
+def _lengths(  # noqa: C901 - a list of rules
+    layout: Layout, kind: _Kind, found: tuple[int, int], rules: Rules
+) -> Layout:
     plen, pdo = found
     header = layout.hlen + (_DIGEST_BYTES if layout.hdgst else 0)
     layout = layout._replace(header_bytes=header)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from headrace import _native
 from headrace.errors import FabricError
@@ -135,7 +135,7 @@ class Target:
         self._thread = threading.Thread(target=self._run, name="headrace-target", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Target:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -164,7 +164,7 @@ class Target:
         self._thread.join()
         for line in list(self._lines.values()):
             self._close(line)
-        del self._queues  # joins its threads
+        self._queues.close()
         self._listener.close()
         self._selector.close()
         os.close(self._wake)
@@ -293,7 +293,7 @@ class Target:
 
         return admit
 
-    def _admit_host(self, sock: socket.socket, request: ConnectRequest) -> Admission:
+    def _admit_host(self, sock: socket.socket, request: ConnectRequest) -> Admission:  # noqa: PLR0911 - a list of refusals
         """A Connect for an admin queue."""
         invalid = Status.CONNECT_INVALID_PARAMETERS
         if request.cntlid != 0xFFFF:
