@@ -210,6 +210,9 @@ class FabricTargetQueues:
     def adopt(self, *, fd: int, entries: int, dgst: int, hpda: int, flow_control: bool, exports: FabricExports, association: int, before: bytes) -> None:
         """Takes a connected socket over after its Connect was answered."""
 
+    def close(self) -> None:
+        """Closes all queues and ends the threads."""
+
     def drop(self, association: int) -> None:
         """Closes an association's queues, soon."""
 
@@ -225,7 +228,7 @@ class FabricInitiator:
 
     def add_volume(self, url: str, target: int, nsid: int, block_bytes: int, blocks: int) -> None: ...
 
-    def attach(self, *, target: int, qid: int, fd: int, entries: int, dgst: int, cpda: int, flow_control: bool, data_max: int) -> None:
+    def attach(self, *, target: int, label: int, fd: int, entries: int, dgst: int, cpda: int, flow_control: bool, data_max: int) -> None:
         """Takes a connected socket over after Connect has succeeded."""
 
     def give_up(self, target: int, errno: int) -> None:
@@ -234,7 +237,7 @@ class FabricInitiator:
         """
 
     def take_lost(self) -> list[tuple[int, int, str]]:
-        """Queues that ended since the last call: target, qid, why."""
+        """Queues that ended since the last call: target, label, why."""
 
     @property
     def lost_event(self) -> int:
