@@ -31,11 +31,14 @@ __all__ = [
     "Splitter",
     "Type",
     "check_common",
+    "crc32c",
     "encode",
+    "established",
     "icreq",
     "icresp",
     "read_icreq",
     "read_icresp",
+    "read_term_req",
     "term_req",
 ]
 

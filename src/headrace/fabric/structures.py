@@ -19,6 +19,7 @@ __all__ = [
     "pack_discovery_log",
     "pack_smart_log",
     "pack_supported_logs",
+    "text",
     "unpack_active_namespaces",
     "unpack_discovery_log",
 ]
