@@ -18,7 +18,7 @@ from tests_shared import until
 
 
 def engine(**options):
-    host = HostOptions(timeout_s=5, **options.pop("host", {}))
+    host = HostOptions(**{"timeout_s": 5, **options.pop("host", {})})
     return FabricEngine(HOST, EngineOptions(host=host, **options))
 
 
@@ -150,7 +150,7 @@ def test_a_silent_target_is_an_error_within_the_deadline(exported):
     """A black hole between them: the connection stays, nothing comes."""
     with (
         Hole(exported.target.address) as hole,
-        engine(give_up_s=1.0, command_timeout_s=0.3) as fabric,
+        engine(host={"timeout_s": 0.5}, give_up_s=1.0, command_timeout_s=0.3) as fabric,
     ):
         url = f"nvme+tcp://127.0.0.1:{hole.port}/{NQN}?ns=1"
         fabric.open(url)
