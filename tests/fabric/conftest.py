@@ -48,3 +48,4 @@ def exported(tmp_path: Path) -> Iterator[Exported]:
     subsystem.add(path)
     with Target([subsystem], ("127.0.0.1", 0)) as target:
         yield Exported(target, subsystem, path, data)
+    subsystem.close()

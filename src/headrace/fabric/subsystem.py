@@ -106,6 +106,11 @@ class Subsystem:
             self.exports.remove(nsid)
         self._tell(nsid)
 
+    def close(self) -> None:
+        """Exports nothing any more; files are closed when their last read is done."""
+        for nsid in self.namespaces:
+            self.remove(nsid)
+
     def on_change(self, listener: Callable[[int], None]) -> None:
         """Calls `listener` with the NSID of each namespace that comes or goes, on the caller's thread."""
         self._listeners.append(listener)
