@@ -7,6 +7,7 @@
 #include "bindings/checksum.h"
 #include "bindings/directory.h"
 #include "bindings/errors.h"
+#include "bindings/fabric.h"
 #include "bindings/file_board.h"
 #include "bindings/file_reader.h"
 #include "bindings/mapping.h"
@@ -28,6 +29,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_directory(m);
   headrace::bindings::register_slow(m);
   headrace::bindings::register_remote(m);
+  headrace::bindings::register_fabric(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_permutation(m);

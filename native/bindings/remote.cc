@@ -10,6 +10,7 @@
 
 #include "bindings/arrays.h"
 #include "core/error.h"
+#include "fabric/initiator.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -116,6 +117,10 @@ bool finish_with(RemoteRequests& requests, size_t i, nb::handle buffer, int erro
 
 std::shared_ptr<io::RemoteEngine> remote_engine_of(nb::object object) {
   if (object.is_none()) return nullptr;
+  // Native engines are called without the interpreter.
+  if (nb::isinstance<fabric::Initiator>(object)) {
+    return nb::cast<std::shared_ptr<fabric::Initiator>>(object);
+  }
   return std::make_shared<PythonEngine>(std::move(object));
 }
 

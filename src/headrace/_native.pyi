@@ -187,6 +187,73 @@ class RemoteRequests:
         The same for bytes that lie in `buffer`: copies them, without the interpreter's lock.
         """
 
+def fabric_check_common(header: bytes, *, to_host: bool, established: bool, hdgst: bool, ddgst: bool, alignment: int, capsule_data_max: int, data_max: int) -> tuple[int, int, int, int, int]:
+    """
+    What the native receiver says of a PDU's first 8 bytes: (status, info, header, padding and data bytes).
+    """
+
+class FabricExports:
+    """Namespaces that a target's queues read from."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, nsid: int, fd: int, nbytes: int, block_bytes: int) -> None:
+        """Exports what `fd` (duplicated) is open for."""
+
+    def remove(self, nsid: int) -> None: ...
+
+class FabricTargetQueues:
+    """The threads that serve a target's I/O queues."""
+
+    def __init__(self, *, loops: int = 1, readers: int = 16) -> None: ...
+
+    def adopt(self, *, fd: int, entries: int, dgst: int, hpda: int, flow_control: bool, exports: FabricExports, association: int, before: bytes) -> None:
+        """Takes a connected socket over after its Connect was answered."""
+
+    def close(self) -> None:
+        """Closes all queues and ends the threads."""
+
+    def drop(self, association: int) -> None:
+        """Closes an association's queues, soon."""
+
+    def figures(self) -> dict[str, int]: ...
+
+class FabricInitiator:
+    """Reads ranges of NVMe/TCP namespaces over connected queues."""
+
+    def __init__(self, *, command_timeout_s: float = 10.0, read_deadline_s: float = 60.0, reads_in_flight: int = 256) -> None: ...
+
+    def add_target(self, transfer_max: int) -> int:
+        """Returns the number of a new target."""
+
+    def add_volume(self, url: str, target: int, nsid: int, block_bytes: int, blocks: int) -> None: ...
+
+    def attach(self, *, target: int, label: int, fd: int, entries: int, dgst: int, cpda: int, flow_control: bool, data_max: int) -> None:
+        """Takes a connected socket over after Connect has succeeded."""
+
+    def give_up(self, target: int, errno: int) -> None:
+        """
+        A target's reads fail with this from now on, until a queue is attached.
+        """
+
+    def take_lost(self) -> list[tuple[int, int, str]]:
+        """Queues that ended since the last call: target, label, why."""
+
+    @property
+    def lost_event(self) -> int:
+        """A descriptor that is readable while `take_lost` has something."""
+
+    def turn(self, reads_in_flight: int) -> None: ...
+
+    def close(self) -> None: ...
+
+    def figures(self) -> dict[str, int]: ...
+
+    def read_many(self, url: str, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dest: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], deadline_s: float) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or -errno.
+        """
+
 def retired_buffers() -> list[int]:
     """Identities of shared buffers that were unmapped since the last call."""
 

@@ -11,6 +11,8 @@
       - SourceChanged  a foreign file is not as it was when it was indexed
   x VolumeError        (also OSError)
     + VolumeTimeout    (also TimeoutError)
+    + FabricError      an NVMe/TCP target or host cannot be reached, or refuses
+      - ProtocolError  it breaks the protocol
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
@@ -33,10 +35,12 @@ __all__ = [
     "CorruptSample",
     "CorruptStore",
     "DecodeError",
+    "FabricError",
     "HeadraceError",
     "MountError",
     "NodeError",
     "OrderError",
+    "ProtocolError",
     "SampleNotFound",
     "SourceChanged",
     "SourceError",
@@ -138,6 +142,14 @@ class VolumeError(HeadraceError, OSError):
 
 class VolumeTimeout(VolumeError, TimeoutError):
     """A read did not complete within its deadline."""
+
+
+class FabricError(VolumeError):
+    """The other end of an NVMe/TCP connection cannot be reached, or refuses what was asked."""
+
+
+class ProtocolError(FabricError):
+    """The other end of an NVMe/TCP connection breaks the protocol; the connection was closed."""
 
 
 class OrderError(HeadraceError, ValueError):

@@ -1,0 +1,51 @@
+// Exports: the namespaces that a target's queues read from, and what a read of one answers.
+//
+// A namespace is a file or block device, opened read-only by whoever adds it and kept open until
+// its last read is done, also after `remove`. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "fabric/command.h"
+
+namespace headrace::fabric {
+
+struct Export {
+  Export(int fd, uint64_t bytes, uint32_t block_bytes)
+      : fd(fd), bytes(bytes), block_bytes(block_bytes) {}
+  ~Export();
+  Export(const Export&) = delete;
+  Export& operator=(const Export&) = delete;
+
+  const int fd;
+  const uint64_t bytes;  // the last block is filled up with zeros
+  const uint32_t block_bytes;
+};
+
+// Shared from itself, so that bindings hand loops a pointer that needs no interpreter.
+class Exports : public std::enable_shared_from_this<Exports> {
+ public:
+  // Keeps a duplicate of `fd`. Throws Error(kInvalidArgument) for an NSID that is taken.
+  void add(uint32_t nsid, int fd, uint64_t bytes, uint32_t block_bytes);
+  void remove(uint32_t nsid);
+  std::shared_ptr<const Export> find(uint32_t nsid) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uint32_t, std::shared_ptr<const Export>> exports_;
+};
+
+// What an I/O command comes to before any byte is read: a status, or a range of a namespace.
+struct Judgement {
+  uint16_t status = kSuccess;
+  std::shared_ptr<const Export> source;  // of a Read that is right
+  uint64_t offset = 0;
+  uint32_t bytes = 0;
+};
+// `transfer_max`: MDTS in bytes.
+Judgement judge_command(const Sqe& sqe, const Exports& exports, uint32_t transfer_max);
+
+}  // namespace headrace::fabric

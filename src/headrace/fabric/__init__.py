@@ -1,0 +1,6 @@
+"""NVMe/TCP: the control path of both ends, in Python on plain sockets; see docs/protocol-nvme.md.
+
+A host connects, identifies and opens queues here, and a target answers it here; what moves samples
+is native and takes the connected sockets over (`headrace._native`). Nothing here knows stores: a
+target exports files and devices, and a host reads blocks.
+"""

@@ -1,0 +1,302 @@
+"""Engine: `nvme+tcp://host:port/nqn?ns=1` as volumes: connects targets and keeps them connected.
+
+Reads are native (`headrace._native.FabricInitiator`). A thread of ours waits for queues that end, and
+connects anew with a growing pause; what was in flight is read again. A target that does not come
+back within `give_up_s` fails its reads, and is still tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import select
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from headrace import _native
+from headrace.errors import FabricError
+from headrace.fabric.host import Host, HostOptions
+from headrace.fabric.identity import HostIdentity, check_nqn
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.fabric.structures import NamespaceIdentity
+
+__all__ = ["EngineOptions", "FabricAddress", "FabricEngine", "parse_url"]
+
+_COMMAND_BYTES_MAX = 1 << 20
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
+_PORT = 4420
+
+
+class FabricAddress(NamedTuple):
+    """What a URL names."""
+
+    host: str
+    port: int
+    subnqn: str
+    nsid: int
+
+    @property
+    def url(self) -> str:
+        """In one form, whatever it was written like."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"nvme+tcp://{host}:{self.port}/{self.subnqn}?ns={self.nsid}"
+
+
+def parse_url(url: str) -> FabricAddress:
+    """Takes `nvme+tcp://host[:port]/nqn[?ns=1]` apart.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = urlsplit(url)
+    query = parse_qs(parts.query, keep_blank_values=True)
+    numbers = query.pop("ns", ["1"])
+    right = parts.scheme == "nvme+tcp" and parts.hostname and not query and not parts.fragment
+    if (
+        not right
+        or parts.username is not None
+        or len(numbers) != 1
+        or not re.fullmatch(r"[1-9]\d{0,9}", numbers[0])
+    ):
+        raise ValueError(f"{url!r} is no namespace, expected nvme+tcp://host:port/nqn?ns=1")
+    nqn = check_nqn(unquote(parts.path.removeprefix("/")))
+    return FabricAddress(str(parts.hostname), parts.port or _PORT, nqn, int(numbers[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How namespaces are read. Most users leave this alone."""
+
+    host: HostOptions = field(default_factory=HostOptions)
+    queues: int = 2
+    """Connections per target: more than one core of a sender can fill."""
+    reads_in_flight: int = 256
+    """Commands of all targets together."""
+    command_timeout_s: float = 10.0
+    """A command without an answer for so long ends its connection."""
+    give_up_s: float = 60.0
+    """A target that is gone for so long fails its reads."""
+
+
+class _Peer:
+    """One controller and what is known of it."""
+
+    def __init__(self, address: tuple[str, int], subnqn: str, number: int, host: Host) -> None:
+        self.address = address
+        self.subnqn = subnqn
+        self.number = number
+        self.host: Host | None = host
+        self.gone_since_s: float | None = None
+        self.next_try_s = 0.0
+        self.pause_s = _PAUSE_S
+        self.why = ""
+        self.volumes: dict[int, NamespaceIdentity] = {}
+        self.labels: set[int] = set()
+        """Of the queues of this association: what an earlier one's still lose is no news."""
+
+
+class FabricEngine:
+    """Reads namespaces of any number of targets. Thread-safe.
+
+    Args:
+        identity: who we are to them.
+        options: queues, deadlines, digests.
+    """
+
+    def __init__(
+        self, identity: HostIdentity | None = None, options: EngineOptions | None = None
+    ) -> None:
+        self.identity = identity or HostIdentity.of_machine()
+        self.options = options or EngineOptions()
+        self.native = _native.FabricInitiator(
+            command_timeout_s=self.options.command_timeout_s,
+            read_deadline_s=self.options.give_up_s,
+            reads_in_flight=self.options.reads_in_flight,
+        )
+        self._peers: dict[tuple[str, int, str], _Peer] = {}
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._reconnects = 0
+        self._labels = itertools.count()
+        self._thread = threading.Thread(target=self._watch, name="headrace-fabric", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self, url: str) -> NamespaceIdentity:
+        """Makes a namespace readable; connects to its target if no other of its namespaces is open.
+
+        Raises:
+            FabricError: the target cannot be reached or refuses, or has no such namespace.
+            ValueError: the URL is none.
+        """
+        where = parse_url(url)
+        with self._lock:
+            peer = self._peers.get(where[:3]) or self._connect(where)
+            if peer.host is None:
+                raise FabricError(f"{url} is not connected: {peer.why}")
+            namespace = peer.host.namespace(where.nsid)
+            if namespace.metadata_bytes:
+                raise FabricError(
+                    f"{url} has {namespace.metadata_bytes} bytes of metadata a block: not supported."
+                )
+            self.native.add_volume(
+                url, peer.number, where.nsid, namespace.block_bytes, namespace.blocks
+            )
+            peer.volumes[where.nsid] = namespace
+            return namespace
+
+    def read_many(
+        self,
+        url: str,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        dest: NDArray[np.uint8],
+        deadline_s: float = 60.0,
+    ) -> NDArray[np.int64]:
+        """Reads byte ranges of an open namespace into `dest`, one behind the other.
+
+        Args:
+            url: as it was opened.
+            offsets: (n,) int64.
+            lengths: (n,) int64.
+            dest: (sum of lengths,) uint8, writable.
+            deadline_s: for all of them.
+
+        Returns:
+            (n,) int64: bytes that arrived (fewer at the namespace's end), or -errno.
+        """
+        return self.native.read_many(url, offsets, lengths, dest, deadline_s)
+
+    def figures(self) -> dict[str, int]:
+        """What was done so far."""
+        return {"reconnects": self._reconnects, **self.native.figures()}
+
+    def close(self) -> None:
+        """Shuts all controllers down and ends the threads; later reads fail with ECANCELED."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self.native.close()
+        for peer in self._peers.values():
+            if peer.host is not None:
+                peer.host.close()
+        os.close(self._wake)
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _connect(self, where: FabricAddress) -> _Peer:
+        address = (where.host, where.port)
+        host = Host(address, where.subnqn, self.identity, self.options.host)
+        number = self.native.add_target(min(host.transfer_bytes_max, _COMMAND_BYTES_MAX))
+        peer = _Peer(address, where.subnqn, number, host)
+        try:
+            self._attach(peer, host)
+        except BaseException:
+            host.close()
+            raise
+        self._peers[where[:3]] = peer
+        return peer
+
+    def _attach(self, peer: _Peer, host: Host) -> None:
+        queues = host.open_queues(self.options.queues)
+        labels = [next(self._labels) & 0xFFFF for _ in queues]
+        peer.labels = set(labels)
+        for label, queue in zip(labels, queues, strict=True):
+            self.native.attach(
+                target=peer.number, label=label, fd=queue.socket.detach(), entries=queue.entries,
+                dgst=queue.dgst, cpda=queue.cpda, flow_control=queue.flow_control,
+                data_max=_COMMAND_BYTES_MAX,
+            )  # fmt: skip
+
+    def _watch(self) -> None:
+        while True:
+            pause_s = min((self._until_try(p) for p in tuple(self._peers.values())), default=None)
+            select.select([self.native.lost_event, self._wake], [], [], pause_s)
+            with self._lock:
+                if self._closing:
+                    return
+                lost = self.native.take_lost()
+                for peer in self._peers.values():
+                    reasons = [why for _, label, why in lost if label in peer.labels]
+                    if peer.host is not None and peer.host.failure is not None:
+                        reasons.append(str(peer.host.failure))
+                    if reasons:
+                        self._gone(peer, reasons[0])
+                due = [
+                    p
+                    for p in self._peers.values()
+                    if p.host is None and p.next_try_s <= time.monotonic()
+                ]
+            for peer in due:
+                self._reconnect(peer)
+
+    @staticmethod
+    def _until_try(peer: _Peer) -> float:
+        # A living one is looked at now and then: its keep-alive may have failed.
+        return max(0.0, peer.next_try_s - time.monotonic()) if peer.host is None else 1.0
+
+    def _gone(self, peer: _Peer, why: str) -> None:
+        """A queue ended: the whole association is made anew, as a host's kernel does it."""
+        peer.why = why
+        if peer.host is None:
+            return
+        host, peer.host = peer.host, None
+        peer.gone_since_s = time.monotonic()
+        peer.next_try_s, peer.pause_s = peer.gone_since_s, _PAUSE_S
+        threading.Thread(target=host.close, name="headrace-fabric-close", daemon=True).start()
+
+    def _reconnect(self, peer: _Peer) -> None:
+        try:
+            host = Host(peer.address, peer.subnqn, self.identity, self.options.host)
+        except FabricError as e:
+            peer.why = str(e)
+            peer.next_try_s = time.monotonic() + peer.pause_s
+            peer.pause_s = min(peer.pause_s * 2, _PAUSE_MAX_S)
+            gone_s = time.monotonic() - (peer.gone_since_s or time.monotonic())
+            if gone_s > self.options.give_up_s:
+                self.native.give_up(peer.number, errno.EHOSTDOWN)
+            return
+        try:
+            _check_unchanged(peer, host)
+            self._attach(peer, host)
+        except FabricError as e:
+            peer.why = str(e)
+            peer.next_try_s = time.monotonic() + _PAUSE_MAX_S
+            host.close()
+            return
+        with self._lock:
+            peer.host, peer.gone_since_s = host, None
+            self._reconnects += 1
+
+
+def _check_unchanged(peer: _Peer, host: Host) -> None:
+    for nsid, known in peer.volumes.items():
+        if (found := host.namespace(nsid)) != known:
+            raise FabricError(
+                f"namespace {nsid} of {peer.subnqn} is another one now: {found}, was {known}."
+            )

@@ -1,0 +1,295 @@
+"""Host: one association with a controller: connect, identify, keep alive, open queues, shut down.
+
+The control path of an initiator. I/O queues are opened here and handed over to the native data path;
+the association lives as long as its admin queue, which a thread keeps alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from headrace.errors import FabricError
+from headrace.fabric.command import (
+    PROPERTY_DWORDS,
+    Admin,
+    Fabrics,
+    Feature,
+    LogPage,
+    Sqe,
+    fabrics_command,
+)
+from headrace.fabric.pdu import DDGST, HDGST
+from headrace.fabric.queue import ConnectedQueue, Queue
+from headrace.fabric.registers import Cap, Cc, Csts, Property
+from headrace.fabric.structures import (
+    DISCOVERY_NQN,
+    IDENTIFY_BYTES,
+    ControllerIdentity,
+    DiscoveryEntry,
+    NamespaceIdentity,
+    unpack_active_namespaces,
+    unpack_discovery_log,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from headrace.fabric.command import Completion
+    from headrace.fabric.identity import HostIdentity
+
+__all__ = ["Host", "HostOptions", "discover"]
+
+_ANY_CONTROLLER = 0xFFFF
+_DISCOVERY_TRIES = 5
+_MDTS_UNIT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """How an association is made. Most users leave this alone."""
+
+    hdgst: bool = True
+    """Offer header digests; the controller may decline. They cost little, and nothing else finds a
+    flipped bit that passes TCP's 16-bit sum."""
+    ddgst: bool = True
+    """The same of data. Samples have checksums of their own; raw blocks have not."""
+    entries: int = 128
+    """Of an I/O queue; fewer where the controller has fewer."""
+    kato_ms: int = 15_000
+    """A controller that hears nothing for so long ends the association; 0: it never does."""
+    timeout_s: float = 10.0
+    """For each control command, and for the connection."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.entries <= 1 << 16:
+            raise ValueError(f"entries is {self.entries}, expected 2 to 65536")
+        if self.kato_ms < 0 or self.timeout_s <= 0:
+            raise ValueError(f"kato_ms is {self.kato_ms}, timeout_s {self.timeout_s}")
+
+    @property
+    def offered(self) -> int:
+        """DGST of our ICReq."""
+        return (HDGST if self.hdgst else 0) | (DDGST if self.ddgst else 0)
+
+
+class Host:
+    """Connects to a controller and enables it. Thread-safe.
+
+    Args:
+        address: host and port of the target.
+        subnqn: the subsystem.
+        identity: who we are.
+        options: digests, queue size, deadlines.
+
+    Raises:
+        FabricError: it cannot be reached, refuses, or breaks the protocol.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        subnqn: str,
+        identity: HostIdentity,
+        options: HostOptions | None = None,
+    ) -> None:
+        self.subnqn = subnqn
+        self.identity = identity
+        self.options = options or HostOptions()
+        self._address = address
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._failure: FabricError | None = None
+        self._admin = Queue(address, offered=self.options.offered, timeout_s=self.options.timeout_s)
+        try:
+            connected = self._admin.connect(
+                identity,
+                subnqn,
+                qid=0,
+                entries=32,
+                cntlid=_ANY_CONTROLLER,
+                kato_ms=self.options.kato_ms,
+            )
+            self.cntlid = connected.result & 0xFFFF
+            self._check_authentication(connected)
+            self._enable()
+            self.controller = ControllerIdentity.unpack(self._identify(1))
+        except BaseException:
+            self._admin.close()
+            raise
+        self._keeper = threading.Thread(target=self._keep_alive, name="headrace-nvme", daemon=True)
+        self._keeper.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def transfer_bytes_max(self) -> int:
+        """Largest read of one command: the controller's MDTS."""
+        return _MDTS_UNIT << self.controller.mdts if self.controller.mdts else 1 << 32
+
+    @property
+    def failure(self) -> FabricError | None:
+        """What ended the association, if it has ended."""
+        return self._failure
+
+    def namespaces(self) -> dict[int, NamespaceIdentity]:
+        """The active namespaces by NSID."""
+        found: dict[int, NamespaceIdentity] = {}
+        last = 0
+        while chunk := unpack_active_namespaces(self._identify(2, nsid=last)):
+            for nsid in chunk:
+                found[nsid] = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+            if chunk[-1] <= last or len(chunk) < IDENTIFY_BYTES // 4:
+                break
+            last = chunk[-1]
+        return found
+
+    def namespace(self, nsid: int) -> NamespaceIdentity:
+        """One namespace.
+
+        Raises:
+            FabricError: it is not active.
+        """
+        found = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+        if not found.blocks or not found.block_bytes:
+            raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
+        return found
+
+    def log_page(self, page: LogPage, nbytes: int, offset: int = 0) -> bytes:
+        """`nbytes` (a multiple of 4) of a log page."""
+        dwords = nbytes // 4 - 1
+        sqe = Sqe(
+            Admin.GET_LOG_PAGE, nsid=0xFFFFFFFF if page is LogPage.SMART else 0,
+            cdw10=page | (dwords & 0xFFFF) << 16, cdw11=dwords >> 16,
+            cdw12=offset & 0xFFFFFFFF, cdw13=offset >> 32,
+        )  # fmt: skip
+        return self._command(sqe, expect=nbytes, what=f"Get Log Page {page.name}")[1]
+
+    def open_queues(self, count: int) -> list[ConnectedQueue]:
+        """Opens I/O queues 1 to `count`, or as many as the controller grants.
+
+        Raises:
+            FabricError: none could be opened.
+        """
+        asked = count - 1
+        sqe = Sqe(Admin.SET_FEATURES, cdw10=Feature.NUMBER_OF_QUEUES, cdw11=asked | asked << 16)
+        granted = self._command(sqe, what="Set Features, Number of Queues")[0].result
+        count = min(count, (granted & 0xFFFF) + 1, (granted >> 16 & 0xFFFF) + 1)
+        queues: list[ConnectedQueue] = []
+        try:
+            for qid in range(1, count + 1):
+                queues.append(self._open_queue(qid))  # noqa: PERF401 - what was opened is closed on failure
+        except BaseException:
+            for queue in queues:
+                queue.socket.close()
+            raise
+        return queues
+
+    def close(self) -> None:
+        """Shuts the controller down in order, if it still answers, and disconnects."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(FabricError), self._lock:
+            if self._failure is None:
+                self._set(Property.CC, self._cc | Cc.SHN_NORMAL)
+        self._admin.close()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(self.options.timeout_s)
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def _check_authentication(self, connected: Completion) -> None:
+        if connected.result >> 16 & 0xFFFF:
+            raise FabricError(
+                f"{self._admin} asks for authentication, which this host does not speak yet.",
+                next_step="Allow this host without a DH-HMAC-CHAP key, or use the kernel's initiator.",
+            )
+
+    def _enable(self) -> None:
+        self.cap = self._get(Property.CAP, wide=True)
+        self._cc = Cc.EN | Cc.IOSQES_64 | Cc.IOCQES_16
+        self._set(Property.CC, self._cc)
+        deadline_s = time.monotonic() + max(1.0, Cap.timeout_s(self.cap))
+        while not (csts := self._get(Property.CSTS)) & Csts.RDY:
+            if csts & Csts.CFS or time.monotonic() > deadline_s:
+                raise FabricError(
+                    f"{self._admin}: the controller does not get ready: CSTS is {csts:#x}."
+                )
+            time.sleep(0.01)
+
+    def _open_queue(self, qid: int) -> ConnectedQueue:
+        entries = min(
+            self.options.entries,
+            Cap.entries_max(self.cap),
+            max(2, self.controller.maxcmd or 1 << 16),
+        )
+        queue = Queue(self._address, offered=self.options.offered, timeout_s=self.options.timeout_s)
+        try:
+            connected = queue.connect(
+                self.identity, self.subnqn, qid=qid, entries=entries, cntlid=self.cntlid
+            )
+            return queue.detach(qid=qid, entries=entries, connected=connected)
+        except BaseException:
+            queue.close()
+            raise
+
+    def _identify(self, cns: int, nsid: int = 0) -> bytes:
+        sqe = Sqe(Admin.IDENTIFY, nsid=nsid, cdw10=cns)
+        return self._command(sqe, expect=IDENTIFY_BYTES, what=f"Identify {cns:#04x}")[1]
+
+    def _get(self, offset: Property, *, wide: bool = False) -> int:
+        dwords = PROPERTY_DWORDS.pack(1 if wide else 0, offset, 0)
+        sqe = fabrics_command(Fabrics.PROPERTY_GET, dwords)
+        return int(self._admin.command(sqe, what=f"Property Get {offset.name}")[0].result)
+
+    def _set(self, offset: Property, value: int) -> None:
+        sqe = fabrics_command(Fabrics.PROPERTY_SET, PROPERTY_DWORDS.pack(0, offset, value))
+        self._admin.command(sqe, what=f"Property Set {offset.name}")
+
+    def _command(self, sqe: Sqe, *, expect: int = 0, what: str = "") -> tuple[Completion, bytes]:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            if self._closing.is_set():
+                raise FabricError(f"{self._admin}: this association is closed.")
+            return self._admin.command(sqe, expect=expect, what=what)
+
+    def _keep_alive(self) -> None:
+        interval_s = self.options.kato_ms / 2000 if self.options.kato_ms else None
+        while interval_s is not None and not self._closing.wait(interval_s):
+            try:
+                self._command(Sqe(Admin.KEEP_ALIVE), what="Keep Alive")
+            except FabricError as e:
+                self._failure = e
+                return
+
+
+def discover(
+    address: tuple[str, int], identity: HostIdentity, options: HostOptions | None = None
+) -> list[DiscoveryEntry]:
+    """What a target's discovery subsystem names.
+
+    Raises:
+        FabricError: it cannot be reached, or changes while it is read.
+    """
+    with Host(address, DISCOVERY_NQN, identity, options) as host:
+        for _ in range(_DISCOVERY_TRIES):
+            generation, count, _ = unpack_discovery_log(host.log_page(LogPage.DISCOVERY, 1024))
+            whole = host.log_page(LogPage.DISCOVERY, 1024 * (1 + min(count, 4096)))
+            again, _, entries = unpack_discovery_log(whole)
+            if again == generation:
+                return entries
+    raise FabricError(f"the discovery log of {address[0]}:{address[1]} changes all the time.")

@@ -1,0 +1,287 @@
+"""Queue: a host's side of one connection while it carries control commands, on a blocking socket.
+
+One command at a time, with a deadline; asynchronous events that complete meanwhile are kept. An I/O
+queue is connected here and then handed over (`detach`) to the native data path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from headrace.errors import FabricError, ProtocolError
+from headrace.fabric.command import (
+    CONNECT_DATA,
+    Completion,
+    Sqe,
+    Status,
+    connect_command,
+    status_text,
+)
+from headrace.fabric.pdu import (
+    COMMON,
+    DATA,
+    DDGST,
+    HDGST,
+    Fatal,
+    Fault,
+    Format,
+    Pdu,
+    Rules,
+    Splitter,
+    Type,
+    encode,
+    established,
+    icreq,
+    read_icresp,
+    read_term_req,
+    term_req,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.fabric.identity import HostIdentity
+
+__all__ = ["CommandFailed", "ConnectedQueue", "Queue"]
+
+T = TypeVar("T")
+
+_EVENT_CID = 0xF000
+"""CIDs from here on are asynchronous events': they stay live for hours."""
+_DATA_MAX = 1 << 20
+_NO_FLOW_CONTROL = 0xFFFF
+_LAST = 4
+
+
+class CommandFailed(FabricError):
+    """A controller answered a command with an error.
+
+    Attributes:
+        status: as in the completion, without the phase.
+    """
+
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedQueue:
+    """An I/O queue that is ready for its data path. Who takes it closes the socket."""
+
+    socket: socket.socket
+    qid: int
+    entries: int
+    dgst: int
+    cpda: int
+    flow_control: bool
+
+
+class Queue:
+    """Connects a socket and exchanges ICReq and ICResp.
+
+    Args:
+        address: host name or number, and port.
+        offered: digests to offer: `HDGST | DDGST`.
+        timeout_s: for every exchange.
+
+    Raises:
+        FabricError: nobody answers.
+        ProtocolError: who answers does not speak NVMe/TCP.
+    """
+
+    def __init__(self, address: tuple[str, int], *, offered: int, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._splitter = Splitter(Rules(to_host=True, established=False, data_max=_DATA_MAX))
+        self._cid = 0
+        self._events_asked: list[int] = []
+        self.events: list[Completion] = []
+        try:
+            self._socket = socket.create_connection(address, timeout=timeout_s)
+        except OSError as e:
+            raise FabricError(
+                f"{self}: {e.strerror or e}.", next_step="Is the target running, and the port open?",
+                errno=e.errno,
+            ) from e  # fmt: skip
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._send(icreq(offered))
+            reply = self._next_pdu(time.monotonic() + timeout_s)
+            self.parameters = self._judged(partial(read_icresp, reply.header, offered))
+        except BaseException:
+            self.close()
+            raise
+        dgst = self.parameters.dgst
+        self._splitter.rules = established(self._splitter.rules, dgst)
+        self._format = Format(bool(dgst & HDGST), bool(dgst & DDGST), self.parameters.alignment)
+
+    def __str__(self) -> str:
+        return f"NVMe/TCP target {self.address[0]}:{self.address[1]}"
+
+    def connect(
+        self,
+        identity: HostIdentity,
+        subnqn: str,
+        *,
+        qid: int,
+        entries: int,
+        cntlid: int,
+        kato_ms: int = 0,
+    ) -> Completion:
+        """Sends Connect for a queue.
+
+        Raises:
+            CommandFailed: the controller refuses.
+        """
+        data = CONNECT_DATA.pack(identity.id, cntlid, subnqn.encode(), identity.nqn.encode())
+        sqe = connect_command(qid, entries, flow_control=qid == 0, kato_ms=kato_ms)
+        return self.command(sqe, data=data, what=f"Connect to {subnqn} as {identity.nqn}")[0]
+
+    def command(
+        self, sqe: Sqe, *, data: bytes = b"", expect: int = 0, what: str = ""
+    ) -> tuple[Completion, bytes]:
+        """Sends a command and waits for its completion.
+
+        Args:
+            sqe: its CID is filled in; so is the SGL, where `expect` bytes are to come.
+            data: goes in the capsule.
+            expect: bytes that the controller returns.
+            what: for the error's message.
+
+        Raises:
+            CommandFailed: the controller answered with an error.
+            FabricError: the connection or its time ended.
+            ProtocolError: the controller breaks the protocol.
+        """
+        self._cid = (self._cid + 1) % _EVENT_CID
+        sqe = sqe._replace(cid=self._cid)
+        if expect:
+            sqe = sqe._replace(sgl_type=0x5A, sgl_length=expect)
+        self._send(encode(Type.CAPSULE_CMD, sqe.pack(), data, form=self._format))
+        deadline_s = time.monotonic() + self._timeout_s
+        received = bytearray()
+        while True:
+            pdu = self._next_pdu(deadline_s)
+            completion = self._judged(partial(self._take, pdu, received, expect))
+            if completion is None:
+                continue
+            if completion.status:
+                raise CommandFailed(
+                    f"{self}: {what or f'command {sqe.opcode:#04x}'} failed: "
+                    f"{status_text(completion.status)}.",
+                    status=completion.status,
+                )
+            if len(received) != expect:
+                self._end(Fault(Fatal.SEQUENCE_ERROR, 22, "success before all data came"))
+            return completion, bytes(received)
+
+    def ask_event(self, sqe: Sqe) -> None:
+        """Sends an Asynchronous Event Request: its completion, some day, lands in `events`."""
+        cid = _EVENT_CID
+        while cid in self._events_asked:
+            cid += 1
+        self._events_asked.append(cid)
+        self._send(encode(Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format))
+
+    def detach(self, *, qid: int, entries: int, connected: Completion) -> ConnectedQueue:
+        """Hands the socket over to a data path."""
+        taken, self._socket = self._socket, socket.socket()
+        self._socket.close()
+        if self._splitter.left():
+            taken.close()
+            raise ProtocolError(f"{self} sent data that nobody asked for on queue {qid}.")
+        taken.settimeout(None)
+        return ConnectedQueue(
+            socket=taken, qid=qid, entries=entries, dgst=self.parameters.dgst,
+            cpda=self.parameters.pda, flow_control=connected.sqhd != _NO_FLOW_CONTROL,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    # -- PDUs -------------------------------------------------------------------------------------
+
+    def _take(self, pdu: Pdu, received: bytearray, expect: int) -> Completion | None:
+        """One PDU of the controller's: our completion, or None."""
+        if pdu.type is Type.C2H_DATA:
+            cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
+            if cccid != self._cid:
+                raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
+            if datao != len(received) or datao + datal > expect:
+                raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
+            if (datao + datal == expect) != bool(pdu.layout.flags & _LAST):
+                raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
+            if not pdu.intact:
+                raise CommandFailed(
+                    f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
+                )
+            received += pdu.data
+            return None
+        if pdu.type is not Type.CAPSULE_RESP:
+            raise Fault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
+        completion = Completion.unpack(pdu.header[COMMON.size : COMMON.size + 16])
+        if completion.cid in self._events_asked:
+            self._events_asked.remove(completion.cid)
+            self.events.append(completion)
+            return None
+        if completion.cid != self._cid:
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
+        return completion
+
+    def _next_pdu(self, deadline_s: float) -> Pdu:
+        for pdu in self._pdus(b""):
+            return pdu
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self.close()
+                raise FabricError(f"{self} did not answer within {self._timeout_s} s.")
+            self._socket.settimeout(left_s)
+            try:
+                received = self._socket.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except OSError as e:
+                raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
+            if not received:
+                raise FabricError(f"{self} closed the connection.")
+            for pdu in self._pdus(received):
+                return pdu
+
+    def _pdus(self, received: bytes) -> list[Pdu]:
+        def first() -> list[Pdu]:
+            for pdu in self._splitter.feed(received):
+                return [pdu]  # the rest stays in the splitter
+            return []
+
+        found = self._judged(first)
+        for pdu in found:
+            if pdu.type is Type.C2H_TERM_REQ:
+                self.close()
+                raise ProtocolError(f"{self} ended the connection: {read_term_req(pdu.header)}.")
+        return found
+
+    def _judged(self, look: Callable[[], T]) -> T:
+        """What `look` says; a fault ends the connection."""
+        try:
+            return look()
+        except Fault as fault:
+            self._end(fault)
+
+    def _end(self, fault: Fault) -> NoReturn:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(term_req(fault, self._splitter.header, from_host=True))
+        self.close()
+        raise ProtocolError(f"{self} broke the protocol: {fault}.") from fault
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._socket.settimeout(self._timeout_s)
+            self._socket.sendall(data)
+        except OSError as e:
+            raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
