@@ -214,6 +214,7 @@ bench: $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/node.py $(BENCH)
 	$(BIN)/python benchmarks/unmodified.py $(BENCH)
 	$(BIN)/python benchmarks/mount.py $(BENCH)
+	$(BIN)/python benchmarks/policy.py $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
