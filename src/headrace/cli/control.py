@@ -135,11 +135,10 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a controller in the background."""
-    process = _process()
-    from headrace.runtime import control_folder
+    from headrace.runtime import control_folder, tail
 
     folder = control_folder()
-    text = process.tail(folder, lines)
+    text = tail(folder, lines)
     output = Output(as_json=as_json)
     if as_json:
         output.document({"path": str(folder.log), "lines": text.splitlines()})

@@ -172,8 +172,8 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a daemon in the background."""
-    from headrace.node.daemon import tail
     from headrace.node.runtime import runtime_folder
+    from headrace.runtime import tail
 
     folder = runtime_folder()
     text = tail(folder, lines)

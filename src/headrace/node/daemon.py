@@ -12,18 +12,15 @@ import json
 import logging
 import os
 import resource
-import select
 import signal
-import subprocess
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import Report, StatusAsked, StopAsked
+from headrace.runtime import launch, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,14 +29,11 @@ if TYPE_CHECKING:
     from headrace.node.options import NodeOptions
     from headrace.node.runtime import RuntimeFolder
 
-__all__ = ["ask_status", "run", "start", "stop", "tail"]
+__all__ = ["ask_status", "run", "start", "stop"]
 
 _log = logging.getLogger("headrace.node")
 
-START_S = 20.0
 STOP_S = 10.0
-_POLL_S = 0.02
-_TAIL_BYTES = 64 << 10
 
 
 def run(folder: RuntimeFolder, options: NodeOptions) -> None:
@@ -130,41 +124,13 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
             path=str(folder.path),
             next_step="Use it, or stop it first: headrace node stop.",
         )
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.path.mkdir(mode=0o700)
-    folder.check()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    log = os.open(folder.log, flags, 0o600)
-    program = "from headrace.cli import main; main()"
-    command = [sys.executable, "-c", program, "node", "start", "--foreground", *arguments]
-    try:
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            cwd="/",
-            env=os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path)},
-        )  # fmt: skip
-    finally:
-        os.close(log)
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+
+    def state() -> dict[str, Any] | None:
         with contextlib.suppress(FileNotFoundError, LinkLost):
-            state = ask_status(folder)
-            if state["pid"] == process.pid:
-                # So that it is no zombie when it ends, should this process live so long.
-                threading.Thread(target=process.wait, daemon=True).start()
-                return state
-        if process.poll() is not None:
-            break
-        time.sleep(_POLL_S)
-    else:
-        process.kill()
-        process.wait()
-    raise NodeError(
-        f"the node daemon did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
-        path=str(folder.log),
-        next_step="Run it in the foreground: headrace node start --foreground.",
-    )
+            return ask_status(folder)
+        return None
+
+    return launch(folder, arguments, state, NodeError, {"HEADRACE_RUNTIME_DIR": str(folder.path)})
 
 
 def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
@@ -208,12 +174,12 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
         except LinkLost as e:
             if not force:
                 raise _silent(folder, pid, str(e)) from e
-        if _ended(pidfd, STOP_S if not force else 1.0):
+        if wait_for_end(pidfd, STOP_S if not force else 1.0):
             return pid
         if not force:
             raise _silent(folder, pid, f"it did not end within {STOP_S:g} s")
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        _ended(pidfd, STOP_S)
+        wait_for_end(pidfd, STOP_S)
     finally:
         os.close(pidfd)
     with contextlib.suppress(NodeError):  # somebody has started another one already
@@ -258,20 +224,3 @@ def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
         raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
     finally:
         sock.close()
-
-
-def _ended(pidfd: int, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def tail(folder: RuntimeFolder, lines: int) -> str:
-    """The end of the log of a daemon in the background; '' where there is none."""
-    try:
-        with folder.log.open("rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
-            text = f.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""

@@ -10,14 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import ssl
 import struct
-import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,20 +27,18 @@ from headrace.control.service.database import Database
 from headrace.control.service.http import Listener, Server, config_for
 from headrace.control.service.metrics import serve_metrics
 from headrace.errors import ControlError
+from headrace.runtime import launch, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["ControlOptions", "ask_status", "default_database", "run", "start", "stop", "tail"]
+__all__ = ["ControlOptions", "ask_status", "default_database", "run", "start", "stop"]
 
 _log = logging.getLogger("headrace.control")
 
-START_S = 20.0
 STOP_S = 10.0
-_POLL_S = 0.02
-_TAIL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,36 +250,13 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
             path=str(folder.path),
             next_step="Use it, or stop it first: headrace control stop.",
         )
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.path.mkdir(mode=0o700)
-    folder.check()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    log = os.open(folder.log, flags, 0o600)
-    program = "from headrace.cli import main; main()"
-    command = [sys.executable, "-c", program, "control", "start", "--foreground", *arguments]
-    try:
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            cwd="/",
-        )  # fmt: skip
-    finally:
-        os.close(log)
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
+
+    def state() -> dict[str, Any] | None:
         with contextlib.suppress(FileNotFoundError, ControlError):
-            state = ask_status(folder)
-            if state["pid"] == process.pid:
-                threading.Thread(target=process.wait, daemon=True).start()
-                return state
-        time.sleep(_POLL_S)
-    process.kill()
-    process.wait()
-    raise ControlError(
-        f"the controller did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
-        path=str(folder.log),
-        next_step="Run it in the foreground: headrace control start --foreground.",
-    )
+            return ask_status(folder)
+        return None
+
+    return launch(folder, arguments, state, ControlError)
 
 
 def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
@@ -312,10 +283,8 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
     """
     pid, pidfd = _open_pid(folder)
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not poll.poll((1.0 if force else STOP_S) * 1000):
+        if not wait_for_end(pidfd, 1.0 if force else STOP_S):
             if not force:
                 raise ControlError(
                     f"{folder.path}: the controller, process {pid}, did not end within {STOP_S:g} s.",
@@ -323,7 +292,7 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
                     next_step="Kill it: headrace control stop --force.",
                 )
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poll.poll(STOP_S * 1000)
+            wait_for_end(pidfd, STOP_S)
     finally:
         os.close(pidfd)
     if force:
@@ -345,14 +314,3 @@ def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
             return pid, os.pidfd_open(pid)
         except (ConnectionRefusedError, ProcessLookupError) as e:
             raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
-
-
-def tail(folder: RuntimeFolder, lines: int) -> str:
-    """The end of the log of a controller in the background; '' where there is none."""
-    try:
-        with folder.log.open("rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
-            text = f.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
