@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,11 @@ _FORWARDED = frozenset(
 )  # fmt: skip
 _OF_THE_TERMINAL = 128
 """si_code SI_KERNEL: a key was pressed, and the program has the signal already."""
+
+_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGHUP})
+
+_LOOK_S = 0.1
+"""How long a signal that another thread got may wait."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit statuses that shells give."""
@@ -236,31 +242,42 @@ def _write_order(path: str, order: Sequence[bytes]) -> None:
 def _run(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ended:
     """Start it, and wait for its end; signals that come meanwhile are handed on."""
     watched = _FORWARDED | {signal.SIGCHLD}
+    # We wait for them here, and are told who sent them. But libraries' threads (those of linear algebra)
+    # do not block them: what the kernel gives to one of these is noted by the handlers.
+    stray = deque[int]()
+    handlers = {
+        number: signal.signal(number, lambda number, _: stray.append(number)) for number in watched
+    }
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    handler = signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored ones would not wake us
     try:
         pid = os.posix_spawn(
             program, list(command), environment,
             # Python ignores these two; the program shall not.
             setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )  # fmt: skip
-        return _wait(pid, watched)
+        return _wait(pid, watched, stray)
     finally:
-        signal.signal(signal.SIGCHLD, handler)
         # What came for the program and not for us is not to end us now.
         while signal.sigtimedwait(watched, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _wait(pid: int, watched: frozenset[signal.Signals]) -> Ended:
+def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> Ended:
     while True:
-        came = signal.sigwaitinfo(watched)
-        if came.si_signo == signal.SIGCHLD:
+        came = signal.sigtimedwait(watched, _LOOK_S)
+        if came is None or came.si_signo == signal.SIGCHLD:
             if (ended := _look(pid)) is not None:
                 return ended
         elif came.si_code != _OF_THE_TERMINAL:
             os.kill(pid, came.si_signo)
+        while stray:
+            number = stray.popleft()
+            # Of these nobody says where they come from; the terminal's reach the program too.
+            if number != signal.SIGCHLD and not (number in _KEYS and os.isatty(0)):
+                os.kill(pid, number)
 
 
 def _look(pid: int) -> Ended | None:
