@@ -119,6 +119,25 @@ def test_signals_are_handed_on(files, runtime):
     assert process.returncode == 3
 
 
+def test_a_signal_that_another_thread_got_is_handed_on():
+    """Linear algebra's threads block nothing, and the kernel may give them what was meant for us."""
+    script = """
+import os, signal, threading, time
+from headrace.posix import launch
+
+def other():
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=other).start()
+ended = launch._run("/bin/sleep", ["sleep", "25"], os.environ)
+assert ended.signal == signal.SIGTERM, ended
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=WAIT_S)
+    assert ended.returncode == 0
+
+
 def test_a_killed_launcher_takes_its_daemon_with_it(files, runtime):
     program = "echo ready; sleep 1; cat $0/f03.bin | wc -c"
     command = [*HEADRACE, "run", "--root", str(files), "--",

@@ -11,6 +11,7 @@ the daemon hears what is used, and its death is noticed.
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import os
 import select
@@ -58,6 +59,9 @@ ALIVE_S = 2.0
 """A daemon says something within this time of being asked, or it is given up."""
 
 PING_S = 0.5
+
+TEND_END_S = 2.0
+"""How long it may take to end, when the program does."""
 
 LOOK_AFTER_S = 1.0
 """Memory that the daemon has given back is unmapped within this time."""
@@ -214,9 +218,11 @@ class Link:
 
     def tend(self) -> None:
         """Have a thread look after the link until it is closed."""
-        threading.Thread(
+        thread = threading.Thread(
             target=_tend, args=(weakref.ref(self), self._ended), name="headrace-tend", daemon=True
-        ).start()
+        )
+        _tending[thread] = self._ended
+        thread.start()
 
     def look_after(self) -> None:
         """Take in what has come, and say what was used. A lost link lets go of the daemon's memory.
@@ -409,9 +415,22 @@ def _tend(ref: weakref.ref[Link], ended: threading.Event) -> None:
         del link
 
 
+_tending: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@atexit.register
+def _end_tending() -> None:
+    """A thread that comes back from native code while the interpreter ends would abort it."""
+    for thread, ended in tuple(_tending.items()):
+        ended.set()
+        thread.join(TEND_END_S)
+
+
 def _before_fork() -> None:
     for link in tuple(_links):
         link.ledger.fork()
 
 
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_tending.clear)
