@@ -415,9 +415,7 @@ def _tend(ref: weakref.ref[Link], ended: threading.Event) -> None:
         del link
 
 
-_tending: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = (
-    weakref.WeakKeyDictionary()
-)
+_tending: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 
 @atexit.register
