@@ -17,7 +17,7 @@ from headrace.frameworks.grain.elements import Decoder, Form, arrays_of, check_f
 from headrace.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from os import PathLike
 
     from headrace.api import OrderName
@@ -154,7 +154,10 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         self._loader = loader
         self._decoder = dataset._decoder_over(loader)  # noqa: SLF001 - its own other half
         self._epochs = dataset._epochs  # noqa: SLF001
-        self._under_way: Iterator[Any] | None = None
+        # No generator of this object's own: it would refer back, and only the collector of cycles
+        # would ever drop an iterator that nobody closed.
+        self._under_way: Generator[Fetched, None, None] | None = None
+        self._step = 0
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -171,15 +174,20 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         self._assert_not_closed()
         while self._epochs is None or self._loader.epoch < self._epochs:
             if self._under_way is None:
-                self._under_way = self._batches()
+                self._this = self._loader.cursor.begin()
+                self._under_way = self._read(self._this, self._steps(self._this))
             try:
-                element: dict[str, Any] = next(self._under_way)
-            except StopIteration:
-                self._under_way = None
-                continue
+                one = next(self._under_way, None)
+                element = None if one is None else self._element(one)
             except BaseException:
                 self.set_state(self.get_state())  # whoever asks again meets the same batch
                 raise
+            if one is None or element is None:
+                self._under_way = None
+                self._finished()
+                continue
+            self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads)
+            self._delivered(one)
             return element
         raise StopIteration
 
@@ -209,32 +217,36 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
     def __str__(self) -> str:
         return f"Batches({self._dataset})"
 
+    def __del__(self) -> None:
+        """Nothing is closed here, where Grain would: what this refers to ends as it is dropped.
+
+        The collector calls this in whatever thread it happens to run, which may hold any lock, those
+        of `threading` too: to wait for a decoding thread here would be to wait for ever.
+        """
+
     def _stop(self) -> None:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.close()  # type: ignore[attr-defined]  # a generator
+            under_way.close()
 
-    def _batches(self) -> Generator[dict[str, Any], None, None]:
-        this = self._loader.cursor.begin()
-        fetched = self._read(this, range(this.steps))
-        try:
-            for step, one in enumerate(fetched):
-                element = self._element(one)
-                self._count(one)
-                this.delivered(step, one.asked)
-                if step + 1 == this.steps:
-                    this.finish()
-                yield element
-        finally:
-            fetched.close()
+    def _steps(self, this: Pass) -> range:
+        """The steps of a pass that this iterator delivers."""
+        self._step = 0
+        return range(this.steps)
+
+    def _delivered(self, one: Fetched) -> None:
+        self._this.delivered(self._step, one.asked)
+        self._step += 1
+        if self._step == self._this.steps:
+            self._this.finish()
+
+    def _finished(self) -> None:
+        """The pass has no more steps for this iterator."""
 
     def _read(self, this: Pass, steps: range) -> Generator[Fetched, None, None]:
         loader = self._loader
         spans = (loader.slices.span(step, this.begin) for step in steps)
         return loader.reader.stream(loader.order, this.epoch, spans)
-
-    def _count(self, one: Fetched) -> None:
-        self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads)
 
     def _element(self, one: Fetched) -> dict[str, Any]:
         dataset = self._dataset
@@ -284,17 +296,13 @@ class ShareOfBatches(Batches):
         self._loader.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self._go_to(step)
 
-    def _batches(self) -> Generator[dict[str, Any], None, None]:
-        this = self._loader.cursor.begin()
-        fetched = self._read(this, range(self._step % this.steps, this.steps, self._stride))
-        try:
-            for one in fetched:
-                element = self._element(one)
-                self._count(one)
-                self._step += self._stride
-                yield element
-        finally:
-            fetched.close()
+    def _steps(self, this: Pass) -> range:
+        return range(self._step % this.steps, this.steps, self._stride)
+
+    def _delivered(self, one: Fetched) -> None:  # noqa: ARG002 - the place is a step, however large
+        self._step += self._stride
+
+    def _finished(self) -> None:
         self._go_to(self._step)
 
 
