@@ -1,7 +1,5 @@
 #include "fabric/initiator.h"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -16,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fabric/poller.h"
 #include "fabric/socket_mover.h"
 
 namespace headrace::fabric {
@@ -99,7 +98,6 @@ class Initiator::Loop {
   };
 
   void run();
-  void wake();
   void take_inbox();
   void open(const Attached& attached);
   void begin(const std::shared_ptr<io::RemoteRequests>& requests);
@@ -121,8 +119,7 @@ class Initiator::Loop {
 
   const InitiatorOptions options_;
   std::atomic<unsigned> depth_;
-  int epoll_ = -1;
-  int event_ = -1;
+  Poller poller_{"NVMe/TCP initiator"};
   int lost_event_ = -1;
 
   mutable std::mutex mutex_;
@@ -154,14 +151,10 @@ class Initiator::Loop {
 
 Initiator::Loop::Loop(const InitiatorOptions& options)
     : options_(options), depth_(std::max(1u, options.reads_in_flight)) {
-  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-  event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   lost_event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || event_ < 0 || lost_event_ < 0) {
+  if (lost_event_ < 0) {
     throw std::system_error(errno, std::generic_category(), "NVMe/TCP initiator");
   }
-  epoll_event wanted{.events = EPOLLIN, .data = {.u64 = 0}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wanted);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -169,8 +162,6 @@ Initiator::Loop::~Loop() {
   close();
   for (const Attached& attached : attached_) ::close(attached.fd);
   ::close(lost_event_);
-  ::close(event_);
-  ::close(epoll_);
 }
 
 void Initiator::Loop::close() {
@@ -178,13 +169,8 @@ void Initiator::Loop::close() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake();
+  poller_.wake();
   if (thread_.joinable()) thread_.join();
-}
-
-void Initiator::Loop::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t ignored = ::write(event_, &one, sizeof(one));
 }
 
 uint64_t Initiator::Loop::add_target(uint32_t transfer_max) {
@@ -204,7 +190,7 @@ void Initiator::Loop::attach(uint64_t target, uint16_t label, int fd, const Qpai
     const std::lock_guard lock(mutex_);
     attached_.push_back({target, label, fd, options});
   }
-  wake();
+  poller_.wake();
 }
 
 void Initiator::Loop::give_up(uint64_t target, int error) {
@@ -212,7 +198,7 @@ void Initiator::Loop::give_up(uint64_t target, int error) {
     const std::lock_guard lock(mutex_);
     given_up_.push_back({target, error});
   }
-  wake();
+  poller_.wake();
 }
 
 std::vector<LostQueue> Initiator::Loop::take_lost() {
@@ -239,22 +225,20 @@ void Initiator::Loop::read(std::shared_ptr<io::RemoteRequests> requests) {
     for (size_t i = 0; i < requests->requests().size(); ++i) requests->finish(i, 0, ECANCELED);
     return;
   }
-  wake();
+  poller_.wake();
 }
 
 // -- the loop -------------------------------------------------------------------------------------
 
 void Initiator::Loop::run() {
-  std::array<epoll_event, 64> events;
   while (true) {
-    const int count = ::epoll_wait(epoll_, events.data(), events.size(), timeout_ms());
+    const auto ready = poller_.wait(timeout_ms());
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) break;
     }
-    for (int i = 0; i < count; ++i) {
-      const epoll_event& event = events[static_cast<size_t>(i)];
-      event.data.u64 == 0 ? take_inbox() : handle(event.data.u64, event.events);
+    for (const epoll_event& event : ready) {
+      event.data.u64 == Poller::kWoken ? take_inbox() : handle(event.data.u64, event.events);
     }
     keep_time();
     pump();
@@ -263,8 +247,6 @@ void Initiator::Loop::run() {
 }
 
 void Initiator::Loop::take_inbox() {
-  uint64_t ignored;
-  [[maybe_unused]] const ssize_t read = ::read(event_, &ignored, sizeof(ignored));
   std::vector<std::shared_ptr<io::RemoteRequests>> asked;
   std::vector<Attached> attached;
   std::vector<std::pair<uint64_t, int>> given_up;
@@ -291,9 +273,7 @@ void Initiator::Loop::open(const Attached& attached) {
   const uint64_t id = ++ids_;
   auto queue =
       std::make_unique<Queue>(attached.target, attached.label, attached.fd, attached.options);
-  ::fcntl(queue->fd, F_SETFL, ::fcntl(queue->fd, F_GETFL) | O_NONBLOCK);
-  epoll_event wanted{.events = EPOLLIN, .data = {.u64 = id}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, queue->fd, &wanted);
+  poller_.add(queue->fd, id);
   Target& target = targets_[attached.target];
   target.queues.push_back(id);
   target.error = 0;
@@ -518,8 +498,7 @@ void Initiator::Loop::lose(uint64_t id, std::string reason) {
 void Initiator::Loop::listen(uint64_t id, Queue* queue, bool to_write) {
   if (queue->writable_asked == to_write) return;
   queue->writable_asked = to_write;
-  epoll_event wanted{.events = EPOLLIN | (to_write ? uint32_t{EPOLLOUT} : 0u), .data = {.u64 = id}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, queue->fd, &wanted);
+  poller_.listen(queue->fd, id, to_write);
 }
 
 // -- time -----------------------------------------------------------------------------------------

@@ -1,24 +1,19 @@
 #include "fabric/target_queues.h"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <cstring>
 #include <deque>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "fabric/cold_reads.h"
+#include "fabric/poller.h"
 #include "fabric/socket_mover.h"
 
 namespace headrace::fabric {
@@ -26,96 +21,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Memory of a read: recycled by its loop, since fresh pages cost more than the copy.
-using Buffer = std::unique_ptr<std::byte[]>;
 constexpr size_t kBufferSmall = 16 << 10;
-
-// Reads a whole range; what lies behind the file's end is zeros. 0 or an errno value.
-int read_range(const Export& source, uint64_t offset, std::span<std::byte> dest, int flags) {
-  size_t done = 0;
-  while (done < dest.size()) {
-    const iovec part{dest.data() + done, dest.size() - done};
-    const ssize_t count = ::preadv2(source.fd, &part, 1, static_cast<off_t>(offset + done), flags);
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      return errno;
-    }
-    if (count == 0) {
-      // Zeros belong into the last block alone; a file that shrank has lost its data.
-      if (offset + done < source.bytes) return flags != 0 ? EAGAIN : EIO;
-      std::memset(dest.data() + done, 0, dest.size() - done);
-      return 0;
-    }
-    done += static_cast<size_t>(count);
-  }
-  return 0;
-}
 
 }  // namespace
 
-// A read that went to the readers, and came back.
-struct ColdRead {
-  uint64_t queue = 0;
-  uint16_t cid = 0;
-  Judgement range;
-  Buffer buffer;
-  int error = 0;
-};
-
-class TargetQueues::Readers {
- public:
-  using Done = std::function<void(ColdRead)>;
-
-  explicit Readers(unsigned count) : count_(std::max(1u, count)) {}
-  ~Readers() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    arrived_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  // Threads are made when there is work for them.
-  void put(ColdRead read, Done done) {
-    const std::lock_guard lock(mutex_);
-    work_.push_back({std::move(read), std::move(done)});
-    if (idle_ < work_.size() && threads_.size() < count_) {
-      threads_.emplace_back([this] { run(); });
-    }
-    arrived_.notify_one();
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      ++idle_;
-      arrived_.wait(lock, [this] { return stopping_ || !work_.empty(); });
-      --idle_;
-      if (stopping_) return;
-      auto [read, done] = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      const Judgement& range = read.range;
-      read.error = read_range(*range.source, range.offset, {read.buffer.get(), range.bytes}, 0);
-      done(std::move(read));
-      lock.lock();
-    }
-  }
-
-  const unsigned count_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<std::pair<ColdRead, Done>> work_;
-  size_t idle_ = 0;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
-};
-
 class TargetQueues::Loop {
  public:
-  Loop(const TargetQueuesOptions& options, Readers* readers);
+  Loop(const TargetQueuesOptions& options, ColdReads* cold_reads);
   ~Loop();
 
   struct Adopted {
@@ -153,7 +65,6 @@ class TargetQueues::Loop {
   };
 
   void run();
-  void wake();
   void take_inbox();
   void open(Adopted adopted);
   void close(uint64_t id);
@@ -170,9 +81,8 @@ class TargetQueues::Loop {
   int timeout_ms() const;
 
   const TargetQueuesOptions options_;
-  Readers* const readers_;
-  int epoll_ = -1;
-  int event_ = -1;
+  ColdReads* const cold_reads_;
+  Poller poller_{"NVMe/TCP target"};
   std::mutex mutex_;
   std::vector<Adopted> adopted_;
   std::vector<uint64_t> dropped_;
@@ -197,15 +107,8 @@ class TargetQueues::Loop {
 
 // -- threads outside ------------------------------------------------------------------------------
 
-TargetQueues::Loop::Loop(const TargetQueuesOptions& options, Readers* readers)
-    : options_(options), readers_(readers) {
-  epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
-  event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_ < 0 || event_ < 0) {
-    throw std::system_error(errno, std::generic_category(), "NVMe/TCP target");
-  }
-  epoll_event wanted{.events = EPOLLIN, .data = {.u64 = 0}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wanted);
+TargetQueues::Loop::Loop(const TargetQueuesOptions& options, ColdReads* cold_reads)
+    : options_(options), cold_reads_(cold_reads) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -214,15 +117,13 @@ void TargetQueues::Loop::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake();
+  poller_.wake();
   if (thread_.joinable()) thread_.join();
 }
 
 // REQUIRES: stopped.
 TargetQueues::Loop::~Loop() {
   for (const Adopted& adopted : adopted_) ::close(adopted.fd);
-  ::close(event_);
-  ::close(epoll_);
 }
 
 void TargetQueues::Loop::adopt(Adopted adopted) {
@@ -234,7 +135,7 @@ void TargetQueues::Loop::adopt(Adopted adopted) {
     }
     adopted_.push_back(std::move(adopted));
   }
-  wake();
+  poller_.wake();
 }
 
 void TargetQueues::Loop::drop(uint64_t association) {
@@ -242,12 +143,7 @@ void TargetQueues::Loop::drop(uint64_t association) {
     const std::lock_guard lock(mutex_);
     dropped_.push_back(association);
   }
-  wake();
-}
-
-void TargetQueues::Loop::wake() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t ignored = ::write(event_, &one, sizeof(one));
+  poller_.wake();
 }
 
 void TargetQueues::Loop::add_figures(TargetFigures* figures) const {
@@ -264,16 +160,14 @@ void TargetQueues::Loop::add_figures(TargetFigures* figures) const {
 // -- the loop -------------------------------------------------------------------------------------
 
 void TargetQueues::Loop::run() {
-  std::array<epoll_event, 64> events;
   while (true) {
-    const int count = ::epoll_wait(epoll_, events.data(), events.size(), timeout_ms());
+    const auto ready = poller_.wait(timeout_ms());
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) break;
     }
-    for (int i = 0; i < count; ++i) {
-      const epoll_event& event = events[static_cast<size_t>(i)];
-      event.data.u64 == 0 ? take_inbox() : handle(event.data.u64, event.events);
+    for (const epoll_event& event : ready) {
+      event.data.u64 == Poller::kWoken ? take_inbox() : handle(event.data.u64, event.events);
     }
     if (lingering_ > 0) close_overdue();
   }
@@ -283,8 +177,6 @@ void TargetQueues::Loop::run() {
 int TargetQueues::Loop::timeout_ms() const { return lingering_ > 0 ? 100 : -1; }
 
 void TargetQueues::Loop::take_inbox() {
-  uint64_t ignored;
-  [[maybe_unused]] const ssize_t read = ::read(event_, &ignored, sizeof(ignored));
   std::vector<Adopted> adopted;
   std::vector<uint64_t> dropped;
   std::vector<ColdRead> done;
@@ -320,9 +212,7 @@ void TargetQueues::Loop::open(Adopted adopted) {
   Queue* queue = made.get();
   queues_.emplace(id, std::move(made));
   ++counters_.queues;
-  ::fcntl(queue->fd, F_SETFL, ::fcntl(queue->fd, F_GETFL) | O_NONBLOCK);
-  epoll_event wanted{.events = EPOLLIN, .data = {.u64 = id}};
-  if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, queue->fd, &wanted) != 0) {
+  if (!poller_.add(queue->fd, id)) {
     close(id);
     return;
   }
@@ -395,12 +285,12 @@ void TargetQueues::Loop::answer(uint64_t id, Queue* queue, const TargetCommand& 
   }
   // EAGAIN: not in the page cache. EOPNOTSUPP: the file system cannot tell.
   ++counters_.reads_cold;
-  readers_->put({id, cid, std::move(range), std::move(buffer), 0}, [this](ColdRead done) {
+  cold_reads_->put({id, cid, std::move(range), std::move(buffer), 0}, [this](ColdRead done) {
     {
       const std::lock_guard lock(mutex_);
       cold_done_.push_back(std::move(done));
     }
-    wake();
+    poller_.wake();
   });
 }
 
@@ -458,8 +348,7 @@ void TargetQueues::Loop::listen(uint64_t id, Queue* queue, bool to_write) {
   if (queue->lingering) to_write = false;
   if (queue->writable_asked == to_write) return;
   queue->writable_asked = to_write;
-  epoll_event wanted{.events = EPOLLIN | (to_write ? uint32_t{EPOLLOUT} : 0u), .data = {.u64 = id}};
-  ::epoll_ctl(epoll_, EPOLL_CTL_MOD, queue->fd, &wanted);
+  poller_.listen(queue->fd, id, to_write);
 }
 
 void TargetQueues::Loop::close_overdue() {
@@ -497,9 +386,9 @@ void TargetQueues::Loop::give_buffer(Buffer buffer, uint32_t bytes) {
 
 class TargetQueues::Shared {
  public:
-  explicit Shared(const TargetQueuesOptions& options) : readers(options.readers) {
+  explicit Shared(const TargetQueuesOptions& options) : cold_reads(options.readers) {
     for (unsigned i = 0; i < std::max(1u, options.loops); ++i) {
-      loops.push_back(std::make_unique<Loop>(options, &readers));
+      loops.push_back(std::make_unique<Loop>(options, &cold_reads));
     }
   }
   // Loops give work to readers, and readers give it back.
@@ -509,7 +398,7 @@ class TargetQueues::Shared {
   }
 
   std::vector<std::unique_ptr<Loop>> loops;
-  Readers readers;
+  ColdReads cold_reads;
   std::atomic<size_t> next{0};
 };
 

@@ -58,7 +58,6 @@ class TargetQueues {
  private:
   class Shared;
   class Loop;
-  class Readers;
   std::unique_ptr<Shared> shared_;
 };
 
