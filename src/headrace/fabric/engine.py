@@ -15,17 +15,16 @@ import select
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from headrace import _native
+from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.identity import HostIdentity, check_nqn
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -106,7 +105,7 @@ class _Peer:
         """Of the queues of this association: what an earlier one's still lose is no news."""
 
 
-class FabricEngine:
+class FabricEngine(Closing):
     """Reads namespaces of any number of targets. Thread-safe.
 
     Args:
@@ -132,17 +131,6 @@ class FabricEngine:
         self._labels = itertools.count()
         self._thread = threading.Thread(target=self._watch, name="headrace-fabric", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def open(self, url: str) -> NamespaceIdentity:
         """Makes a namespace readable; connects to its target if no other of its namespaces is open.

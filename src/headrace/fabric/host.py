@@ -10,8 +10,9 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.command import (
     PROPERTY_DWORDS,
@@ -36,8 +37,6 @@ from headrace.fabric.structures import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from headrace.fabric.command import Completion
     from headrace.fabric.identity import HostIdentity
 
@@ -76,7 +75,7 @@ class HostOptions:
         return (HDGST if self.hdgst else 0) | (DDGST if self.ddgst else 0)
 
 
-class Host:
+class Host(Closing):
     """Connects to a controller and enables it. Thread-safe.
 
     Args:
@@ -122,17 +121,6 @@ class Host:
             raise
         self._keeper = threading.Thread(target=self._keep_alive, name="headrace-nvme", daemon=True)
         self._keeper.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def transfer_bytes_max(self) -> int:

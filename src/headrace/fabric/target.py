@@ -17,9 +17,10 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from headrace import _native
+from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.command import Status
 from headrace.fabric.connection import Admission, Connection
@@ -29,7 +30,6 @@ from headrace.fabric.structures import DISCOVERY_NQN, DiscoveryEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from headrace.fabric.connection import ConnectRequest
     from headrace.fabric.subsystem import Subsystem
@@ -94,7 +94,7 @@ class _Joined:
         self.queues: set[int] = set()
 
 
-class Target:
+class Target(Closing):
     """Serves until `close`. Thread-safe.
 
     Args:
@@ -134,17 +134,6 @@ class Target:
             subsystem.on_change(self._namespace_changed)
         self._thread = threading.Thread(target=self._run, name="headrace-target", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def figures(self) -> dict[str, int]:
         """What was done so far."""

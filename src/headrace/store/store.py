@@ -11,11 +11,12 @@ import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
 from headrace import _native
+from headrace.closing import Closing
 from headrace.errors import (
     HeadraceError,
     SampleNotFound,
@@ -42,7 +43,6 @@ from headrace.store.sources.scan import Scan, SourceOptions, because, source_opt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -195,7 +195,7 @@ def store_of_scan(
     )  # fmt: skip
 
 
-class Store:
+class Store(Closing):
     """An open store. Made by `open_store`."""
 
     def __init__(
@@ -229,17 +229,6 @@ class Store:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"Store({shown(self.path)!r}, {self._samples:,} samples{state})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._direct, bytes):

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from headrace import api
+from headrace.closing import Closing
 from headrace.errors import DecodeError, OrderError
 from headrace.frameworks.tensorflow.cluster import place_in_cluster
 from headrace.frameworks.tensorflow.elements import Elements, Form
@@ -22,7 +23,6 @@ from headrace.frameworks.tensorflow.run import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from types import TracebackType
 
     from headrace.api import OrderName
     from headrace.order import Order
@@ -37,7 +37,7 @@ PREFETCH = 2
 
 
 # TensorFlow is not typed, so for the type checker this is a subclass of Any.
-class Loader(tf.train.experimental.PythonState):  # type: ignore[misc]
+class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Batches of a store in exact headrace order, for TensorFlow.
 
     Each iterator of `dataset()` goes through the rest of the current epoch (or through `epochs`),
@@ -227,17 +227,6 @@ class Loader(tf.train.experimental.PythonState):  # type: ignore[misc]
     def close(self) -> None:
         """End reading ahead. Batches stay valid; the loader can be used again."""
         self._loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def begin_run(self) -> int:
         """Begin a run for an iterator of `dataset()`, which calls it, and return its number."""

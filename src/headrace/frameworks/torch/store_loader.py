@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from headrace import api
+from headrace.closing import Closing
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.delivery import Collate
 from headrace.frameworks.torch.threads import ThreadedDecoding, ThreadOptions
@@ -24,7 +25,6 @@ from headrace.order import Order
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from types import TracebackType
 
     from headrace.api import OrderName
     from headrace.frameworks.torch.delivery import Way
@@ -45,7 +45,7 @@ THREADS_MAX = 8
 """Threads unless told otherwise: past 8, Python's own share of the work is the limit."""
 
 
-class StoreLoader:
+class StoreLoader(Closing):
     """Batches of a store in exact headrace order, for PyTorch.
 
     Each `for` goes through the rest of the current epoch, and epochs advance by themselves. Without
@@ -229,17 +229,6 @@ class StoreLoader:
         """End workers and reading ahead. Batches stay valid; the loader can be used again."""
         self._loader.close()
         self._way.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Any]:
         return self._deliver(self._loader.cursor.begin(), os.getpid())

@@ -28,6 +28,7 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace import _native
+from headrace.closing import Closing
 from headrace.io.simulated_paths import simulated_paths
 from headrace.plane.ahead import learner, opened
 from headrace.plane.ahead.cold import ColdChoice
@@ -58,7 +59,7 @@ _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENO
 _all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
 
 
-class ReadAhead:
+class ReadAhead(Closing):
     """Serves the files of coming samples from memory.
 
     Args:
@@ -462,12 +463,6 @@ class ReadAhead:
             reader, self._reader = self._reader, None
             self.sync()
         return reader.close(seconds) if reader is not None else True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _forget_parent(self) -> None:
         """In a forked child: threads, memory and plan are the parent's."""
