@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import exit_codes
+from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_running, print_log
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_text
 
 if TYPE_CHECKING:
-    from headrace.runtime import RuntimeFolder
+    pass
 
 __all__ = ["app", "logs", "start", "status", "stop"]
 
@@ -65,7 +66,7 @@ def start(
     )
     folder = control_folder()
     if foreground:
-        _log_to_stderr()
+        log_to_stderr()
         process.run(folder, options)
         return
     given = {
@@ -73,7 +74,7 @@ def start(
         "--tls-key": options.tls_key, "--tls-ca": options.tls_ca, "--db": options.database,
         "--metrics": metrics,
     }  # fmt: skip
-    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
+    arguments = arguments_of(given)
     arguments += [word for where in options.listen for word in ("--listen", where)]
     state = process.start(folder, arguments)
     output = Output(as_json=as_json)
@@ -101,12 +102,8 @@ def stop(
     try:
         pid = process.stop(folder, force=force)
     except FileNotFoundError:
-        return _not_running(output, folder)
-    if as_json:
-        output.document({"pid": pid, "running": False})
-    else:
-        output.line(f"process {pid} has ended")
-    return exit_codes.OK
+        return not_running(output, folder)
+    return has_ended(output, pid)
 
 
 @app.command()
@@ -120,7 +117,7 @@ def status(*, as_json: Json = False) -> int:
     try:
         state = process.ask_status(folder)
     except FileNotFoundError:
-        return _not_running(output, folder)
+        return not_running(output, folder)
     if as_json:
         output.document({"running": True, **state})
     else:
@@ -135,16 +132,9 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a controller in the background."""
-    from headrace.runtime import control_folder, tail
+    from headrace.runtime import control_folder
 
-    folder = control_folder()
-    text = tail(folder, lines)
-    output = Output(as_json=as_json)
-    if as_json:
-        output.document({"path": str(folder.log), "lines": text.splitlines()})
-    else:
-        for line in text.splitlines():
-            output.line(line)
+    print_log(Output(as_json=as_json), control_folder(), lines)
 
 
 def _process() -> Any:
@@ -162,14 +152,6 @@ def _process() -> Any:
 
 def _absolute(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()
-
-
-def _not_running(output: Output, folder: RuntimeFolder) -> int:
-    if output.as_json:
-        output.document({"running": False, "folder": str(folder.path)})
-    else:
-        output.line(f"no controller runs in {folder.path}")
-    return exit_codes.FINDING
 
 
 def _print(output: Output, state: dict[str, Any]) -> None:
@@ -192,14 +174,3 @@ def _print(output: Output, state: dict[str, Any]) -> None:
                 f"    {flow['job']} on {flow['file_system']}: "
                 f"{bytes_text(int(flow['used']['bytes_per_s']))}/s of {most}"
             )
-
-
-def _log_to_stderr() -> None:
-    import logging
-    import sys
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("headrace")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import exit_codes
+from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_running, print_log
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_of, bytes_text, count_text
 
 if TYPE_CHECKING:
-    from headrace.node.runtime import RuntimeFolder
+    pass
 
 __all__ = ["app", "logs", "start", "status", "stop", "unit"]
 
@@ -67,7 +68,7 @@ def start(
     from headrace.node.daemon import run
     from headrace.node.daemon import start as start_daemon
     from headrace.node.options import NodeOptions, automatic_ram_bytes
-    from headrace.node.runtime import runtime_folder
+    from headrace.runtime import runtime_folder
 
     endpoint = None
     paths = (controller_token_file, controller_ca, controller_cert, controller_key)
@@ -92,7 +93,7 @@ def start(
     )
     folder = runtime_folder()
     if foreground:
-        _log_to_stderr()
+        log_to_stderr()
         run(folder, options)
         return
     given = {
@@ -102,8 +103,7 @@ def start(
         "--controller-cert": cert, "--controller-key": key,
         "--metrics": metrics,
     }  # fmt: skip
-    arguments = [word for name, value in given.items() if value for word in (name, str(value))]
-    state = start_daemon(folder, arguments)
+    state = start_daemon(folder, arguments_of(given))
     output = Output(as_json=as_json)
     if as_json:
         output.document(state)
@@ -123,19 +123,15 @@ def stop(
 ) -> int:
     """Stop the daemon. Its clients go on by reading directly."""
     from headrace.node.daemon import stop as stop_daemon
-    from headrace.node.runtime import runtime_folder
+    from headrace.runtime import runtime_folder
 
     output = Output(as_json=as_json)
     folder = runtime_folder()
     try:
         pid = stop_daemon(folder, force=force)
     except FileNotFoundError:
-        return _not_running(output, folder)
-    if as_json:
-        output.document({"pid": pid, "running": False})
-    else:
-        output.line(f"process {pid} has ended")
-    return exit_codes.OK
+        return not_running(output, folder)
+    return has_ended(output, pid)
 
 
 @app.command()
@@ -144,14 +140,14 @@ def status(*, as_json: Json = False) -> int:
     from headrace.errors import NodeError
     from headrace.node.daemon import ask_status
     from headrace.node.link import LinkLost
-    from headrace.node.runtime import runtime_folder
+    from headrace.runtime import runtime_folder
 
     output = Output(as_json=as_json)
     folder = runtime_folder()
     try:
         state = ask_status(folder)
     except FileNotFoundError:
-        return _not_running(output, folder)
+        return not_running(output, folder)
     except LinkLost as e:
         raise NodeError(
             f"{folder.path}: the node daemon does not answer: {e}.",
@@ -172,17 +168,9 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a daemon in the background."""
-    from headrace.node.runtime import runtime_folder
-    from headrace.runtime import tail
+    from headrace.runtime import runtime_folder
 
-    folder = runtime_folder()
-    text = tail(folder, lines)
-    output = Output(as_json=as_json)
-    if as_json:
-        output.document({"path": str(folder.log), "lines": text.splitlines()})
-    else:
-        for line in text.splitlines():
-            output.line(line)
+    print_log(Output(as_json=as_json), runtime_folder(), lines)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -202,14 +190,6 @@ def unit(context: typer.Context, *, as_json: Json = False) -> None:
         output.document(texts)
     else:
         output.line("\n".join(texts.values()).rstrip("\n"))
-
-
-def _not_running(output: Output, folder: RuntimeFolder) -> int:
-    if output.as_json:
-        output.document({"running": False, "folder": str(folder.path)})
-    else:
-        output.line(f"no node daemon runs in {folder.path}")
-    return exit_codes.FINDING
 
 
 def _print(output: Output, state: dict[str, Any]) -> None:
@@ -242,13 +222,3 @@ def _print(output: Output, state: dict[str, Any]) -> None:
 
 def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
-
-
-def _log_to_stderr() -> None:
-    import logging
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("headrace")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

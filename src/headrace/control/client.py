@@ -219,32 +219,26 @@ class _Connection(http.client.HTTPConnection):
         return left_s
 
 
-class _Deadlined(socket.socket):
-    """A socket whose every wait is shortened to what its connection has left."""
+class _KeepsDeadline:
+    """Shortens a socket's every wait to what its connection has left."""
 
     owner: _Connection
 
     def recv_into(self, *given: Any, **named: Any) -> int:
-        self.settimeout(self.owner.left_s())
-        return super().recv_into(*given, **named)
+        self.settimeout(self.owner.left_s())  # type: ignore[attr-defined]
+        return super().recv_into(*given, **named)  # type: ignore[misc,no-any-return]
 
     def sendall(self, *given: Any, **named: Any) -> None:
-        self.settimeout(self.owner.left_s())
-        super().sendall(*given, **named)
+        self.settimeout(self.owner.left_s())  # type: ignore[attr-defined]
+        super().sendall(*given, **named)  # type: ignore[misc]
 
 
-class _DeadlinedTls(ssl.SSLSocket):
-    """The same with TLS."""
+class _Deadlined(_KeepsDeadline, socket.socket):
+    pass
 
-    owner: _Connection
 
-    def recv_into(self, *given: Any, **named: Any) -> int:
-        self.settimeout(self.owner.left_s())
-        return super().recv_into(*given, **named)
-
-    def sendall(self, *given: Any, **named: Any) -> None:
-        self.settimeout(self.owner.left_s())
-        super().sendall(*given, **named)
+class _DeadlinedTls(_KeepsDeadline, ssl.SSLSocket):
+    pass
 
 
 def _tls(endpoint: Endpoint, plain: socket.socket, host: str) -> Any:
