@@ -37,7 +37,7 @@ from benchmarks import datasets, machine, tables
 from benchmarks.check import Checker, FlatBatch
 from benchmarks.targets import Target
 from headrace.node.daemon import ask_status, start, stop
-from headrace.node.runtime import RuntimeFolder
+from headrace.runtime import RuntimeFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

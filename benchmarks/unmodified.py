@@ -37,7 +37,7 @@ if not __package__:
 from benchmarks import datasets, forms, machine, tables
 from benchmarks.targets import Target
 from headrace.node.daemon import start, stop
-from headrace.node.runtime import RuntimeFolder
+from headrace.runtime import RuntimeFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,8 +18,8 @@ import headrace as hr
 from headrace.node.daemon import ask_status
 from headrace.node.link import Link, LinkLost
 from headrace.node.options import NodeOptions
-from headrace.node.runtime import RuntimeFolder
 from headrace.node.server import Server
+from headrace.runtime import RuntimeFolder
 from plane import conftest as plane_stores
 
 WAIT_S = 20.0
@@ -73,7 +73,7 @@ import logging, sys
 from headrace.errors import NodeError
 from headrace.node.daemon import run
 from headrace.node.options import NodeOptions
-from headrace.node.runtime import runtime_folder
+from headrace.runtime import runtime_folder
 logging.basicConfig(level="INFO")
 try:
     run(runtime_folder(), NodeOptions(**({{"ram_bytes": 64 << 20}} | {options!r})))

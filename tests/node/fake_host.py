@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace.node import session
+from headrace.node.job import Job
 from headrace.node.room import Room
 from headrace.node.served import Outcome
-from headrace.node.session import Job, Session
+from headrace.node.session import Session
 from headrace.node.tally import Tally
 from headrace.node.wire import (
     Ask,

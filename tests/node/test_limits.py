@@ -50,7 +50,7 @@ import json, os, sys
 from pathlib import Path
 import headrace as hr
 from headrace.config import TierOptions
-from headrace.node.runtime import runtime_folder
+from headrace.runtime import runtime_folder
 from node.conftest import node_loader, report_of, seen, serving
 store = hr.open(sys.argv[1])
 alone = hr.loader(store, 32, seed=3)

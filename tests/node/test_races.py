@@ -25,7 +25,7 @@ RIVAL = """
 import os, random, signal, sys
 from pathlib import Path
 from headrace.errors import NodeError
-from headrace.node.runtime import RuntimeFolder
+from headrace.runtime import RuntimeFolder
 folder, proof, seed = RuntimeFolder(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 rng = random.Random(seed)
 won = lost = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import NodeError
-from headrace.node.runtime import RuntimeFolder, runtime_folder
+from headrace.runtime import RuntimeFolder, runtime_folder
 
 
 def test_it_is_where_the_environment_says(tmp_path):
@@ -87,7 +87,7 @@ def test_the_socket_of_a_killed_daemon_is_replaced(folder):
     code = (
         "import os, signal, socket, sys\n"
         "from pathlib import Path\n"
-        "from headrace.node.runtime import RuntimeFolder\n"
+        "from headrace.runtime import RuntimeFolder\n"
         "claim = RuntimeFolder(Path(sys.argv[1])).claim()\n"
         "s = socket.socket(socket.AF_UNIX); s.bind(str(claim.folder.socket)); s.listen()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

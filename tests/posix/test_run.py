@@ -47,7 +47,7 @@ def report(tmp_path):
 def daemon(runtime):
     """A node daemon of the user."""
     from headrace.node.daemon import start, stop
-    from headrace.node.runtime import runtime_folder
+    from headrace.runtime import runtime_folder
 
     folder = runtime_folder()
     start(folder, ["--ram", "64M"])

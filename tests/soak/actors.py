@@ -180,7 +180,7 @@ class Daemon(Actor):
     def ready(self) -> bool:
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
-        from headrace.node.runtime import RuntimeFolder
+        from headrace.runtime import RuntimeFolder
 
         assert self.process is not None
         with contextlib.suppress(OSError, LinkLost):

@@ -17,8 +17,8 @@ import time
 import numpy as np
 
 from headrace.node.link import Link
-from headrace.node.runtime import runtime_folder
 from headrace.node.wire import Ask, Hurry, Open, Opened, StatusAsked, encode
+from headrace.runtime import runtime_folder
 
 WAYS = ("hoards", "floods", "deaf", "garbage", "connections", "comes and goes")
 SAMPLES = 601

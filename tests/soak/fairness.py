@@ -100,7 +100,7 @@ def measured(work: Path, ways: tuple[str, ...] = WAYS, seconds: float = 1.0) -> 
 def reclaimed_s(daemon: Daemon) -> float | None:
     """How long the daemon takes until nothing of the bad client is left; None: not in 20 s."""
     from headrace.node.daemon import ask_status
-    from headrace.node.runtime import RuntimeFolder
+    from headrace.runtime import RuntimeFolder
 
     began = time.monotonic()
 

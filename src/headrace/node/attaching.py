@@ -22,7 +22,7 @@ from headrace.store.reopening import recipe_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.node.runtime import RuntimeFolder
+    from headrace.runtime import RuntimeFolder
     from headrace.store import Store
     from headrace.store.reopening import Recipe
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.control.metrics_http import MetricsServer
     from headrace.node.options import NodeOptions
-    from headrace.node.runtime import RuntimeFolder
+    from headrace.runtime import RuntimeFolder
 
 __all__ = ["ask_status", "run", "start", "stop"]
 

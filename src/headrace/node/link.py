@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from msgspec import Struct
 
-    from headrace.node.runtime import RuntimeFolder
+    from headrace.runtime import RuntimeFolder
 
 __all__ = ["ALIVE_S", "Link", "LinkLost", "connect"]
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
 from headrace.node.reads import NodeReads, job_name
-from headrace.node.runtime import runtime_folder
 from headrace.node.wire import Note
+from headrace.runtime import runtime_folder
 
 if TYPE_CHECKING:
-    from headrace.node.runtime import RuntimeFolder
     from headrace.plane import LoaderStats
+    from headrace.runtime import RuntimeFolder
 
 __all__ = ["note_of", "watch"]
 

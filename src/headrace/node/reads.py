@@ -23,9 +23,9 @@ from headrace.node.attaching import Attached, Attaching
 from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
 from headrace.node.pending import Pending, join_pieces
-from headrace.node.runtime import runtime_folder
 from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
 from headrace.plane.stage import StageStats
+from headrace.runtime import runtime_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.node.runtime import RuntimeFolder
     from headrace.node.wire import Note
     from headrace.plane.tiers import Chain, PendingReads, Reads
+    from headrace.runtime import RuntimeFolder
     from headrace.store import Store
 
 __all__ = ["NodeReads", "NodeReport", "job_name", "over_node"]

@@ -23,9 +23,10 @@ from headrace.machine.memory import available_memory
 from headrace.node.files.service import FileService
 from headrace.node.governed import Governed
 from headrace.node.holdings import Holdings
+from headrace.node.job import Job
 from headrace.node.line import Line
 from headrace.node.room import Room
-from headrace.node.session import Job, Session
+from headrace.node.session import Session
 from headrace.node.tally import Tally
 from headrace.node.wire import (
     PROTOCOL,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.node.options import NodeOptions
-    from headrace.node.runtime import Claim
     from headrace.node.served import ServedData
+    from headrace.runtime import Claim
 
 __all__ = ["Server"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -54,11 +54,12 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.node.allowances import Allowances, Charge
+    from headrace.node.job import Job
     from headrace.node.room import Room
     from headrace.node.served import Outcome, ServedData
-    from headrace.node.tally import Cause, JobTotals, Tally
+    from headrace.node.tally import Cause, JobTotals
 
-__all__ = ["Host", "Job", "Send", "Session"]
+__all__ = ["Host", "Send", "Session"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -72,37 +73,6 @@ WAITING_BYTES_MAX = 64 << 20
 
 READS_MAX = 64
 """Batches of one job that are read at a time: how many others may stand before one's own."""
-
-
-@dataclass(slots=True)
-class Job:
-    """The clients of one job, and what they hold together."""
-
-    name: str
-    window_bytes: int
-    tally: Tally
-    sessions: set[Session] = field(default_factory=set)
-    held_bytes: int = 0
-    reading: int = 0
-    """Batches under way."""
-    _totals: JobTotals | None = None
-
-    @property
-    def totals(self) -> JobTotals:
-        """Its figures, from when they are first needed."""
-        if self._totals is None:
-            self._totals = self.tally.begin(self.name, time.monotonic())
-        return self._totals
-
-    @property
-    def counted(self) -> bool:
-        """Whether it has figures: one that only asks for the daemon's state has none."""
-        return self._totals is not None
-
-    def end(self) -> None:
-        """Its last client has gone."""
-        if self._totals is not None:
-            self.tally.end(self.name, time.monotonic())
 
 
 class Send(Protocol):
@@ -223,8 +193,8 @@ class Session:
             Dropped: self._dropped,
             Note: self._note,
             Files: self._files,
-            FilesAsked: self._files_asked,
-            StatusAsked: self._status,
+            FilesAsked: lambda request: self._report(request.ticket, host.files_report(self)),
+            StatusAsked: lambda request: self._report(request.ticket, host.report()),
             StopAsked: self._stop,
         }
 
@@ -256,18 +226,13 @@ class Session:
         self._new_ticket(request.ticket)
         self._host.open(self, request)
 
-    def _status(self, request: StatusAsked) -> None:
-        self._new_ticket(request.ticket)
-        self._send(Report(request.ticket, Status.OK, self._host.report()))
+    def _report(self, ticket: int, state: bytes, status: Status = Status.OK) -> None:
+        self._new_ticket(ticket)
+        self._send(Report(ticket, status, state))
 
     def _stop(self, request: StopAsked) -> None:
-        self._new_ticket(request.ticket)
-        self._send(Report(request.ticket, Status.STOPPING, b"{}"))
+        self._report(request.ticket, b"{}", Status.STOPPING)
         self._host.stop()
-
-    def _files_asked(self, request: FilesAsked) -> None:
-        self._new_ticket(request.ticket)
-        self._send(Report(request.ticket, Status.OK, self._host.files_report(self)))
 
     def _hello(self, request: Request) -> None:
         if not isinstance(request, Hello):
@@ -509,9 +474,8 @@ class Session:
         self._waiting_bytes -= asked.indices.nbytes
         del self._asked[ticket]
         self.busy += 1
-        if self.job is not None:
-            self.job.totals.busy += 1
-            self.job.totals.took("window", time.monotonic() - asked.asked_s)
+        self.job.totals.busy += 1
+        self.job.totals.took("window", time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
         self._send(Samples(ticket, Status.BUSY, text))
 

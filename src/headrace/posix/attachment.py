@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.node.link import Link
-    from headrace.node.runtime import RuntimeFolder
     from headrace.node.wire import FilesReady
     from headrace.posix.page import Page
+    from headrace.runtime import RuntimeFolder
 
 __all__ = ["Attachment", "Wanted"]
 
@@ -94,7 +94,7 @@ class Attachment:
 
     def _find_daemon(self) -> RuntimeFolder:
         from headrace.node.link import LinkLost, connect
-        from headrace.node.runtime import runtime_folder
+        from headrace.runtime import runtime_folder
 
         folder = runtime_folder()
         try:
@@ -219,7 +219,7 @@ class _PrivateDaemon:
     """
 
     def __init__(self) -> None:
-        from headrace.node.runtime import RuntimeFolder
+        from headrace.runtime import RuntimeFolder
 
         self._path = tempfile.mkdtemp(prefix="headrace-run-")
         self.folder = RuntimeFolder(Path(self._path))
