@@ -55,8 +55,12 @@ class _Connection(H11Protocol):
             self._expect(ANSWER_S)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
         self._relax()
+        super().on_response_complete()
+        if not self._between():  # the next request had come whole
+            self._expect(ANSWER_S)
+        elif self.conn.trailing_data[0]:  # or in part
+            self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()
