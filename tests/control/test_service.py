@@ -382,7 +382,7 @@ def test_the_client_says_what_was_refused(controller, tmp_path):
     "url", ["", "unix:x", "http://h", "ftp://h:1", "http://h:1/x", "http://h:x"]
 )
 def test_addresses_that_are_none_are_refused(url):
-    with pytest.raises(ValueError, match="expected unix:/PATH"):
+    with pytest.raises(ValueError, match="expected own, unix:/PATH"):
         Endpoint(url=url)
 
 

@@ -75,10 +75,7 @@ def start(
     token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
     if controller is not None:
         from headrace.control.client import Endpoint
-        from headrace.runtime import control_folder
 
-        if controller == "own":
-            controller = f"unix:{control_folder().socket}"
         endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
     cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(

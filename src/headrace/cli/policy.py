@@ -112,13 +112,11 @@ def _client(
     key: Path | None,
 ) -> Client:
     from headrace.control.client import Client, Endpoint
-    from headrace.runtime import control_folder
 
-    if controller is None:
-        folder = control_folder()
-        controller = f"unix:{folder.socket}"
     return Client(
-        Endpoint(url=controller, token_file=token_file, ca=ca, certificate=certificate, key=key)
+        Endpoint(
+            url=controller or "own", token_file=token_file, ca=ca, certificate=certificate, key=key
+        )
     )
 
 

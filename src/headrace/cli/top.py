@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +16,8 @@ from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import RenderableType
 
     from headrace.insight.planes import PlanesBoard
@@ -91,7 +96,7 @@ class _Eyes:
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
         from headrace.insight.top import Watch
-        from headrace.runtime import control_folder, runtime_folder
+        from headrace.runtime import runtime_folder
 
         self.folder = runtime_folder()
         self._watch = Watch()
@@ -100,8 +105,7 @@ class _Eyes:
             from headrace.control.client import Client, Endpoint
             from headrace.insight.planes import PlanesWatch
 
-            url = f"unix:{control_folder().socket}" if controller == "own" else controller
-            self._client = Client(Endpoint(url=url, token_file=token_file, ca=ca))
+            self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
             self._planes = PlanesWatch()
 
     def look(self) -> _Seen | None:
@@ -146,14 +150,25 @@ def _nobody(output: Output, eyes: _Eyes) -> int:
     return exit_codes.FINDING
 
 
+@contextmanager
+def _interrupt() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets. The exception would be lost in a finaliser now and then."""
+    ended = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: ended.set())
+    try:
+        yield ended
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _live(output: Output, eyes: _Eyes, interval: float, first: _Seen) -> None:
     from rich.live import Live
 
     console = output.console()
     # A screen of its own: what was there before comes back at the end.
-    with Live(first.view(console.width), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
+    shown = Live(first.view(console.width), console=console, screen=True, auto_refresh=False)
+    with _interrupt() as ended, shown as live:
+        while not ended.wait(interval):
             live.update(_seen_or_why(eyes, console.width), refresh=True)
 
 
@@ -174,10 +189,10 @@ def _seen_or_why(eyes: _Eyes, width: int) -> RenderableType:
 def _frames(output: Output, eyes: _Eyes, interval: float) -> None:
     """Frame after frame, for logs."""
     console = output.console()
-    while True:
-        time.sleep(interval)
-        console.print(_seen_or_why(eyes, console.width))
-        sys.stdout.flush()
+    with _interrupt() as ended:
+        while not ended.wait(interval):
+            console.print(_seen_or_why(eyes, console.width))
+            sys.stdout.flush()
 
 
 def _print(output: Output, seen: _Seen) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace.errors import ControlError
+from headrace.runtime import control_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ class Endpoint:
     """Where a controller is, and how to show who asks.
 
     Attributes:
-        url: see the module's text.
+        url: see the module's text; `own` is this user's own controller, by its socket.
         token_file: holds the token, as a line `TOKEN`, `plane TOKEN` or `operator TOKEN`.
         ca: certificates to trust; None: those of the system.
         certificate, key: this side's own, for mutual TLS.
@@ -59,6 +60,8 @@ class Endpoint:
     key: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.url == "own":
+            object.__setattr__(self, "url", f"unix:{control_folder().socket}")
         if self.url.startswith("unix:/"):
             return
         parts = urlsplit(self.url)
@@ -68,7 +71,7 @@ class Endpoint:
             good = False
         if not good or parts.path not in ("", "/"):
             raise ValueError(
-                f"controller is {self.url!r}, expected unix:/PATH, http://HOST:PORT or https://HOST:PORT"
+                f"controller is {self.url!r}, expected own, unix:/PATH, http://HOST:PORT or https://HOST:PORT"
             )
 
     def token(self) -> str | None:
