@@ -20,42 +20,16 @@
 #include "core/shared_mapping.h"
 #include "io/gatherer.h"
 #include "io/sample_cache.h"
+#include "testing/batch_content.h"
 
 using namespace headrace;
 using namespace headrace::io;
+using headrace::testing::content;
+using headrace::testing::make_batch;
 
 namespace {
 
 constexpr uint64_t kSamples = 400;
-
-std::string content(int64_t index, uint64_t part) {
-  std::mt19937 random(static_cast<unsigned>(index * 7 + static_cast<int64_t>(part)));
-  std::string bytes(index % 9 == 4 ? 0 : random() % 4000, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
-  return bytes;
-}
-
-std::shared_ptr<Batch> make_batch(const std::vector<int64_t>& indices, uint64_t parts = 1) {
-  auto batch = std::make_shared<Batch>();
-  batch->parts = parts;
-  batch->samples = indices.size();
-  batch->indices = indices;
-  std::string all;
-  for (const int64_t index : indices) {
-    batch->labels.push_back(index % 10 - 1);
-    for (uint64_t p = 0; p < parts; ++p) {
-      const std::string bytes = content(index, p);
-      batch->offsets.push_back(static_cast<int64_t>(all.size()));
-      batch->lengths.push_back(static_cast<int64_t>(bytes.size()));
-      all += bytes;
-    }
-  }
-  const BufferPtr buffer = Arena::make(0)->acquire(all.size());
-  std::memcpy(buffer->data, all.data(), all.size());
-  batch->buffer = buffer;
-  batch->bytes = all.size();
-  return batch;
-}
 
 bool is_right(const Batch& batch, const std::vector<int64_t>& indices) {
   if (batch.indices != indices || batch.samples != indices.size()) return false;

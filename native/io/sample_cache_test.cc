@@ -16,42 +16,17 @@
 #include "io/assemble.h"
 #include "io/direct_writer.h"
 #include "io/sample_writer.h"
+#include "testing/batch_content.h"
 #include "testing/store_builder.h"
 
 using namespace headrace;
 using namespace headrace::io;
+using headrace::testing::content;
+using headrace::testing::make_batch;
 
 namespace {
 
 constexpr uint64_t kSamples = 500;
-
-// What sample `index` holds in `part`: of many lengths, some empty.
-std::string content(int64_t index, uint64_t part) {
-  std::mt19937 random(static_cast<unsigned>(index * 7 + static_cast<int64_t>(part)));
-  return testing::random_bytes(random, index % 9 == 4 ? 0 : random() % 5000);
-}
-
-std::shared_ptr<Batch> make_batch(const std::vector<int64_t>& indices, uint64_t parts = 1) {
-  auto batch = std::make_shared<Batch>();
-  batch->parts = parts;
-  batch->samples = indices.size();
-  batch->indices = indices;
-  std::string all = "gap";
-  for (const int64_t index : indices) {
-    batch->labels.push_back(index % 10 - 1);
-    for (uint64_t p = 0; p < parts; ++p) {
-      const std::string bytes = content(index, p);
-      batch->offsets.push_back(static_cast<int64_t>(all.size()));
-      batch->lengths.push_back(static_cast<int64_t>(bytes.size()));
-      all += bytes + "gap";
-    }
-  }
-  const BufferPtr buffer = Arena::make(0)->acquire(all.size());
-  std::memcpy(buffer->data, all.data(), all.size());
-  batch->buffer = buffer;
-  batch->bytes = all.size();
-  return batch;
-}
 
 // Every sample of the batch is itself, but for those whose slots failed.
 bool is_right(const Batch& batch, const std::vector<int64_t>& indices) {
