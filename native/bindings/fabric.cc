@@ -2,12 +2,16 @@
 // Sockets are taken over: Python hands in a descriptor that it no longer owns.
 #include "bindings/fabric.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <chrono>
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "core/error.h"
@@ -123,13 +127,44 @@ nb::list take_lost(Initiator& initiator) {
 
 using Writable = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Keeps an array alive until the last request that writes to it is gone, on whatever thread.
-std::shared_ptr<const void> keep(const Writable& array) {
-  auto* kept = new Writable(array);
-  return {static_cast<const void*>(kept), [](const void* p) {
+// Keeps arrays alive until the last request that writes to them is gone, on whatever thread.
+std::shared_ptr<const void> keep(std::vector<Writable> arrays) {
+  return {new std::vector<Writable>(std::move(arrays)), [](const void* p) {
             const nb::gil_scoped_acquire gil;
-            delete static_cast<const Writable*>(p);
+            delete static_cast<const std::vector<Writable>*>(p);
           }};
+}
+
+// Has requests read and waits for all of them: bytes that arrived, or -errno, for each.
+ArrayOut<int64_t> wait_for(Initiator& initiator, std::vector<io::RemoteRequest> requests,
+                           std::vector<std::string> urls, std::vector<Writable> memory,
+                           double deadline_s) {
+  const size_t count = requests.size();
+  std::vector<int64_t> outcomes(count, -ETIMEDOUT);
+  const auto inbox = std::make_shared<io::RemoteInbox>();
+  auto batch = std::make_shared<io::RemoteRequests>(std::move(requests), std::move(urls),
+                                                    keep(std::move(memory)), inbox, 0);
+  {
+    const nb::gil_scoped_release release;
+    const auto deadline = io::RemoteInbox::Clock::now() +
+                          std::chrono::duration_cast<io::RemoteInbox::Clock::duration>(
+                              std::chrono::duration<double>(deadline_s));
+    initiator.read(batch);
+    for (size_t answered = 0; answered < count;) {
+      const auto results = inbox->take(deadline);
+      if (results.empty()) {
+        batch->abandon();
+        break;
+      }
+      for (const io::RemoteResult& result : results) {
+        ++answered;
+        outcomes[result.number] =
+            result.error != 0 ? -int64_t{result.error} : static_cast<int64_t>(result.bytes);
+      }
+    }
+    batch.reset();
+  }
+  return own(std::move(outcomes));
 }
 
 ArrayOut<int64_t> read_many(const std::shared_ptr<Initiator>& initiator, const std::string& url,
@@ -147,31 +182,23 @@ ArrayOut<int64_t> read_many(const std::shared_ptr<Initiator>& initiator, const s
                         reinterpret_cast<std::byte*>(dest.data()) + at});
     at += length;
   }
-  std::vector<int64_t> outcomes(count, -ETIMEDOUT);
-  const auto inbox = std::make_shared<io::RemoteInbox>();
-  auto batch = std::make_shared<io::RemoteRequests>(
-      std::move(requests), std::vector<std::string>(count, url), keep(dest), inbox, 0);
-  {
-    const nb::gil_scoped_release release;
-    const auto deadline = io::RemoteInbox::Clock::now() +
-                          std::chrono::duration_cast<io::RemoteInbox::Clock::duration>(
-                              std::chrono::duration<double>(deadline_s));
-    initiator->read(batch);
-    for (size_t answered = 0; answered < count;) {
-      const auto results = inbox->take(deadline);
-      if (results.empty()) {
-        batch->abandon();
-        break;
-      }
-      for (const io::RemoteResult& result : results) {
-        ++answered;
-        outcomes[result.number] =
-            result.error != 0 ? -int64_t{result.error} : static_cast<int64_t>(result.bytes);
-      }
-    }
-    batch.reset();
+  return wait_for(*initiator, std::move(requests), std::vector<std::string>(count, url),
+                  {std::move(dest)}, deadline_s);
+}
+
+ArrayOut<int64_t> read_each(const std::shared_ptr<Initiator>& initiator,
+                            std::vector<std::string> urls, const ArrayIn<int64_t>& offsets,
+                            std::vector<Writable> dests, double deadline_s) {
+  if (urls.size() != offsets.size() || urls.size() != dests.size()) {
+    throw nb::value_error("urls, offsets and dests differ in number");
   }
-  return own(std::move(outcomes));
+  std::vector<io::RemoteRequest> requests;
+  for (size_t i = 0; i < urls.size(); ++i) {
+    if (offsets.data()[i] < 0) throw nb::value_error("an offset below 0");
+    requests.push_back({0, static_cast<uint64_t>(offsets.data()[i]), dests[i].size(),
+                        reinterpret_cast<std::byte*>(dests[i].data())});
+  }
+  return wait_for(*initiator, std::move(requests), std::move(urls), std::move(dests), deadline_s);
 }
 
 void register_target(nb::module_& m) {
@@ -214,10 +241,18 @@ void register_initiator(nb::module_& m) {
       .def(
           "add_volume",
           [](Initiator& initiator, const std::string& url, uint64_t target, uint32_t nsid,
-             uint32_t block_bytes, uint64_t blocks) {
-            initiator.add_volume(url, target, {nsid, block_bytes, blocks});
+             uint32_t block_bytes, uint64_t blocks, uint64_t first_byte,
+             std::optional<uint64_t> bytes) {
+            const uint64_t whole = blocks * block_bytes;
+            if (first_byte > whole || bytes.value_or(0) > whole - first_byte) {
+              throw nb::value_error("the window leaves the namespace");
+            }
+            initiator.add_volume(
+                url, target,
+                {nsid, block_bytes, blocks, first_byte, bytes.value_or(whole - first_byte)});
           },
-          "url"_a, "target"_a, "nsid"_a, "block_bytes"_a, "blocks"_a)
+          "url"_a, "target"_a, "nsid"_a, "block_bytes"_a, "blocks"_a, "first_byte"_a = 0,
+          "bytes"_a = nb::none(), "A namespace, or a window of it, under a name.")
       .def("attach", &attach, nb::kw_only(), "target"_a, "label"_a, "fd"_a, "entries"_a, "dgst"_a,
            "cpda"_a, "flow_control"_a, "data_max"_a,
            "Takes a connected socket over after Connect has succeeded.")
@@ -232,7 +267,9 @@ void register_initiator(nb::module_& m) {
       .def("figures", &initiator_figures, nb::sig("def figures(self) -> dict[str, int]"))
       .def("read_many", &read_many, "url"_a, "offsets"_a, "lengths"_a, "dest"_a, "deadline_s"_a,
            "Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or "
-           "-errno.");
+           "-errno.")
+      .def("read_each", &read_each, "urls"_a, "offsets"_a, "dests"_a, "deadline_s"_a,
+           "The same for ranges of several volumes, each into memory of its own.");
 }
 
 }  // namespace

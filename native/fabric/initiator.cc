@@ -1,6 +1,7 @@
 #include "fabric/initiator.h"
 
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,7 +76,10 @@ class Initiator::Loop {
   struct Queue {
     Queue(uint64_t target, uint16_t label, int fd, const QpairOptions& options)
         : target(target), label(label), fd(fd), qpair(options) {}
-    ~Queue() { ::close(fd); }
+    ~Queue() {
+      ::shutdown(fd, SHUT_RDWR);  // a forked child may hold the socket open
+      ::close(fd);
+    }
 
     const uint64_t target;
     const uint16_t label;
@@ -88,7 +92,8 @@ class Initiator::Loop {
     uint32_t transfer_max = 0;
     std::deque<Piece> waiting;
     std::vector<uint64_t> queues;
-    int error = 0;  // given up
+    int error = 0;        // given up
+    int64_t lost_ns = 0;  // when its last queue went; 0: it has one, or never had
   };
   struct Attached {
     uint64_t target;
@@ -101,6 +106,10 @@ class Initiator::Loop {
   void take_inbox();
   void open(const Attached& attached);
   void begin(const std::shared_ptr<io::RemoteRequests>& requests);
+  // Whether a target has had no queue for as long as a read may take.
+  bool away(const Target& target, int64_t now) const {
+    return target.lost_ns != 0 && now - target.lost_ns >= nanoseconds(options_.read_deadline_s);
+  }
   void cut(const Volume& volume, const io::RemoteRequest& request, std::shared_ptr<ReadState> read,
            Target* target);
   void pump();
@@ -273,17 +282,20 @@ void Initiator::Loop::open(const Attached& attached) {
   const uint64_t id = ++ids_;
   auto queue =
       std::make_unique<Queue>(attached.target, attached.label, attached.fd, attached.options);
-  poller_.add(queue->fd, id);
+  const bool listens = poller_.add(queue->fd, id);
   Target& target = targets_[attached.target];
   target.queues.push_back(id);
   target.error = 0;
+  target.lost_ns = 0;
   queues_.emplace(id, std::move(queue));
+  if (!listens) lose(id, "the socket cannot be waited for");
 }
 
 // -- reads ----------------------------------------------------------------------------------------
 
 void Initiator::Loop::begin(const std::shared_ptr<io::RemoteRequests>& requests) {
-  const int64_t deadline_ns = now_ns() + nanoseconds(options_.read_deadline_s);
+  const int64_t now = now_ns();
+  const int64_t deadline_ns = now + nanoseconds(options_.read_deadline_s);
   for (size_t i = 0; i < requests->requests().size(); ++i) {
     const io::RemoteRequest& request = requests->requests()[i];
     Volume volume;
@@ -295,12 +307,16 @@ void Initiator::Loop::begin(const std::shared_ptr<io::RemoteRequests>& requests)
       if (known) volume = it->second;
     }
     Target* target = known ? &targets_[volume.target] : nullptr;
-    const uint64_t capacity = volume.geometry.blocks * volume.geometry.block_bytes;
+    if (known && away(*target, now)) target->error = EHOSTDOWN;
     if (!known || target->error != 0) {
       ++counters_.failed;
       requests->finish(i, 0, known ? target->error : ENOENT);
       continue;
     }
+    const NamespaceGeometry& geometry = volume.geometry;
+    const uint64_t whole = geometry.blocks * geometry.block_bytes;
+    const uint64_t first = std::min(geometry.first_byte, whole);
+    const uint64_t capacity = std::min(geometry.bytes, whole - first);
     // As of a file: what lies behind the end does not arrive.
     const uint64_t offset = std::min(request.offset, capacity);
     const uint64_t length = std::min(request.length, capacity - offset);
@@ -309,7 +325,7 @@ void Initiator::Loop::begin(const std::shared_ptr<io::RemoteRequests>& requests)
       continue;
     }
     auto read = std::make_shared<ReadState>(ReadState{requests, i, length, 0, 0, deadline_ns});
-    cut(volume, {request.volume, offset, length, request.dest}, std::move(read), target);
+    cut(volume, {request.volume, first + offset, length, request.dest}, std::move(read), target);
   }
 }
 
@@ -480,6 +496,7 @@ void Initiator::Loop::lose(uint64_t id, std::string reason) {
   queues_.erase(it);
   Target& target = targets_[queue->target];
   std::erase(target.queues, id);
+  if (target.queues.empty()) target.lost_ns = now_ns();
   queue->qpair.lost();
   completions_.clear();
   queue->qpair.take_completions(&completions_);
@@ -512,6 +529,9 @@ void Initiator::Loop::keep_time() {
   }
   for (const uint64_t id : late) settle(id, queues_.at(id).get());
   for (auto& [number, target] : targets_) {
+    if (away(target, now)) {
+      for (const Piece& piece : std::exchange(target.waiting, {})) finish(piece, EHOSTDOWN);
+    }
     // Oldest first, but for those that are read again: these are in front, and older.
     while (!target.waiting.empty() && target.waiting.front().read->deadline_ns <= now) {
       finish(target.waiting.front(), ETIMEDOUT);
@@ -538,8 +558,14 @@ void Initiator::Loop::end_all() {
 
 // -- the whole ------------------------------------------------------------------------------------
 
-Initiator::Initiator(const InitiatorOptions& options) : loop_(std::make_unique<Loop>(options)) {}
-Initiator::~Initiator() = default;
+Initiator::Initiator(const InitiatorOptions& options)
+    : owner_pid_(::getpid()), loop_(std::make_unique<Loop>(options)) {}
+
+Initiator::~Initiator() {
+  if (foreign()) static_cast<void>(loop_.release());
+}
+
+bool Initiator::foreign() const { return ::getpid() != owner_pid_; }
 
 uint64_t Initiator::add_target(uint32_t transfer_max) { return loop_->add_target(transfer_max); }
 void Initiator::add_volume(const std::string& url, uint64_t target,
@@ -553,9 +579,12 @@ void Initiator::give_up(uint64_t target, int error) { loop_->give_up(target, err
 std::vector<LostQueue> Initiator::take_lost() { return loop_->take_lost(); }
 int Initiator::lost_event() const { return loop_->lost_event(); }
 InitiatorFigures Initiator::figures() const { return loop_->figures(); }
-void Initiator::close() { loop_->close(); }
+void Initiator::close() {
+  if (!foreign()) loop_->close();
+}
 void Initiator::read(std::shared_ptr<io::RemoteRequests> requests) {
-  loop_->read(std::move(requests));
+  if (!foreign()) return loop_->read(std::move(requests));
+  for (size_t i = 0; i < requests->requests().size(); ++i) requests->finish(i, 0, ECANCELED);
 }
 void Initiator::turn(unsigned reads_in_flight) { loop_->turn(reads_in_flight); }
 

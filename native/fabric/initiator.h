@@ -8,10 +8,14 @@
 // Connections are made elsewhere (the control path): `attach` brings a queue that has passed
 // Connect, `take_lost` says which ended and why, and `lost_event` becomes readable then. What was
 // in flight on a lost queue is read again on another; while a target has none, its reads wait for
-// `attach` until their deadline. Nothing is lost by reading twice: namespaces are read-only.
+// `attach` until their deadline, and fail at once with EHOSTDOWN when it has had none for so long.
+// Nothing is lost by reading twice: namespaces are read-only.
 //
-// Thread-safe.
+// Thread-safe. A forked child has neither the thread nor a right to the sockets: there, reads fail
+// with ECANCELED, and nothing is closed.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -36,10 +40,13 @@ struct InitiatorOptions {
   unsigned attempts = 5;
 };
 
+// A volume: a namespace, or a window of one.
 struct NamespaceGeometry {
   uint32_t nsid = 0;
   uint32_t block_bytes = 512;
   uint64_t blocks = 0;
+  uint64_t first_byte = 0;
+  uint64_t bytes = ~uint64_t{0};  // fewer where the namespace ends before
 };
 
 struct LostQueue {
@@ -84,6 +91,8 @@ class Initiator final : public io::RemoteEngine, public std::enable_shared_from_
 
  private:
   class Loop;
+  bool foreign() const;
+  const pid_t owner_pid_;
   std::unique_ptr<Loop> loop_;
 };
 

@@ -226,7 +226,8 @@ class FabricInitiator:
     def add_target(self, transfer_max: int) -> int:
         """Returns the number of a new target."""
 
-    def add_volume(self, url: str, target: int, nsid: int, block_bytes: int, blocks: int) -> None: ...
+    def add_volume(self, url: str, target: int, nsid: int, block_bytes: int, blocks: int, first_byte: int = 0, bytes: int | None = None) -> None:
+        """A namespace, or a window of it, under a name."""
 
     def attach(self, *, target: int, label: int, fd: int, entries: int, dgst: int, cpda: int, flow_control: bool, data_max: int) -> None:
         """Takes a connected socket over after Connect has succeeded."""
@@ -253,6 +254,9 @@ class FabricInitiator:
         """
         Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or -errno.
         """
+
+    def read_each(self, urls: Sequence[str], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dests: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]], deadline_s: float) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """The same for ranges of several volumes, each into memory of its own."""
 
 def retired_buffers() -> list[int]:
     """Identities of shared buffers that were unmapped since the last call."""

@@ -1,8 +1,9 @@
 """Engine: `nvme+tcp://host:port/nqn?ns=1` as volumes: connects targets and keeps them connected.
 
-Reads are native (`headrace._native.FabricInitiator`). A thread of ours waits for queues that end, and
-connects anew with a growing pause; what was in flight is read again. A target that does not come
-back within `give_up_s` fails its reads, and is still tried.
+A volume may be a window of a namespace: `...?ns=1#offset+length`, in bytes. Reads are native
+(`headrace._native.FabricInitiator`). A thread of ours waits for queues that end, and connects anew with a
+growing pause; what was in flight is read again. A target that does not come back within `give_up_s`
+fails its reads, and is still tried.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import numpy as np
+
 from headrace import _native
 from headrace.closing import Closing
 from headrace.errors import FabricError
@@ -25,14 +28,17 @@ from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.identity import HostIdentity, check_nqn
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from headrace.fabric.structures import NamespaceIdentity
 
-__all__ = ["EngineOptions", "FabricAddress", "FabricEngine", "parse_url"]
+__all__ = ["EngineOptions", "FabricAddress", "FabricEngine", "parse_url", "split_window"]
 
 _COMMAND_BYTES_MAX = 1 << 20
+_BLOCK_BYTES_MIN = 512
+_BYTES_MAX = 1 << 62
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _PORT = 4420
 
@@ -73,6 +79,21 @@ def parse_url(url: str) -> FabricAddress:
     return FabricAddress(str(parts.hostname), parts.port or _PORT, nqn, int(numbers[0]))
 
 
+def split_window(url: str) -> tuple[str, int, int | None]:
+    """A volume's URL as its namespace's URL, first byte and bytes (None: all of them).
+
+    Raises:
+        ValueError: the window does not read `#offset+length`.
+    """
+    base, mark, window = url.partition("#")
+    if not mark:
+        return url, 0, None
+    found = re.fullmatch(r"(\d{1,19})\+(\d{1,19})", window, re.ASCII)
+    if found is None:
+        raise ValueError(f"{url!r} is no window of a namespace, expected #offset+length")
+    return base, int(found[1]), int(found[2])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How namespaces are read. Most users leave this alone."""
@@ -86,6 +107,10 @@ class EngineOptions:
     """A command without an answer for so long ends its connection."""
     give_up_s: float = 60.0
     """A target that is gone for so long fails its reads."""
+
+
+class NamespaceChanged(FabricError):
+    """After a connection was lost, another namespace stands in the place of the old one."""
 
 
 class _Peer:
@@ -127,33 +152,48 @@ class FabricEngine(Closing):
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
+        self._pid = os.getpid()
         self._reconnects = 0
         self._labels = itertools.count()
         self._thread = threading.Thread(target=self._watch, name="headrace-fabric", daemon=True)
         self._thread.start()
 
     def open(self, url: str) -> NamespaceIdentity:
-        """Makes a namespace readable; connects to its target if no other of its namespaces is open.
+        """Makes a namespace or a window of one readable, under the name `url`.
+
+        Connects to its target if nothing else of it is open.
 
         Raises:
-            FabricError: the target cannot be reached or refuses, or has no such namespace.
+            FabricError: the target cannot be reached or refuses, has no such namespace, or the window
+                leaves it.
             ValueError: the URL is none.
         """
-        where = parse_url(url)
+        base, first_byte, nbytes = split_window(url)
+        where = parse_url(base)
         with self._lock:
             peer = self._peers.get(where[:3]) or self._connect(where)
-            if peer.host is None:
-                raise FabricError(f"{url} is not connected: {peer.why}")
-            namespace = peer.host.namespace(where.nsid)
-            if namespace.metadata_bytes:
+            namespace = peer.volumes.get(where.nsid) or self._identify(peer, base, where.nsid)
+            whole = namespace.blocks * namespace.block_bytes
+            if first_byte + (nbytes or 0) > whole:
                 raise FabricError(
-                    f"{url} has {namespace.metadata_bytes} bytes of metadata a block: not supported."
+                    f"{url} leaves the namespace, which has {whole:,} bytes.", path=url
                 )
             self.native.add_volume(
-                url, peer.number, where.nsid, namespace.block_bytes, namespace.blocks
-            )
+                url, peer.number, where.nsid, namespace.block_bytes, namespace.blocks,
+                first_byte, nbytes,
+            )  # fmt: skip
             peer.volumes[where.nsid] = namespace
             return namespace
+
+    def why(self, url: str) -> str | None:
+        """Why the target of a volume is not connected; None if it is, or was never."""
+        peer = self._peers.get(parse_url(split_window(url)[0])[:3])
+        return None if peer is None or peer.host is not None else peer.why
+
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether a thread is one of the engine's own, which must not wait for its end."""
+        hosts = [peer.host for peer in tuple(self._peers.values())]
+        return thread is self._thread or any(h is not None and h.owns(thread) for h in hosts)
 
     def read_many(
         self,
@@ -177,12 +217,34 @@ class FabricEngine(Closing):
         """
         return self.native.read_many(url, offsets, lengths, dest, deadline_s)
 
+    def read_each(
+        self, ranges: Sequence[tuple[str, int, memoryview]], deadline_s: float = 60.0
+    ) -> NDArray[np.int64]:
+        """Reads ranges of open volumes, each into memory of its own.
+
+        Args:
+            ranges: volume, offset, where to (writable; its length is the range's).
+            deadline_s: for all of them.
+
+        Returns:
+            (n,) int64: as of `read_many`.
+        """
+        urls, offsets, dests = zip(*ranges, strict=True) if ranges else ((), (), ())
+        return self.native.read_each(
+            list(urls),
+            np.array(offsets, np.int64),
+            [np.frombuffer(d, np.uint8) for d in dests],
+            deadline_s,
+        )
+
     def figures(self) -> dict[str, int]:
         """What was done so far."""
         return {"reconnects": self._reconnects, **self.native.figures()}
 
     def close(self) -> None:
         """Shuts all controllers down and ends the threads; later reads fail with ECANCELED."""
+        if self._pid != os.getpid():
+            return  # a parent's: neither its threads nor its sockets are ours
         with self._lock:
             if self._closing:
                 return
@@ -196,6 +258,29 @@ class FabricEngine(Closing):
         os.close(self._wake)
 
     # -- connections ------------------------------------------------------------------------------
+
+    @staticmethod
+    def _identify(peer: _Peer, url: str, nsid: int) -> NamespaceIdentity:
+        if peer.host is None:
+            raise FabricError(f"{url} is not connected: {peer.why}", path=url)
+        namespace = peer.host.namespace(nsid)
+        whole = namespace.blocks * namespace.block_bytes
+        if (
+            not _BLOCK_BYTES_MIN <= namespace.block_bytes <= _COMMAND_BYTES_MAX
+            or whole > _BYTES_MAX
+        ):
+            raise FabricError(
+                f"{url} is said to have {namespace.blocks:,} blocks of {namespace.block_bytes:,} bytes, "
+                f"expected blocks of {_BLOCK_BYTES_MIN} to {_COMMAND_BYTES_MAX:,} bytes and at most "
+                f"{_BYTES_MAX:,} in all.",
+                path=url,
+            )
+        if namespace.metadata_bytes:
+            raise FabricError(
+                f"{url} has {namespace.metadata_bytes} bytes of metadata a block: not supported.",
+                path=url,
+            )
+        return namespace
 
     def _connect(self, where: FabricAddress) -> _Peer:
         address = (where.host, where.port)
@@ -276,6 +361,8 @@ class FabricEngine(Closing):
             peer.why = str(e)
             peer.next_try_s = time.monotonic() + _PAUSE_MAX_S
             host.close()
+            if isinstance(e, NamespaceChanged):
+                self.native.give_up(peer.number, errno.ESTALE)
             return
         with self._lock:
             peer.host, peer.gone_since_s = host, None
@@ -285,6 +372,6 @@ class FabricEngine(Closing):
 def _check_unchanged(peer: _Peer, host: Host) -> None:
     for nsid, known in peer.volumes.items():
         if (found := host.namespace(nsid)) != known:
-            raise FabricError(
+            raise NamespaceChanged(
                 f"namespace {nsid} of {peer.subnqn} is another one now: {found}, was {known}."
             )

@@ -185,6 +185,10 @@ class Host(Closing):
             raise
         return queues
 
+    def owns(self, thread: threading.Thread) -> bool:
+        """Whether a thread is the one that keeps the association alive."""
+        return thread is self._keeper
+
     def close(self) -> None:
         """Shuts the controller down in order, if it still answers, and disconnects."""
         if self._closing.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import threading
@@ -11,11 +12,15 @@ from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.errors import FabricError
+from headrace.fabric.catalog import CatalogEntry, pack_catalog
 from headrace.fabric.identity import check_nqn
+from headrace.fabric.store_files import MANIFEST, files_of
 from headrace.fabric.structures import NamespaceIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from headrace.fabric.store_files import StoreFiles
 
 __all__ = ["Namespace", "Subsystem"]
 
@@ -81,22 +86,71 @@ class Subsystem:
         fd = _open(text)
         try:
             with self._lock:
-                nsid = nsid or next(n for n in range(1, NSID_MAX + 2) if n not in self._namespaces)
-                if not 1 <= nsid <= NSID_MAX or nsid in self._namespaces:
-                    raise ValueError(
-                        f"nsid is {nsid}, expected one of 1 to {NSID_MAX} that is free"
-                    )
-                size = os.lseek(fd, 0, os.SEEK_END)
-                if size == 0:
-                    raise FabricError(f"{text} is empty: there is nothing to export.", path=text)
-                uid = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.nqn} {nsid} {os.path.realpath(text)}")
-                identity = NamespaceIdentity(-(-size // BLOCK_BYTES), BLOCK_BYTES, uid=uid)
-                namespace = Namespace(nsid, text, size, identity)
-                self.exports.add(nsid, fd, size, BLOCK_BYTES)
-                self._namespaces[nsid] = namespace
+                namespace = self._add(fd, text, _file_identity(fd, text), nsid or self._free(1)[0])
         finally:
             os.close(fd)
-        self._tell(nsid)
+        self._tell(namespace.nsid)
+        return namespace
+
+    def add_store(self, path: str | os.PathLike[str]) -> Namespace:
+        """Exports a packed store: a namespace with its catalog and manifest, and one for each file.
+
+        Returns:
+            The first of them, whose URL `headrace.open` takes.
+
+        Raises:
+            StoreNotFound, CorruptStore, SourceError: it cannot be exported.
+            FabricError: a file cannot be opened, or the store has too many.
+        """
+        files = files_of(path)
+        with self._lock:
+            nsids = self._free(1 + len(files.sizes))
+            added: list[Namespace] = []
+            content = hashlib.sha256(files.manifest).hexdigest()
+            try:
+                fd = _catalog_file(files, nsids)
+                try:
+                    added.append(self._add(fd, str(files.folder), f"{content} catalog", nsids[0]))
+                finally:
+                    os.close(fd)
+                for nsid, name in zip(nsids[1:], files.sizes, strict=True):
+                    text = str(files.path(name))
+                    fd = _open(text)
+                    try:
+                        added.append(self._add(fd, text, f"{content} {name}", nsid))
+                    finally:
+                        os.close(fd)
+            except BaseException:
+                for namespace in added:
+                    del self._namespaces[namespace.nsid]
+                    self.exports.remove(namespace.nsid)
+                raise
+        for namespace in added:
+            self._tell(namespace.nsid)
+        return added[0]
+
+    def _free(self, count: int) -> list[int]:
+        """The first NSIDs that are not taken. REQUIRES: the lock."""
+        free = [n for n in range(1, NSID_MAX + 1) if n not in self._namespaces][:count]
+        if len(free) < count:
+            raise FabricError(
+                f"{self.nqn} has room for {len(free)} more namespaces of {NSID_MAX}, {count} are needed.",
+                next_step="Pack larger volumes, or export an image of the store (headrace image).",
+            )
+        return free
+
+    def _add(self, fd: int, text: str, content: str, nsid: int) -> Namespace:
+        """Exports what `fd` is open for; `content` names what it holds. REQUIRES: the lock."""
+        if not 1 <= nsid <= NSID_MAX or nsid in self._namespaces:
+            raise ValueError(f"nsid is {nsid}, expected one of 1 to {NSID_MAX} that is free")
+        size = os.lseek(fd, 0, os.SEEK_END)
+        if size == 0:
+            raise FabricError(f"{text} is empty: there is nothing to export.", path=text)
+        uid = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.nqn} {nsid} {content}")
+        identity = NamespaceIdentity(-(-size // BLOCK_BYTES), BLOCK_BYTES, uid=uid)
+        namespace = Namespace(nsid, text, size, identity)
+        self.exports.add(nsid, fd, size, BLOCK_BYTES)
+        self._namespaces[nsid] = namespace
         return namespace
 
     def remove(self, nsid: int) -> None:
@@ -118,6 +172,32 @@ class Subsystem:
     def _tell(self, nsid: int) -> None:
         for listener in tuple(self._listeners):
             listener(nsid)
+
+
+def _file_identity(fd: int, text: str) -> str:
+    """What stays the same while a file does: a host that comes back must not take another for it."""
+    status = os.fstat(fd)
+    real = os.path.realpath(text)
+    return f"{real} {status.st_ino} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else real
+
+
+def _catalog_file(files: StoreFiles, nsids: list[int]) -> int:
+    """A file in memory: the catalog, and the manifest behind it."""
+    others = [
+        CatalogEntry(name, nsid, 0, nbytes)
+        for nsid, (name, nbytes) in zip(nsids[1:], files.sizes.items(), strict=True)
+    ]
+    table = pack_catalog([CatalogEntry(MANIFEST, 0, 0, len(files.manifest)), *others])
+    first = CatalogEntry(MANIFEST, 0, len(table), len(files.manifest))
+    fd = os.memfd_create("headrace-catalog", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(pack_catalog([first, *others]))
+            file.write(files.manifest)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _open(path: str) -> int:

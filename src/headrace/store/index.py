@@ -23,7 +23,7 @@ from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_directory
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, Segment, fingerprint_of, volume_entries
-from headrace.store.opening import engine_for
+from headrace.store.opening import object_engine
 from headrace.store.pack import (
     WriteReport,
     disk_errors,
@@ -118,7 +118,7 @@ def _index(
     started = time.monotonic()
     threads, on_error = options.workers, options.on_error
     check_target(place, overwrite=overwrite)
-    engine = engine_for(storage_options) if storage_options is not None else None
+    engine = object_engine(storage_options) if storage_options is not None else None
     scan = open_source(source, options, engine)
     if not isinstance(scan, Scan):
         raise SourceError(

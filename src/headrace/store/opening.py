@@ -1,31 +1,53 @@
-"""A store's manifest and segments, from a folder or from a URL."""
+"""A store's manifest and segments, from a folder or from a URL: of objects, or of an NVMe/TCP namespace."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.io.objects.location import is_url
+from headrace.io.objects.location import is_url, scheme_of
 from headrace.store.manifest import load_manifest
 from headrace.store.segment import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeAlias
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Manifest, Segment
+    from headrace.store.namespace_engine import NamespaceEngine
+    from headrace.store.remote_volumes import RemoteVolumes
     from headrace.store.segment import OpenSegment
 
+    RemoteEngine: TypeAlias = ObjectEngine | NamespaceEngine
+    """What reads volumes that are no files."""
 
-def engine_for(storage_options: Mapping[str, Any] | None) -> ObjectEngine:
-    """A new engine. Imported here, so that local stores need no event loop."""
+_NAMESPACE = "nvme+tcp"
+
+
+def is_namespace(where: str) -> bool:
+    """Whether `where` names an NVMe/TCP namespace."""
+    return is_url(where) and scheme_of(where) == _NAMESPACE
+
+
+def engine_for(where: str, storage_options: Mapping[str, Any] | None) -> RemoteEngine:
+    """A new engine for `where`. Imported here, so that local stores need neither sockets nor event loop."""
+    if is_namespace(where):
+        from headrace.store.namespace_engine import NamespaceEngine
+
+        return NamespaceEngine(storage_options)
+    return object_engine(storage_options)
+
+
+def object_engine(storage_options: Mapping[str, Any] | None) -> ObjectEngine:
+    """A new engine for objects."""
     from headrace.io.objects.engine import ObjectEngine
 
     return ObjectEngine(storage_options)
 
 
 def manifest_at(
-    where: str, engine: ObjectEngine | None, storage_options: Mapping[str, Any] | None = None
-) -> tuple[Manifest, ObjectEngine | None]:
+    where: str, engine: RemoteEngine | None, storage_options: Mapping[str, Any] | None = None
+) -> tuple[Manifest, RemoteEngine | None]:
     """The manifest of the store at a folder or URL, and an engine if the store needs one.
 
     Raises:
@@ -36,11 +58,11 @@ def manifest_at(
     if is_url(where):
         from headrace.store.remote import fetch_manifest
 
-        engine = engine or engine_for(storage_options)
+        engine = engine or engine_for(where, storage_options)
         return fetch_manifest(where, engine), engine
     manifest = load_manifest(where)
     if engine is None and any(v.kind == "object" for s in manifest.segments for v in s.volumes):
-        engine = engine_for(storage_options)
+        engine = object_engine(storage_options)
     return manifest, engine
 
 
@@ -48,14 +70,26 @@ def open_segment_at(
     where: str,
     entry: Segment,
     base: int,
-    engine: ObjectEngine | None,
+    engine: RemoteEngine | None,
     *,
     reference: bool = False,
 ) -> OpenSegment:
     """Opens a segment of the store at a folder or URL; errors as for `open_segment`."""
-    if is_url(where):
-        from headrace.store.remote import open_remote_segment
+    if not is_url(where):
+        return open_segment(where, entry, base, reference=reference, engine=engine)
+    from headrace.store.remote import open_remote_segment
 
-        assert engine is not None
-        return open_remote_segment(where, entry, base, engine, reference=reference)
-    return open_segment(where, entry, base, reference=reference, engine=engine)
+    assert engine is not None
+    volumes = _remote_volumes(where, entry, engine)
+    directory = engine.place(where, entry.directory)
+    return open_remote_segment(directory, entry, base, engine, volumes, reference=reference)
+
+
+def _remote_volumes(where: str, entry: Segment, engine: RemoteEngine) -> RemoteVolumes:
+    if is_namespace(where):
+        from headrace.store.fabric_volumes import FabricVolumes
+
+        return FabricVolumes(where, entry, cast("NamespaceEngine", engine))
+    from headrace.store.remote_volumes import RemoteVolumes
+
+    return RemoteVolumes(where, entry, engine, remote=True)

@@ -27,7 +27,7 @@ from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
 from headrace.store.names import duplicate_name, join_names, split_names
-from headrace.store.opening import engine_for
+from headrace.store.opening import object_engine
 from headrace.store.partial import Partial, open_partial, partial_path
 from headrace.store.publish import (
     check_free_space,
@@ -160,7 +160,7 @@ def pack(
         column=column, label=label,
     )  # fmt: skip
     where = local_path(target)
-    engine = engine_for(storage_options) if storage_options is not None else None
+    engine = object_engine(storage_options) if storage_options is not None else None
     if not is_url(where):
         return _pack(
             source, Path(where), chosen, options, engine, overwrite=overwrite, resume=resume,

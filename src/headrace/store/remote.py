@@ -1,8 +1,8 @@
-"""Opening stores that are objects: the manifest and the directories are fetched, volumes stay there.
+"""Opening stores that are objects, or lie on a namespace: their directories are fetched, volumes stay.
 
 Directories come in large ranges, in parallel, into anonymous memory, or into a local folder that keeps
 them between runs (`directory_cache`), by their uuid, which is made of their content. Nothing that the
-manifest says is believed before the object itself has been asked: sizes first, memory afterwards.
+manifest says is believed before what it names has been asked: sizes first, memory afterwards.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptStore, SourceChanged, StoreNotFound, VolumeError
 from headrace.io.objects.failure import Failure
-from headrace.io.objects.location import join, shown
+from headrace.io.objects.location import shown
 from headrace.io.objects.reading import RemoteObject
 from headrace.store.format import PAGE_BYTES, corrupt, parse_header
 from headrace.store.manifest import BYTES_MAX, FILE_NAME, Manifest, Segment, parse_manifest
-from headrace.store.remote_volumes import RemoteVolumes
 from headrace.store.segment import OpenSegment, check_directory, directory_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.transport import Found
+    from headrace.store.opening import RemoteEngine
+    from headrace.store.remote_volumes import RemoteVolumes
     from headrace.store.segment import Directory
 
 PART_BYTES = 8 << 20
@@ -36,7 +36,7 @@ _FIRST_BYTES = 256 << 10
 """Most manifests are smaller: one request."""
 
 
-def fetch_manifest(url: str, engine: ObjectEngine) -> Manifest:
+def fetch_manifest(url: str, engine: RemoteEngine) -> Manifest:
     """Fetches and checks `store.json`.
 
     Raises:
@@ -44,7 +44,7 @@ def fetch_manifest(url: str, engine: ObjectEngine) -> Manifest:
         CorruptStore: it is damaged or contradicts itself.
         VolumeError: it cannot be read.
     """
-    where = join(url, FILE_NAME)
+    where = engine.place(url, FILE_NAME)
     first = memoryview(bytearray(_FIRST_BYTES))
     outcome = engine.fetch_many([(where, 0, first)], exact=False)[0]
     if isinstance(outcome, Failure):
@@ -74,23 +74,35 @@ def fetch_manifest(url: str, engine: ObjectEngine) -> Manifest:
 
 
 def open_remote_segment(
-    url: str, entry: Segment, base: int, engine: ObjectEngine, *, reference: bool
+    where: str,
+    entry: Segment,
+    base: int,
+    engine: RemoteEngine,
+    volumes: RemoteVolumes,
+    *,
+    reference: bool = False,
 ) -> OpenSegment:
     """Opens a segment of a remote store.
+
+    Args:
+        where: its directory's URL.
+        entry: the segment's manifest entry.
+        base: index of its first sample.
+        engine: fetches the directory.
+        volumes: its volumes, opened before.
+        reference: use the plain-Python directory.
 
     Raises:
         CorruptStore: it is damaged, or not the one that the manifest means.
         VolumeError: it cannot be read.
     """
-    volumes = RemoteVolumes(url, entry, engine, remote=True)
-    where = join(url, entry.directory)
     directory = _open_directory(where, entry, engine, reference=reference)
     check_directory(directory, entry, shown(where))
     return OpenSegment(entry, base, directory, volumes)
 
 
 def _open_directory(
-    where: str, entry: Segment, engine: ObjectEngine, *, reference: bool
+    where: str, entry: Segment, engine: RemoteEngine, *, reference: bool
 ) -> Directory:
     kind = directory_class(reference=reference)
     folder = engine.policy.directory_cache
@@ -128,7 +140,7 @@ def _memory_file() -> Iterator[int]:
         os.close(fd)
 
 
-def _fetch_directory(where: str, entry: Segment, engine: ObjectEngine, fd: int) -> None:
+def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) -> None:
     """Fetches a whole directory into a file, its header first: that proves size and identity."""
     size = entry.directory_bytes
     if not PAGE_BYTES <= size <= DIRECTORY_BYTES_MAX:

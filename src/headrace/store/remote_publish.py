@@ -20,6 +20,7 @@ from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.listing import remove, upload, write
 from headrace.io.objects.location import join, shown
 from headrace.store.manifest import FILE_NAME, Manifest, load_manifest
+from headrace.store.opening import is_namespace
 from headrace.store.remote import fetch_manifest
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def publish_remotely(
         StoreExists: a store stands there.
         VolumeError: the object store refuses.
     """
+    if is_namespace(url):
+        raise ValueError(
+            f"{url}: namespaces are read-only; write the store to a folder, and export or image that"
+        )
     engine = ObjectEngine(storage_options)
     try:
         old = _check_target(url, engine, overwrite=overwrite)

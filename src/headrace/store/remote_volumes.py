@@ -18,9 +18,11 @@ from headrace.store.volume_format import VolumeHeader, check_volume_header
 from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
-    from headrace.io.objects.engine import ObjectEngine
+    from collections.abc import Sequence
+
     from headrace.io.objects.transport import Found
     from headrace.store.manifest import Segment, VolumeEntry
+    from headrace.store.opening import RemoteEngine
 
 
 class RemoteVolumes(Volumes):
@@ -31,20 +33,30 @@ class RemoteVolumes(Volumes):
         segment: the segment's manifest entry.
         engine: reads them.
         remote: whether the manifest itself came from `folder`, a URL, and is trusted less.
+        paths: the volumes' URLs, where somebody else has found them.
 
     Raises:
         CorruptStore: a remote manifest names local files, or objects of other buckets.
     """
 
     def __init__(
-        self, folder: str, segment: Segment, engine: ObjectEngine, *, remote: bool
+        self,
+        folder: str,
+        segment: Segment,
+        engine: RemoteEngine,
+        *,
+        remote: bool,
+        paths: Sequence[str] | None = None,
     ) -> None:
         super().__init__(folder, segment)
         self.engine = engine
-        self.paths = [
-            join(folder, v.path) if v.kind == "packed" else v.path for v in segment.volumes
-        ]
-        self._check_places(folder, remote=remote)
+        if paths is None:
+            self.paths = [
+                join(folder, v.path) if v.kind == "packed" else v.path for v in segment.volumes
+            ]
+            self._check_places(folder, remote=remote)
+        else:
+            self.paths = list(paths)
         engine.register(
             RemoteObject(path, v.bytes or 0, v.etag, v.mtime_ns)
             for v, path in zip(self.entries, self.paths, strict=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Segment
+    from headrace.store.opening import RemoteEngine
 
 
 class Directory(Protocol):
@@ -181,7 +181,7 @@ def open_segment(
     base: int,
     *,
     reference: bool = False,
-    engine: ObjectEngine | None = None,
+    engine: RemoteEngine | None = None,
 ) -> OpenSegment:
     """Opens a segment's directory and checks it against the manifest.
 
@@ -206,7 +206,7 @@ def open_segment(
     return OpenSegment(entry, base, directory, open_volumes(folder, entry, engine))
 
 
-def open_volumes(folder: str, entry: Segment, engine: ObjectEngine | None) -> Volumes:
+def open_volumes(folder: str, entry: Segment, engine: RemoteEngine | None) -> Volumes:
     """The volumes of a segment whose manifest is local; `engine` reads those that are objects."""
     if engine is None or not any(v.kind == "object" for v in entry.volumes):
         return Volumes(folder, entry)

@@ -35,7 +35,13 @@ from headrace.store.manifest import (
     volume_entries,
 )
 from headrace.store.names import printable
-from headrace.store.opening import engine_for, manifest_at, open_segment_at
+from headrace.store.opening import (
+    engine_for,
+    is_namespace,
+    manifest_at,
+    object_engine,
+    open_segment_at,
+)
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.segment import Extent, OpenSegment, directory_class, open_volumes
 from headrace.store.sources.detect import open_source
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.io.objects.engine import ObjectEngine
+    from headrace.store.opening import RemoteEngine
 
 CHECKED_RANGE_BYTES = 4 << 20
 """A range of a part up to this long is cut from the whole part, so that its checksum is checked."""
@@ -65,12 +72,14 @@ def open_store(
     """Opens a packed store, an index, or a source directly: whatever `index` can index.
 
     Args:
-        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), or the source. A
-            source opened directly is listed anew each time and has no checksums (TFRecord excepted).
+        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), an NVMe/TCP
+            namespace that carries it (`nvme+tcp://host:port/nqn?ns=1`), or the source. A source opened
+            directly is listed anew each time and has no checksums (TFRecord excepted).
         reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
-        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md.
+        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
+            docs/howto/fabric.md.
 
     Raises:
         StoreNotFound: there is nothing at `path`.
@@ -81,8 +90,11 @@ def open_store(
     """
     chosen = source_options(column=column, label=label)
     where = local_path(path)
+    if is_namespace(where):
+        engine = engine_for(where, storage_options)
+        return _open_folder(where, None, reference=reference, engine=engine)
     if is_url(where):
-        return _open_url(where, chosen, engine_for(storage_options), reference=reference)
+        return _open_url(where, chosen, object_engine(storage_options), reference=reference)
     if os.path.lexists(os.path.join(where, FILE_NAME)):
         return _open_folder(where, None, reference=reference, storage_options=storage_options)
     if not os.path.lexists(where) and not _has_magic(where):
@@ -114,7 +126,7 @@ def _open_folder(
     *,
     reference: bool,
     storage_options: Mapping[str, Any] | None = None,
-    engine: ObjectEngine | None = None,
+    engine: RemoteEngine | None = None,
 ) -> Store:
     """Opens a packed store or an index, in a folder or at a URL.
 
@@ -206,7 +218,7 @@ class Store(Closing):
         *,
         reference: bool = False,
         direct: SourceOptions | bytes | None = None,
-        objects: ObjectEngine | None = None,
+        objects: RemoteEngine | None = None,
     ) -> None:
         self.path = path
         self.objects = objects
@@ -428,7 +440,7 @@ class Store(Closing):
             # A forked child makes its own: it must not share locks with its parent.
             self._catalog = _native.Catalog(
                 [(cast("Any", s.directory), s.volumes.native()) for s in self.segments],
-                self.objects,
+                None if self.objects is None else self.objects.native,
             )
             self._catalog_pid = os.getpid()
         return self._catalog
@@ -445,7 +457,7 @@ class Store(Closing):
             found, expected = "no file or another size or modification time", "the indexed file"
         name = segment.directory.name(index - segment.base)
         path = str(failure["path"])
-        why = None if self.objects is None else self.objects.why(path, int(failure["offset"]))
+        why = None if self.objects is None else self.objects.reason_of(failure)
         if why is not None and kind not in ("checksum", "short"):
             error = why.to_error(f"sample {index} ({os.fsdecode(name)!r}): ")
             error.__dict__.update(index=index, name=os.fsdecode(name))
@@ -479,7 +491,7 @@ class Store(Closing):
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
         segment = self.segment_of(extent.index)
-        if self._reference or self.objects is not None:
+        if self._reference or (self.objects is not None and self.objects.native is self.objects):
             # One range of one object: there is nothing to plan, and its engine is Python's anyway.
             reader = ReferenceReader(self.segment_of)
             return memoryview(reader.read(extent, start, size)).toreadonly()
@@ -507,7 +519,7 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _reopen_memory(
-    path: str, entry: Segment, content: bytes, reference: bool, objects: ObjectEngine | None
+    path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
 ) -> Store:
     """Opens a pickled store whose directory is in memory."""
     fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
@@ -528,11 +540,13 @@ def _reopen(  # noqa: PLR0917 - pickle calls it
     fingerprint: str,
     reference: bool,
     direct: SourceOptions | None,
-    objects: ObjectEngine | None,
+    objects: RemoteEngine | None,
 ) -> Store:
     """Opens a pickled store again: the same samples, or an error."""
     if direct is not None:
-        store = _open_source(path, direct, reference=reference, engine=objects)
+        store = _open_source(
+            path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)
+        )
     else:
         store = _open_folder(path, segments, reference=reference, engine=objects)
     if store.fingerprint != fingerprint:

@@ -19,7 +19,7 @@ from headrace.errors import CorruptStore, HeadraceError, StoreError
 from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.checksum import crc32c
 from headrace.store.manifest import FILE_NAME, fingerprint_of
-from headrace.store.opening import manifest_at, open_segment_at
+from headrace.store.opening import engine_for, manifest_at, open_segment_at
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.volume_format import DATA_OFFSET
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.manifest import Manifest
+    from headrace.store.opening import RemoteEngine
     from headrace.store.segment import OpenSegment
 
     Progress = Callable[[int, int | None, int, int | None], None]
@@ -138,11 +138,9 @@ def verify(
     """
     started = time.monotonic()
     where = local_path(path)
-    engine: ObjectEngine | None = None
+    engine: RemoteEngine | None = None
     if is_url(where) or storage_options is not None:
-        from headrace.io.objects.engine import ObjectEngine as Engine
-
-        engine = Engine(storage_options)
+        engine = engine_for(where, storage_options)
     try:
         return _verify(where, engine, started, workers, progress)
     finally:
@@ -152,7 +150,7 @@ def verify(
 
 def _verify(
     where: str,
-    engine: ObjectEngine | None,
+    engine: RemoteEngine | None,
     started: float,
     workers: int | None,
     progress: Progress | None,
@@ -178,7 +176,7 @@ def _verify(
 
 
 def open_leniently(
-    where: str, manifest: Manifest, report: VerifyReport, engine: ObjectEngine | None = None
+    where: str, manifest: Manifest, report: VerifyReport, engine: RemoteEngine | None = None
 ) -> list[tuple[int, OpenSegment]]:
     """Opens the segments that can be opened; what cannot goes to the report."""
     segments = []

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.io.objects.failure import Failure
+from headrace.io.objects.location import join
 from headrace.io.objects.options import split_options
 from headrace.io.objects.reading import Reading, RemoteObject, Wanted
 from headrace.io.objects.statistics import ObjectStats, Tally
@@ -98,6 +99,16 @@ class ObjectEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.storage_options, list(self._objects.values()), self.looked_at)
 
+    @property
+    def native(self) -> object:
+        """What the native reader reads with: this engine itself."""
+        return self
+
+    @staticmethod
+    def place(folder: str, name: str) -> str:
+        """The URL of the file `name` of the store at `folder`."""
+        return join(folder, name)
+
     def register(self, objects: Iterable[RemoteObject]) -> None:
         """States what objects are like: reads that find another one fail."""
         for each in objects:
@@ -176,6 +187,10 @@ class ObjectEngine:
             wanted.append(Wanted(url, offset, dest, self._noting(future.set_result), exact))
         self._running().submit(wanted)
         return waiting
+
+    def reason_of(self, failure: Mapping[str, Any]) -> Failure | None:
+        """More about a read that the native reader could not do, as it reports it."""
+        return self.why(os.fsdecode(failure["path"]), int(failure["offset"]))
 
     def why(self, url: str, offset: int) -> Failure | None:
         """The last failure of a read that covered this byte."""

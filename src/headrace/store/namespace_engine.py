@@ -1,0 +1,309 @@
+"""NamespaceEngine: reads the files of stores that lie on NVMe/TCP namespaces.
+
+Has the face of `ObjectEngine`, so that stores are opened alike over both. It owns no connection: those
+are the process's (`headrace.fabric.sharing`), borrowed when first needed. A forked child borrows its
+own. What is sent by pickle is where things lie, not how they are connected.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError, VolumeTimeout
+from headrace.fabric.catalog import (
+    PAGE_BYTES,
+    CatalogEntry,
+    parse_header,
+    parse_table,
+)
+from headrace.fabric.engine import parse_url, split_window
+from headrace.fabric.options import options_of
+from headrace.fabric.sharing import borrow, give_back
+from headrace.io.objects.failure import Failure
+from headrace.io.objects.fault import Fault
+from headrace.io.objects.transport import Found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from headrace.fabric.engine import FabricEngine
+    from headrace.io.objects.reading import RemoteObject
+
+_SLACK_S = 5.0
+"""The initiator ends reads at their deadline; we only wait longer than it does."""
+
+_REASONS = {
+    errno.ETIMEDOUT: "the target does not answer",
+    errno.EHOSTDOWN: "the target is gone",
+    errno.ECONNRESET: "the connection breaks each time",
+    errno.ESTALE: "another namespace stands in its place",
+    errno.ENODATA: "these blocks are not written yet",
+    errno.EIO: "the target refuses or cannot read these blocks",
+    errno.ECANCELED: "the store was closed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FabricStats:
+    """What the process's engine did; stores with the same options share one.
+
+    Attributes:
+        reads: finished reads, failed ones included.
+        requests: commands sent, repeated ones included.
+        bytes: bytes that reads brought.
+        retries: commands sent again.
+        failures: reads given up.
+        faults: faults met, by kind.
+    """
+
+    reads: int = 0
+    requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    failures: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricFailure(Failure):
+    """A read that was given up.
+
+    Attributes:
+        code: the errno value that the native engine gave.
+    """
+
+    code: int = errno.EIO
+
+    @property
+    def errno(self) -> int:
+        """What the native reader is told."""
+        return self.code
+
+    def to_error(self, prefix: str = "") -> HeadraceError:
+        """The error to raise; `prefix` names the sample."""
+        end = self.offset + self.length
+        took = f" after {self.elapsed_s:.1f} s" if self.elapsed_s else ""
+        message = (
+            f"{prefix}{self.url}: bytes {self.offset:,} to {end:,} cannot be read{took}: "
+            f"{self.fault.reason}."
+        )
+        if self.code == errno.ESTALE:
+            return SourceChanged(
+                message, path=self.url, offset_bytes=self.offset,
+                next_step="Open the store again, or export the one that was opened.",
+            )  # fmt: skip
+        kind = VolumeTimeout if self.code in (errno.ETIMEDOUT, errno.EHOSTDOWN) else VolumeError
+        return kind(
+            message, path=self.url, offset_bytes=self.offset, errno=self.code,
+            next_step="Look at the target's node and the way to it, or give a larger deadline_s in "
+            "storage_options.",
+        )  # fmt: skip
+
+
+class NamespaceEngine:
+    """Reads volumes that are windows of NVMe/TCP namespaces.
+
+    Args:
+        storage_options: see docs/howto/fabric.md.
+
+    Attributes:
+        policy: what the options come to.
+        looked_at: volumes that somebody has looked at and found right.
+
+    Raises:
+        ValueError: an option is wrong.
+    """
+
+    def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.policy = options_of(self.storage_options)
+        self.looked_at: set[str] = set()
+        self._pid = os.getpid()
+        self._engine: FabricEngine | None = None
+        self._closed = False
+        self._catalogs: dict[str, dict[str, CatalogEntry]] = {}
+        self._volumes: dict[str, int] = {}
+        self._known: dict[str, RemoteObject] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamespaceEngine, (self.storage_options,)
+
+    @property
+    def native(self) -> object:
+        """What the native reader reads with."""
+        return self._running().native
+
+    @property
+    def reads_in_flight(self) -> int:
+        """Commands in flight at most, of all targets together."""
+        return self.policy.engine.reads_in_flight
+
+    def open(self, url: str) -> int:
+        """Makes a volume readable: a namespace, or `...#offset+length`.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            FabricError: its target cannot be reached or refuses, or it leaves its namespace.
+            ValueError: the URL is none.
+        """
+        nbytes = self._volumes.get(url)
+        if nbytes is None:
+            namespace = self._running().open(url)
+            window = split_window(url)[2]
+            whole = namespace.blocks * namespace.block_bytes
+            nbytes = self._volumes[url] = whole if window is None else window
+        return nbytes
+
+    def place(self, folder: str, name: str) -> str:
+        """The volume that is the file `name` of the store on the namespace `folder`.
+
+        Raises:
+            CorruptStore: the namespace carries no store, a damaged one, or one without this file.
+            FabricError: it cannot be reached.
+        """
+        catalog = self._catalogs.get(folder)
+        if catalog is None:
+            catalog = self._catalogs[folder] = self._fetch_catalog(folder)
+        entry = catalog.get(name)
+        if entry is None:
+            raise CorruptStore(
+                f"{folder}: the catalog has no {name!r}, expected as the store has it.",
+                path=folder,
+                next_step="Write the image or export the store again.",
+            )
+        where = parse_url(folder)
+        if entry.nsid:
+            where = where._replace(nsid=entry.nsid)
+        url = f"{where.url}#{entry.offset}+{entry.length}"
+        if url not in self._volumes and entry.nsid:
+            whole = self.open(where.url)
+            if entry.offset + entry.length > whole:
+                raise CorruptStore(
+                    f"{folder}: {name!r} ends at byte {entry.offset + entry.length:,} of namespace "
+                    f"{entry.nsid}, expected at most {whole:,}.",
+                    path=folder,
+                    next_step="Write the image or export the store again.",
+                )
+        self.open(url)
+        return url
+
+    def register(self, objects: Iterable[RemoteObject]) -> None:
+        """States what volumes are like: their size cannot change while a target is connected."""
+        for each in objects:
+            self._known[each.url] = each
+
+    def forget(self, url: str) -> None:
+        """Takes a `register` back."""
+        self._known.pop(url, None)
+
+    def known(self, url: str) -> RemoteObject | None:
+        """What was registered for a volume."""
+        return self._known.get(url)
+
+    def fetch(self, url: str, offset: int, dest: memoryview, *, exact: bool = True) -> Found:
+        """Reads one range and waits for it.
+
+        Args:
+            url: the volume, opened before.
+            offset: first byte.
+            dest: writable; its length is the range's.
+            exact: fewer bytes are an error; else they mark the volume's end.
+
+        Raises:
+            SourceChanged: another namespace stands there.
+            VolumeError: it cannot be read.
+        """
+        outcome = self.fetch_many([(url, offset, dest)], exact=exact)[0]
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        return outcome
+
+    def fetch_many(
+        self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
+    ) -> list[Found | Failure]:
+        """Reads many ranges at once and waits for all of them; failures are returned."""
+        engine = self._running()
+        began = time.monotonic()
+        counts = engine.read_each(ranges, self.policy.engine.give_up_s + _SLACK_S).tolist()
+        elapsed_s = time.monotonic() - began
+        outcomes: list[Found | Failure] = []
+        for (url, offset, dest), count in zip(ranges, counts, strict=True):
+            if count < 0 or (exact and count != len(dest)):
+                code = -count if count < 0 else errno.EIO
+                outcomes.append(self._failure(url, offset, len(dest), code, elapsed_s))
+            else:
+                outcomes.append(Found(count, self._volumes[url], None, None))
+        return outcomes
+
+    def reason_of(self, failure: Mapping[str, Any]) -> Failure | None:
+        """More about a read that the native reader could not do."""
+        url = os.fsdecode(failure["path"])
+        return self._failure(
+            url, int(failure["offset"]), int(failure["length"]), int(failure["errno"]), 0.0
+        )
+
+    def stats(self) -> FabricStats:
+        """What the process's engine did so far."""
+        if self._engine is None or self._pid != os.getpid():
+            return FabricStats()
+        found = self._engine.figures()
+        faults = ("digest_errors", "timeouts", "lost_queues", "reconnects")
+        return FabricStats(
+            reads=found["reads"] + found["failed"], requests=found["commands"], bytes=found["bytes"],
+            retries=found["retried"], failures=found["failed"],
+            faults={name: found[name] for name in faults if found[name]},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Gives the engine back; the native reader's later reads fail."""
+        self._closed = True
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pid == os.getpid():
+            give_back(self.policy, engine)
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None) is not None:
+            self.close()
+
+    def _running(self) -> FabricEngine:
+        if self._closed:
+            raise ValueError("the store is closed")
+        if self._pid != os.getpid():
+            self._engine, self._pid = None, os.getpid()
+        if self._engine is None:
+            engine = borrow(self.policy)
+            try:
+                for url in tuple(self._volumes):
+                    engine.open(url)
+            except BaseException:
+                give_back(self.policy, engine)
+                raise
+            self._engine = engine
+        return self._engine
+
+    def _fetch_catalog(self, folder: str) -> dict[str, CatalogEntry]:
+        whole = self.open(folder)
+        page = self._fetched(folder, 0, min(PAGE_BYTES, whole))
+        header = parse_header(page, folder, namespace_bytes=whole)
+        table = self._fetched(folder, PAGE_BYTES, header.table_bytes)
+        return parse_table(header, table, folder, namespace_bytes=whole)
+
+    def _fetched(self, url: str, offset: int, nbytes: int) -> bytes:
+        data = bytearray(nbytes)
+        self.fetch(url, offset, memoryview(data))
+        return bytes(data)
+
+    def _failure(
+        self, url: str, offset: int, length: int, code: int, elapsed_s: float
+    ) -> FabricFailure:
+        reason = _REASONS.get(code) or os.strerror(code)
+        why = self._engine.why(url) if self._engine is not None else None
+        if why and code != errno.EIO:
+            reason += f" ({why.rstrip('.')})"
+        return FabricFailure(url, offset, length, Fault("transient", reason), 1, elapsed_s, code)
