@@ -20,7 +20,6 @@ __all__ = [
     "SPSP_CHAP",
     "Challenge",
     "Explanation",
-    "Explanation",
     "Failure",
     "Message",
     "MessageFault",
