@@ -13,6 +13,7 @@
     + VolumeTimeout    (also TimeoutError)
     + FabricError      an NVMe/TCP target or host cannot be reached, or refuses
       - ProtocolError  it breaks the protocol
+      - AuthenticationFailed (also PermissionError) it, or this host, did not prove who it is
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x NodeError         the node daemon cannot be started, reached or stopped
@@ -31,6 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "AuthenticationFailed",
     "ControlError",
     "CorruptSample",
     "CorruptStore",
@@ -150,6 +152,10 @@ class FabricError(VolumeError):
 
 class ProtocolError(FabricError):
     """The other end of an NVMe/TCP connection breaks the protocol; the connection was closed."""
+
+
+class AuthenticationFailed(FabricError, PermissionError):
+    """Host and controller of an NVMe/TCP connection do not believe each other; it was closed."""
 
 
 class OrderError(HeadraceError, ValueError):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 __all__ = [
     "ADMIN_CAPSULE_DATA_MAX",
+    "AUTHREQ_ASCR",
+    "AUTHREQ_ATR",
     "Admin",
     "Completion",
     "Fabrics",
@@ -190,6 +192,8 @@ CONNECT_DATA = struct.Struct("<16sH238x256s256s256x")
 PROPERTY_DWORDS = struct.Struct("<B3xIQ8x")
 """ATTRIB, OFST, VALUE, from CDW10."""
 CATTR_NO_FLOW_CONTROL = 1 << 2
+AUTHREQ_ATR, AUTHREQ_ASCR = 1 << 17, 1 << 18
+"""In Connect's result: the host must authenticate; and then make a secure channel of it."""
 
 
 def fabrics_command(fctype: Fabrics, dwords: bytes, data_bytes: int = 0) -> Sqe:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.fabric.chap_messages import (
+    AUTH_DWORDS,
+    MESSAGE_BYTES_MAX,
+    SECP_NVME,
+    SPSP_CHAP,
+)
 from headrace.fabric.command import (
     ADMIN_CAPSULE_DATA_MAX,
+    AUTHREQ_ATR,
     CATTR_NO_FLOW_CONTROL,
     CONNECT_DATA,
     CONNECT_DWORDS,
     DO_NOT_RETRY,
+    SGL_IN_CAPSULE,
+    SGL_TRANSPORT,
     Admin,
     Completion,
     Fabrics,
@@ -45,6 +54,7 @@ from headrace.fabric.structures import text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.fabric.chap_target import Gate
     from headrace.fabric.controller import Controller
     from headrace.fabric.pdu import Pdu
 
@@ -76,6 +86,8 @@ class Admission(NamedTuple):
     result: int = 0
     """CNTLID; what was invalid, where it was refused."""
     controller: Controller | None = None
+    gate: Gate | None = None
+    """The queue is of no use before this host has authenticated on it."""
 
 
 class Connection:
@@ -96,6 +108,7 @@ class Connection:
         self.request: ConnectRequest | None = None
         """What was admitted."""
         self.controller: Controller | None = None
+        self.gate: Gate | None = None
         self.dgst = digests
         self.hpda = 0
         self._admit = admit
@@ -110,7 +123,14 @@ class Connection:
     @property
     def handed_over(self) -> bool:
         """An I/O queue is connected: the data path takes the socket, when `output` is sent."""
-        return self.request is not None and self.request.qid > 0
+        return self.request is not None and self.request.qid > 0 and self.admitted
+
+    @property
+    def admitted(self) -> bool:
+        """Its Connect was taken, and the host is who it says, where that is asked for."""
+        if self.request is None or self.closing:
+            return False
+        return self.gate is None or self.gate.authenticated
 
     def left(self) -> bytes:
         """Bytes that came after an I/O queue's Connect."""
@@ -170,6 +190,9 @@ class Connection:
             self._connect(sqe, pdu.data)
             return
         assert self.controller is not None
+        if self.gate is not None and self._at_gate(self.gate, sqe, pdu.data):
+            self.controller.heard(now_s)
+            return
         reply = self.controller.handle(sqe, now_s)
         if reply is None:
             self._live.add(sqe.cid)
@@ -191,10 +214,11 @@ class Connection:
             self.why = self.why or "Connect was refused"
             self.closing = True
             return
-        self.controller = admission.controller
+        self.controller, self.gate = admission.controller, admission.gate
         assert self.request is not None
         sqhd = None if self.request.flow_control else _NO_FLOW_CONTROL
-        self._complete(Completion(sqe.cid, 0, admission.result), sqhd)
+        asked = AUTHREQ_ATR if self.gate is not None else 0
+        self._complete(Completion(sqe.cid, 0, admission.result | asked), sqhd)
 
     def _judge(self, sqe: Sqe, data: bytes) -> Admission:
         recfmt, qid, sqsize, cattr, kato_ms = CONNECT_DWORDS.unpack(sqe.dwords)
@@ -214,6 +238,46 @@ class Connection:
         if not admission.status:
             self.request = request
         return admission
+
+    # -- authentication ---------------------------------------------------------------------------
+
+    def _at_gate(self, gate: Gate, sqe: Sqe, data: bytes) -> bool:
+        """Whether a command ends here: one of authentication, or any other before it."""
+        fctype = sqe.nsid & 0xFF if sqe.opcode == Admin.FABRICS else None
+        if fctype == Fabrics.AUTH_SEND:
+            self._reply(sqe.cid, self._auth_send(gate, sqe, data))
+        elif fctype == Fabrics.AUTH_RECEIVE:
+            self._reply(sqe.cid, self._auth_receive(gate, sqe))
+        elif not gate.authenticated:
+            self._reply(sqe.cid, Reply(Status.AUTHENTICATION_REQUIRED | DO_NOT_RETRY))
+        else:
+            return False
+        if gate.over:
+            self.why = gate.why
+            self.closing = True
+        return True
+
+    @staticmethod
+    def _auth_send(gate: Gate, sqe: Sqe, data: bytes) -> Reply:
+        spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
+        if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
+            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
+        if sqe.sgl_type != SGL_IN_CAPSULE or not length == sqe.sgl_length == len(data):
+            return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+        gate.send(data)
+        return Reply()
+
+    @staticmethod
+    def _auth_receive(gate: Gate, sqe: Sqe) -> Reply:
+        """The message, filled up to what the host has room for: some hosts wait for all of it."""
+        spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
+        if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
+            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
+        if sqe.sgl_type != SGL_TRANSPORT or sqe.sgl_length != length:
+            return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+        if length < gate.message_bytes or length % 4:
+            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
+        return Reply(data=gate.receive().ljust(min(length, MESSAGE_BYTES_MAX), b"\0"))
 
     # -- answers ----------------------------------------------------------------------------------
 

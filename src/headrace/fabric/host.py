@@ -7,14 +7,20 @@ the association lives as long as its admin queue, which a thread keeps alive.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import secrets
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.closing import Closing
-from headrace.errors import FabricError
+from headrace.errors import AuthenticationFailed, FabricError
+from headrace.fabric.chap_host import GROUPS, HASHES, ChapHost
+from headrace.fabric.chap_proof import Parties
 from headrace.fabric.command import (
+    AUTHREQ_ASCR,
+    AUTHREQ_ATR,
     PROPERTY_DWORDS,
     Admin,
     Fabrics,
@@ -26,6 +32,12 @@ from headrace.fabric.command import (
 from headrace.fabric.pdu import DDGST, HDGST
 from headrace.fabric.queue import ConnectedQueue, Queue
 from headrace.fabric.registers import Cap, Cc, Csts, Property
+from headrace.fabric.secret import (
+    CONTROLLER_VARIABLE,
+    HOST_VARIABLE,
+    Secret,
+    secret_of_environment,
+)
 from headrace.fabric.structures import (
     DISCOVERY_NQN,
     IDENTIFY_BYTES,
@@ -37,8 +49,12 @@ from headrace.fabric.structures import (
 )
 
 if TYPE_CHECKING:
+    import os
+
     from headrace.fabric.command import Completion
+    from headrace.fabric.dh import DhGroup
     from headrace.fabric.identity import HostIdentity
+    from headrace.fabric.secret import Hash
 
 __all__ = ["Host", "HostOptions", "discover"]
 
@@ -62,17 +78,51 @@ class HostOptions:
     """A controller that hears nothing for so long ends the association; 0: it never does."""
     timeout_s: float = 10.0
     """For each control command, and for the connection."""
+    dhchap_secret: Secret | str | os.PathLike[str] | None = field(
+        default_factory=lambda: secret_of_environment(HOST_VARIABLE)
+    )
+    """What this host proves to know to controllers that ask: see `Secret.read`. By default from
+    HEADRACE_DHCHAP_SECRET, or the file that HEADRACE_DHCHAP_SECRET_FILE names."""
+    dhchap_controller_secret: Secret | str | os.PathLike[str] | None = field(
+        default_factory=lambda: secret_of_environment(CONTROLLER_VARIABLE)
+    )
+    """What every controller must prove to know; one that does not ask us to authenticate is refused
+    then. By default from HEADRACE_DHCHAP_CONTROLLER_SECRET, or ..._FILE."""
+    dhchap_hashes: tuple[Hash, ...] = HASHES
+    """Offered for the proofs; the controller chooses."""
+    dhchap_groups: tuple[DhGroup, ...] = GROUPS
+    """Offered for the exchange; the controller chooses."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.entries <= 1 << 16:
             raise ValueError(f"entries is {self.entries}, expected 2 to 65536")
         if self.kato_ms < 0 or self.timeout_s <= 0:
             raise ValueError(f"kato_ms is {self.kato_ms}, timeout_s {self.timeout_s}")
+        if not self.dhchap_hashes or not self.dhchap_groups:
+            raise ValueError("dhchap_hashes and dhchap_groups: expected at least one of each")
+        for name in ("dhchap_secret", "dhchap_controller_secret"):
+            if (source := getattr(self, name)) is not None:
+                object.__setattr__(self, name, Secret.read(source))
+        if self.dhchap_controller_secret is not None:
+            if self.dhchap_secret is None:
+                raise ValueError("dhchap_controller_secret is set, and dhchap_secret is not")
+            if self.dhchap_controller_secret == self.dhchap_secret:
+                raise ValueError("dhchap_secret and dhchap_controller_secret: expected two secrets")
 
     @property
     def offered(self) -> int:
         """DGST of our ICReq."""
         return (HDGST if self.hdgst else 0) | (DDGST if self.ddgst else 0)
+
+    def chap(self, parties: Parties) -> ChapHost | None:
+        """What a host authenticates with; None: it has no secret."""
+        host, controller = self.dhchap_secret, self.dhchap_controller_secret
+        if not isinstance(host, Secret):
+            return None
+        return ChapHost(
+            parties=parties, secret=host, hashes=self.dhchap_hashes, groups=self.dhchap_groups,
+            controller_secret=controller if isinstance(controller, Secret) else None,
+        )  # fmt: skip
 
 
 class Host(Closing):
@@ -85,6 +135,7 @@ class Host(Closing):
         options: digests, queue size, deadlines.
 
     Raises:
+        AuthenticationFailed: it asks for a proof that we have not, or does not give its own.
         FabricError: it cannot be reached, refuses, or breaks the protocol.
     """
 
@@ -102,6 +153,8 @@ class Host(Closing):
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._failure: FabricError | None = None
+        self._chap = self.options.chap(Parties(identity.nqn, subnqn))
+        self._tids = itertools.count(secrets.randbits(15))
         self._admin = Queue(address, offered=self.options.offered, timeout_s=self.options.timeout_s)
         try:
             connected = self._admin.connect(
@@ -113,7 +166,7 @@ class Host(Closing):
                 kato_ms=self.options.kato_ms,
             )
             self.cntlid = connected.result & 0xFFFF
-            self._check_authentication(connected)
+            self._authenticate(self._admin, connected)
             self._enable()
             self.controller = ControllerIdentity.unpack(self._identify(1))
         except BaseException:
@@ -203,12 +256,30 @@ class Host(Closing):
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def _check_authentication(self, connected: Completion) -> None:
-        if connected.result >> 16 & 0xFFFF:
-            raise FabricError(
-                f"{self._admin} asks for authentication, which this host does not speak yet.",
-                next_step="Allow this host without a DH-HMAC-CHAP key, or use the kernel's initiator.",
+    def _authenticate(self, queue: Queue, connected: Completion) -> None:
+        """Does what Connect's answer asks for, on each queue."""
+        asked = connected.result & (AUTHREQ_ATR | AUTHREQ_ASCR)
+        if asked & AUTHREQ_ASCR:
+            raise AuthenticationFailed(
+                f"{queue} asks for a secure channel (TLS), which is not spoken here.",
+                next_step="Let the target ask for DH-HMAC-CHAP alone.",
             )
+        if asked and self._chap is None:
+            raise AuthenticationFailed(
+                f"{queue} asks for DH-HMAC-CHAP, and this host has no secret.",
+                next_step=f"Set HostOptions(dhchap_secret=...), {HOST_VARIABLE} or {HOST_VARIABLE}_FILE.",
+            )
+        if asked and self._chap is not None:
+            queue.authenticate(self._chap.begin(next(self._tids) & 0xFFFF))
+        elif self._must_prove:
+            raise AuthenticationFailed(
+                f"{queue} was to prove who it is, and does not authenticate at all.",
+                next_step="Give the target this host's secret, or unset dhchap_controller_secret.",
+            )
+
+    @property
+    def _must_prove(self) -> bool:
+        return self._chap is not None and self._chap.controller_secret is not None
 
     def _enable(self) -> None:
         self.cap = self._get(Property.CAP, wide=True)
@@ -233,6 +304,7 @@ class Host(Closing):
             connected = queue.connect(
                 self.identity, self.subnqn, qid=qid, entries=entries, cntlid=self.cntlid
             )
+            self._authenticate(queue, connected)
             return queue.detach(qid=qid, entries=entries, connected=connected)
         except BaseException:
             queue.close()

@@ -13,13 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from headrace.errors import FabricError, ProtocolError
+from headrace.errors import AuthenticationFailed, FabricError, ProtocolError
+from headrace.fabric.chap_host import ChapRefused
+from headrace.fabric.chap_messages import (
+    AUTH_DWORDS,
+    MESSAGE_BYTES_MAX,
+    SECP_NVME,
+    SPSP_CHAP,
+    MessageFault,
+)
 from headrace.fabric.command import (
     CONNECT_DATA,
     Completion,
+    Fabrics,
     Sqe,
     Status,
     connect_command,
+    fabrics_command,
     status_text,
 )
 from headrace.fabric.pdu import (
@@ -45,6 +55,7 @@ from headrace.fabric.pdu import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.fabric.chap_host import Exchange
     from headrace.fabric.identity import HostIdentity
 
 __all__ = ["CommandFailed", "ConnectedQueue", "Queue"]
@@ -141,8 +152,46 @@ class Queue:
         sqe = connect_command(qid, entries, flow_control=qid == 0, kato_ms=kato_ms)
         return self.command(sqe, data=data, what=f"Connect to {subnqn} as {identity.nqn}")[0]
 
+    def authenticate(self, exchange: Exchange) -> None:
+        """Proves to the controller who we are, and has it prove itself if the exchange asks for that.
+
+        Raises:
+            AuthenticationFailed: one side does not believe the other.
+        """
+        self._auth_send(exchange.start())
+        while not exchange.done:
+            try:
+                answer = exchange.take(self._auth_receive())
+            except ChapRefused as refused:
+                self.close()
+                raise AuthenticationFailed(
+                    f"{self} does not believe this host: {refused}.",
+                    next_step="Do host and target have the same DH-HMAC-CHAP secret for this host's NQN?",
+                ) from None
+            except MessageFault as fault:
+                with contextlib.suppress(FabricError):
+                    self._auth_send(exchange.farewell() or b"")
+                self.close()
+                raise AuthenticationFailed(
+                    f"{self} did not prove who it is: {fault}.",
+                    next_step="Is it the right target, and does it have the controller's secret?",
+                ) from None
+            if answer is not None:
+                self._auth_send(answer)
+
+    def _auth_send(self, message: bytes) -> None:
+        dwords = AUTH_DWORDS.pack(SPSP_CHAP, SPSP_CHAP, SECP_NVME, len(message))
+        sqe = fabrics_command(Fabrics.AUTH_SEND, dwords, len(message))
+        self.command(sqe, data=message, what="Authentication Send")
+
+    def _auth_receive(self) -> bytes:
+        dwords = AUTH_DWORDS.pack(SPSP_CHAP, SPSP_CHAP, SECP_NVME, MESSAGE_BYTES_MAX)
+        sqe = fabrics_command(Fabrics.AUTH_RECEIVE, dwords)
+        what = "Authentication Receive"
+        return self.command(sqe, expect=MESSAGE_BYTES_MAX, less=True, what=what)[1]
+
     def command(
-        self, sqe: Sqe, *, data: bytes = b"", expect: int = 0, what: str = ""
+        self, sqe: Sqe, *, data: bytes = b"", expect: int = 0, less: bool = False, what: str = ""
     ) -> tuple[Completion, bytes]:
         """Sends a command and waits for its completion.
 
@@ -150,6 +199,7 @@ class Queue:
             sqe: its CID is filled in; so is the SGL, where `expect` bytes are to come.
             data: goes in the capsule.
             expect: bytes that the controller returns.
+            less: it may return fewer.
             what: for the error's message.
 
         Raises:
@@ -166,7 +216,7 @@ class Queue:
         received = bytearray()
         while True:
             pdu = self._next_pdu(deadline_s)
-            completion = self._judged(partial(self._take, pdu, received, expect))
+            completion = self._judged(partial(self._take, pdu, received, expect, less))
             if completion is None:
                 continue
             if completion.status:
@@ -175,7 +225,7 @@ class Queue:
                     f"{status_text(completion.status)}.",
                     status=completion.status,
                 )
-            if len(received) != expect:
+            if len(received) != expect and not less:
                 self._end(Fault(Fatal.SEQUENCE_ERROR, 22, "success before all data came"))
             return completion, bytes(received)
 
@@ -206,7 +256,7 @@ class Queue:
 
     # -- PDUs -------------------------------------------------------------------------------------
 
-    def _take(self, pdu: Pdu, received: bytearray, expect: int) -> Completion | None:
+    def _take(self, pdu: Pdu, received: bytearray, expect: int, less: bool) -> Completion | None:
         """One PDU of the controller's: our completion, or None."""
         if pdu.type is Type.C2H_DATA:
             cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
@@ -214,7 +264,8 @@ class Queue:
                 raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
             if datao != len(received) or datao + datal > expect:
                 raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
-            if (datao + datal == expect) != bool(pdu.layout.flags & _LAST):
+            last = bool(pdu.layout.flags & _LAST)
+            if (datao + datal == expect) != last and not (less and last):
                 raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
             if not pdu.intact:
                 raise CommandFailed(

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from headrace.fabric.structures import NamespaceIdentity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace.fabric.secret import HostSecret
     from headrace.fabric.store_files import StoreFiles
 
 __all__ = ["Namespace", "Subsystem"]
@@ -46,15 +48,25 @@ class Subsystem:
 
     Args:
         nqn: its name.
-        hosts: NQNs of the hosts that may connect; None lets every host.
+        hosts: NQNs of the hosts that may connect; None lets every host. A mapping says what each host
+            has to authenticate with; None: `secret`.
+        secret: what hosts that have none of their own authenticate with; None: they need not.
 
     Raises:
         ValueError: an NQN does not keep to the form.
     """
 
-    def __init__(self, nqn: str, hosts: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        nqn: str,
+        hosts: Mapping[str, HostSecret | None] | Iterable[str] | None = None,
+        *,
+        secret: HostSecret | None = None,
+    ) -> None:
         self.nqn = check_nqn(nqn)
         self.hosts = None if hosts is None else frozenset(map(check_nqn, hosts))
+        self._secret = secret
+        self._secrets = dict(hosts) if isinstance(hosts, Mapping) else {}
         self.exports = _native.FabricExports()
         self._namespaces: dict[int, Namespace] = {}
         self._lock = threading.Lock()
@@ -63,6 +75,10 @@ class Subsystem:
     def allows(self, hostnqn: str) -> bool:
         """Whether a host of this NQN may connect."""
         return self.hosts is None or hostnqn in self.hosts
+
+    def secret_of(self, hostnqn: str) -> HostSecret | None:
+        """What a host of this NQN authenticates with; None: it need not."""
+        return self._secrets.get(hostnqn) or self._secret
 
     @property
     def serial(self) -> str:

@@ -1,8 +1,9 @@
 """Target: exports subsystems over NVMe/TCP: one thread for all control connections.
 
 Listens, admits hosts, keeps their associations, and hands I/O queues to native threads. A connection
-that is not an admitted one yet has `HANDSHAKE_S` and few bytes of memory; what hosts cost is bounded
-by `TargetOptions`. The thread sleeps while nobody does anything.
+that is not an admitted one yet has `HANDSHAKE_S` (and `authentication_s`, where its host must
+authenticate) and few bytes of memory; what hosts cost is bounded by `TargetOptions`. The thread
+sleeps while nobody does anything.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from typing import TYPE_CHECKING
 from headrace import _native
 from headrace.closing import Closing
 from headrace.errors import FabricError
+from headrace.fabric.chap_host import GROUPS, HASHES
+from headrace.fabric.chap_proof import Parties
+from headrace.fabric.chap_target import ChapTarget
 from headrace.fabric.command import Status
 from headrace.fabric.connection import Admission, Connection
 from headrace.fabric.controller import QUEUES_MAX, Association, Controller
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace.fabric.connection import ConnectRequest
+    from headrace.fabric.dh import DhGroup
+    from headrace.fabric.secret import Hash
     from headrace.fabric.subsystem import Subsystem
 
 __all__ = ["Target", "TargetOptions"]
@@ -66,7 +72,13 @@ class TargetOptions:
     associations_max: int = 256
     """Hosts connected at once."""
     handshakes_max: int = 512
-    """Connections that have not passed Connect; the oldest goes when there are more."""
+    """Connections that have not passed Connect and authentication; the oldest goes when there are more."""
+    authentication_s: float = 30.0
+    """From a connection's beginning to its host's proof. An emulated CPU needs seconds for ffdhe8192."""
+    dhchap_hashes: tuple[Hash, ...] = HASHES
+    """Taken for the proofs; the first that a host offers is chosen."""
+    dhchap_groups: tuple[DhGroup, ...] = GROUPS
+    """Taken for the exchange; the first that a host offers is chosen."""
     loops: int = 1
     """Threads that move data."""
     readers: int = 16
@@ -87,9 +99,14 @@ class _Line:
 class _Joined:
     """An association and the connection of its admin queue."""
 
-    def __init__(self, controller: Controller, subsystem: Subsystem | None) -> None:
+    def __init__(
+        self, controller: Controller, subsystem: Subsystem | None, chap: ChapTarget | None
+    ) -> None:
         self.controller = controller
         self.subsystem = subsystem
+        self.chap = chap
+        self.settled = chap is None
+        """The host is who it says: before, its association stands in nobody's way."""
         self.line: _Line | None = None
         self.queues: set[int] = set()
 
@@ -197,7 +214,7 @@ class Target(Closing):
         line = _Line(sock, Connection(self._admitting(sock), digests), time.monotonic())
         self._lines[sock.fileno()] = line
         self._selector.register(sock, selectors.EVENT_READ, line)
-        shaking = [each for each in self._lines.values() if each.connection.request is None]
+        shaking = [each for each in self._lines.values() if not each.connection.admitted]
         if len(shaking) > self.options.handshakes_max:
             self._close(shaking[0])  # dicts keep their order: the oldest
 
@@ -217,6 +234,9 @@ class Target(Closing):
             if received and line.close_at_s is None:
                 line.connection.take(received, time.monotonic())
                 self._joined_by(line)
+                if not self._settle(line):
+                    self._close(line)
+                    return
         self._flush(line)
 
     def _flush(self, line: _Line) -> None:
@@ -249,8 +269,15 @@ class Target(Closing):
             if line.close_at_s is not None:
                 if now_s >= line.close_at_s:
                     self._close(line)
-            elif line.connection.request is None and now_s - line.since_s > HANDSHAKE_S:
-                line.connection.why = "no Connect came"
+            elif line.connection.request is None:
+                if now_s - line.since_s > HANDSHAKE_S:
+                    line.connection.why = "no Connect came"
+                    self._close(line)
+            elif (
+                not line.connection.admitted
+                and now_s - line.since_s > self.options.authentication_s
+            ):
+                line.connection.why = "the host did not authenticate"
                 self._close(line)
         for joined in list(self._joined.values()):
             if joined.controller.expires_s() <= now_s and joined.line is not None:
@@ -266,9 +293,13 @@ class Target(Closing):
             self._selector.unregister(line.socket)
         line.socket.close()
         joined = self._joined.get(line.cntlid)
-        if joined is not None and joined.line is line:
+        if joined is None:
+            return
+        if joined.line is line:
             del self._joined[line.cntlid]
             self._queues.drop(line.cntlid)
+        elif line.connection.request is not None:
+            joined.queues.discard(line.connection.request.qid)  # it was never handed over
 
     # -- hosts ------------------------------------------------------------------------------------
 
@@ -294,13 +325,9 @@ class Target(Closing):
             return Admission(invalid, _INVALID_AT_SUBNQN)
         if subsystem is not None and not subsystem.allows(request.hostnqn):
             return Admission(Status.CONNECT_INVALID_HOST)
-        if any(
-            hmac.compare_digest(j.controller.association.hostid, request.hostid)
-            and j.controller.association.hostnqn != request.hostnqn
-            for j in self._joined.values()
-        ):
-            return Admission(Status.CONNECT_INVALID_HOST)  # two hosts with one identifier
-        if len(self._joined) >= self.options.associations_max:
+        if self._is_twin(request.hostid, request.hostnqn):
+            return Admission(Status.CONNECT_INVALID_HOST)
+        if self._is_full():
             return Admission(Status.CONNECT_CONTROLLER_BUSY)
         cntlid = self._free_cntlid()
         discovery = None
@@ -323,8 +350,44 @@ class Target(Closing):
             ),
             time.monotonic(),
         )
-        self._joined[cntlid] = _Joined(controller, subsystem)
-        return Admission(result=cntlid, controller=controller)
+        chap = self._chap(subsystem, request) if subsystem else None
+        self._joined[cntlid] = _Joined(controller, subsystem, chap)
+        return Admission(result=cntlid, controller=controller, gate=chap.gate() if chap else None)
+
+    def _chap(self, subsystem: Subsystem, request: ConnectRequest) -> ChapTarget | None:
+        """What a host has to prove; None: it is believed."""
+        secret = subsystem.secret_of(request.hostnqn)
+        if secret is None:
+            return None
+        return ChapTarget(
+            parties=Parties(request.hostnqn, request.subnqn), secrets=secret,
+            hashes=self.options.dhchap_hashes, groups=self.options.dhchap_groups,
+        )  # fmt: skip
+
+    def _is_twin(self, hostid: bytes, hostnqn: str) -> bool:
+        """Whether another host with this identifier is connected."""
+        associations = (j.controller.association for j in self._joined.values() if j.settled)
+        return any(
+            hmac.compare_digest(each.hostid, hostid) and each.hostnqn != hostnqn
+            for each in associations
+        )
+
+    def _is_full(self) -> bool:
+        return sum(j.settled for j in self._joined.values()) >= self.options.associations_max
+
+    def _settle(self, line: _Line) -> bool:
+        """Once a host has proved who it is, its association counts; False if there is no room for it."""
+        joined = self._joined.get(line.cntlid)
+        if joined is None or joined.line is not line or joined.settled:
+            return True
+        if not line.connection.admitted:
+            return True
+        association = joined.controller.association
+        if self._is_full() or self._is_twin(association.hostid, association.hostnqn):
+            line.connection.why = "meanwhile there is another host in its place"
+            return False
+        joined.settled = True
+        return True
 
     def _admit_queue(self, request: ConnectRequest) -> Admission:
         """A Connect for an I/O queue: of an association that there is, of the same host."""
@@ -343,7 +406,8 @@ class Target(Closing):
         if request.qid > QUEUES_MAX or request.qid in joined.queues:
             return Admission(invalid, _INVALID_AT_QID)
         joined.queues.add(request.qid)
-        return Admission(result=request.cntlid, controller=joined.controller)
+        gate = joined.chap.gate() if joined.chap else None
+        return Admission(result=request.cntlid, controller=joined.controller, gate=gate)
 
     def _free_cntlid(self) -> int:
         """A number that was not given away recently."""
