@@ -49,10 +49,14 @@ class Input {
   size_t left_;
 };
 
+size_t file_bytes(const TargetQpair& qpair) { return qpair.outgoing_file().bytes; }
+size_t file_bytes(const Qpair&) { return 0; }
+
 void drop_output(auto* qpair) {
   iovec parts[5];
   const size_t used = qpair->outgoing(parts);
-  size_t count = 0;
+  size_t count = file_bytes(*qpair);
+  require(count == 0 || used == 0, "a file's bytes are sent alone");
   for (size_t i = 0; i < used; ++i) count += parts[i].iov_len;
   qpair->sent(count);
 }
@@ -189,7 +193,12 @@ void fuzz_target(Input in, uint32_t how) {
           auto data = std::make_unique<Bytes>(4 + in.take(1) * 4);
           const std::span<const std::byte> span = *data;
           require(borrowed.emplace(cid, std::move(data)).second, "a CID is live once");
-          qpair.answer_data(cid, span, in.take(1) % 2);
+          const uint32_t kind = in.take(1);
+          if (kind & 2 && span.size() <= options.data_pdu_max) {
+            qpair.answer_file(cid, {1000, kind, span.size()}, kind);
+          } else {
+            qpair.answer_data(cid, span, kind & 1);
+          }
         }
         break;
       case 4:

@@ -1,13 +1,17 @@
 // Socket mover: moves a queue pair's bytes over a connected, non-blocking socket, for the loops of
-// both ends. Knows readv and sendmsg, and nothing of what the bytes mean.
+// both ends. Knows readv, sendmsg and sendfile, and nothing of what the bytes mean.
 #pragma once
 
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <span>
+
+#include "fabric/outgoing.h"
 
 namespace headrace::fabric {
 
@@ -47,14 +51,35 @@ Moved receive(int fd, Queue* queue) {
   return Moved::kMore;
 }
 
+// Payload that lies in a file goes from the page cache to the socket uncopied. 0: the file has
+// shrunk, and what was promised cannot be sent.
+inline ssize_t send_file(int fd, const FileRange& range) {
+  auto offset = static_cast<off_t>(range.offset);
+  return ::sendfile(fd, range.fd, &offset, range.bytes);
+}
+
+template <class Queue>
+ssize_t send_some(int fd, const Queue& queue) {
+  if constexpr (requires { queue.outgoing_file(); }) {
+    if (const FileRange file = queue.outgoing_file(); file.bytes > 0) return send_file(fd, file);
+  }
+  std::array<iovec, kPartsPerSend> parts;
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = queue.outgoing(parts);
+  size_t bytes = 0;
+  for (const iovec& part : std::span(parts).first(message.msg_iovlen)) bytes += part.iov_len;
+  // What follows at once shall not begin a segment of its own.
+  const int more = bytes < queue.outgoing_bytes() ? MSG_MORE : 0;
+  return ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | more);
+}
+
+// REQUIRES: SIGPIPE blocked or ignored, where payload may lie in files.
 template <class Queue>
 Moved transmit(int fd, Queue* queue) {
-  std::array<iovec, kPartsPerSend> parts;
   while (queue->outgoing_bytes() > 0) {
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = queue->outgoing(parts);
-    const ssize_t count = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t count = send_some(fd, *queue);
+    if (count == 0) return Moved::kEnded;
     if (count < 0) {
       if (errno == EINTR) continue;
       return errno == EAGAIN ? Moved::kBlocked : Moved::kEnded;

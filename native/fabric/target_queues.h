@@ -57,7 +57,6 @@ class TargetQueues {
 
  private:
   class Shared;
-  class Loop;
   std::unique_ptr<Shared> shared_;
 };
 

@@ -97,6 +97,20 @@ void TargetQpair::answer_data(uint16_t cid, std::span<const std::byte> data, uin
   if (!short_end) respond(cid, kSuccess, result);
 }
 
+void TargetQpair::answer_file(uint16_t cid, const FileRange& data, uint32_t crc) {
+  assert(data.bytes > 0 && data.bytes % 4 == 0 && data.bytes <= options_.data_pdu_max);
+  if (state_ != State::kReady) {
+    released_.push_back(cid);
+    return;
+  }
+  const bool short_end = !options_.sq_flow_control;
+  const auto flags = static_cast<uint8_t>(kFlagLast | (short_end ? kFlagSuccess : 0));
+  out_.append(write_c2h_data(cid, 0, static_cast<uint32_t>(data.bytes), flags, format_));
+  out_.borrow(data, cid);
+  if (format_.ddgst) out_.append(std::as_bytes(std::span(&crc, 1)));
+  if (!short_end) respond(cid, kSuccess, 0);
+}
+
 void TargetQpair::finish(uint16_t cid) {
   assert(live_->test(cid));
   live_->reset(cid);

@@ -71,7 +71,14 @@ class TargetQpair final : private PduSink {
   // multiple of 4, and not 0.
   void answer_data(uint16_t cid, std::span<const std::byte> data, uint64_t result = 0);
 
+  // The same for data in a file, of at most data_pdu_max bytes. `crc`: of them, where
+  // `data_digests`.
+  void answer_file(uint16_t cid, const FileRange& data, uint32_t crc);
+  bool data_digests() const { return format_.ddgst; }
+
   size_t outgoing(std::span<iovec> parts) const { return out_.gather(parts); }
+  // The first bytes to go, if they lie in a file; then `outgoing` has no part.
+  FileRange outgoing_file() const { return out_.file(); }
   size_t outgoing_bytes() const { return out_.bytes(); }
   void sent(size_t count);
   void take_released(std::vector<uint16_t>* cids);

@@ -13,17 +13,20 @@ constexpr auto kLookAround = std::chrono::milliseconds(20);
 
 }  // namespace
 
-void RemoteInbox::put(RemoteResult result) {
+void RemoteInbox::put(std::span<const RemoteResult> results) {
+  bool enough;
   {
     std::lock_guard lock(mutex_);
-    results_.push_back(result);
+    results_.insert(results_.end(), results.begin(), results.end());
+    enough = results_.size() >= wanted_;
   }
-  arrived_.notify_one();
+  if (enough) arrived_.notify_one();
 }
 
-std::vector<RemoteResult> RemoteInbox::take(Clock::time_point deadline) {
+std::vector<RemoteResult> RemoteInbox::take(Clock::time_point deadline, size_t at_least) {
   std::unique_lock lock(mutex_);
-  arrived_.wait_until(lock, deadline, [&] { return !results_.empty(); });
+  wanted_ = at_least;
+  arrived_.wait_until(lock, deadline, [&] { return results_.size() >= at_least; });
   return std::exchange(results_, {});
 }
 
@@ -51,6 +54,26 @@ bool RemoteRequests::finish(size_t i, uint64_t bytes, int error) {
   if (error == 0 && bytes > requests_[i].length) error = EPROTO;
   inbox_->put({first_number_ + i, error == 0 ? bytes : 0, error});
   return true;
+}
+
+void RemoteRequests::finish_many(std::span<const RemoteResult> results) {
+  std::vector<RemoteResult> counted;
+  counted.reserve(results.size());
+  {
+    std::lock_guard lock(mutex_);
+    if (abandoned_) return;
+    for (const RemoteResult& result : results) {
+      if (states_[result.number] != State::kOpen) continue;
+      states_[result.number] = State::kFinished;
+      counted.push_back(result);
+    }
+  }
+  for (RemoteResult& result : counted) {
+    if (result.error == 0 && result.bytes > requests_[result.number].length) result.error = EPROTO;
+    if (result.error != 0) result.bytes = 0;
+    result.number += first_number_;
+  }
+  if (!counted.empty()) inbox_->put(counted);
 }
 
 bool RemoteRequests::finish_with(size_t i, std::span<const std::byte> bytes, int error) {

@@ -7,6 +7,7 @@
 // An engine may be used by several threads at once.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -40,14 +41,16 @@ struct RemoteResult {
 class RemoteInbox {
  public:
   using Clock = std::chrono::steady_clock;
-  void put(RemoteResult result);
-  // All results since the last call; waits for the first until `deadline`.
-  std::vector<RemoteResult> take(Clock::time_point deadline);
+  void put(RemoteResult result) { put(std::span(&result, 1)); }
+  void put(std::span<const RemoteResult> results);
+  // All results since the last call; waits until there are `at_least` so many, or for `deadline`.
+  std::vector<RemoteResult> take(Clock::time_point deadline, size_t at_least = 1);
 
  private:
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<RemoteResult> results_;
+  size_t wanted_ = 1;
 };
 
 // One batch of requests. Thread-safe.
@@ -64,12 +67,15 @@ class RemoteRequests {
   // Request `i` brought `bytes`, or failed with `error`. The first call for a request counts; false
   // for every later one and after `abandon`. More bytes than asked for are an error (EPROTO).
   bool finish(size_t i, uint64_t bytes, int error);
+  // The same for many: who waits is woken once.
+  void finish_many(std::span<const RemoteResult> results);
   // The same for bytes that lie elsewhere: copies them first.
   bool finish_with(size_t i, std::span<const std::byte> bytes, int error);
   // Whether request `i` still wants an answer.
   bool open(size_t i) const;
   // Nobody waits any more.
   void abandon();
+  bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
 
  private:
   enum class State : uint8_t { kOpen, kFilling, kFinished };
@@ -80,7 +86,7 @@ class RemoteRequests {
   const size_t first_number_;
   mutable std::mutex mutex_;
   std::vector<State> states_;
-  bool abandoned_ = false;
+  std::atomic<bool> abandoned_ = false;  // written with the mutex
 };
 
 class RemoteEngine {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/crc32c.h"
 #include "fabric/qpair.h"
 #include "fabric/tqpair.h"
 #include "testing/pdu_bytes.h"
@@ -38,6 +39,7 @@ class FabricPair {
   static constexpr uint32_t kBlock = 512;
   static constexpr uint32_t kBlocks = 64;
   static constexpr uint32_t kReadMax = 16;
+  static constexpr int kDiskFd = 1000;  // the disk as a file: never touched as one
 
   FabricPair(const PairOptions& options, Choose choose)
       : options_(options),
@@ -154,10 +156,22 @@ class FabricPair {
     if (room > 0) open_.emplace(user, std::move(open));
   }
 
+  // What a loop would write next: of the disk, where the payload lies in a file.
+  size_t gather(const fabric::TargetQpair& from, std::span<iovec> parts) const {
+    const fabric::FileRange file = from.outgoing_file();
+    if (file.bytes == 0) return from.outgoing(parts);
+    require(file.offset + file.bytes <= disk_.size(), "a file's range is the command's");
+    parts[0] = {const_cast<std::byte*>(disk_.data() + file.offset), file.bytes};
+    return 1;
+  }
+  static size_t gather(const fabric::Qpair& from, std::span<iovec> parts) {
+    return from.outgoing(parts);
+  }
+
   template <class From, class To>
   void move(From* from, To* to, size_t most) {
     iovec parts[3];
-    const size_t used = from->outgoing(parts);
+    const size_t used = gather(*from, parts);
     size_t left = most;
     size_t count = 0;
     Bytes bytes;
@@ -224,7 +238,11 @@ class FabricPair {
                                 disk_.begin() + static_cast<ptrdiff_t>(at + sqe.sgl_length));
     const std::span<const std::byte> span = *data;
     require(borrowed_.emplace(sqe.cid, std::move(data)).second, "a CID is live once");
-    target_.answer_data(sqe.cid, span);
+    if (span.size() <= options_.data_pdu_max && choose_(2) == 0) {
+      target_.answer_file(sqe.cid, {kDiskFd, at, span.size()}, crc32c(span));
+    } else {
+      target_.answer_data(sqe.cid, span);
+    }
     release();
   }
 
