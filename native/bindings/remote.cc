@@ -10,6 +10,7 @@
 
 #include "bindings/arrays.h"
 #include "core/error.h"
+#include "fabric/failover.h"
 #include "fabric/initiator.h"
 
 namespace nb = nanobind;
@@ -121,6 +122,11 @@ std::shared_ptr<io::RemoteEngine> remote_engine_of(nb::object object) {
   if (nb::isinstance<fabric::Initiator>(object)) {
     return nb::cast<std::shared_ptr<fabric::Initiator>>(object);
   }
+  if (nb::isinstance<fabric::Failover>(object)) {
+    return nb::cast<std::shared_ptr<fabric::Failover>>(object);
+  }
+  // A Python object around a native engine: made for this process when it is first asked for.
+  if (nb::hasattr(object, "native_engine")) return remote_engine_of(object.attr("native_engine")());
   return std::make_shared<PythonEngine>(std::move(object));
 }
 

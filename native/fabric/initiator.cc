@@ -454,7 +454,9 @@ void Initiator::Loop::complete(Queue* queue, const Completion& completion) {
   if (completion.status == kSuccess) {
     finish(piece, 0);
   } else if (completion.status & kDoNotRetry) {
-    finish(piece, EIO);
+    // Not an error of the medium: the block will be there later.
+    const bool unwritten = (completion.status & ~kDoNotRetry) == kUnwrittenBlock;
+    finish(piece, unwritten ? ENODATA : EIO);
   } else {
     if (completion.status == kTransientTransportError) ++counters_.digest_errors;
     again(queue->target, std::move(piece), EIO, true);

@@ -40,7 +40,9 @@ struct RemoteResult {
 class RemoteInbox {
  public:
   using Clock = std::chrono::steady_clock;
-  void put(RemoteResult result);
+  virtual ~RemoteInbox() = default;
+  // From any thread, the engine's own too. An engine over another one acts on results here.
+  virtual void put(RemoteResult result);
   // All results since the last call; waits for the first until `deadline`.
   std::vector<RemoteResult> take(Clock::time_point deadline);
 
