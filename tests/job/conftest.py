@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.job.meeting import Meeting
 from job.network import Network
 from job.trainer import digest_of
 
@@ -41,6 +41,7 @@ class Cluster:
         self.where = f"headrace://{self.meet}"
         self.servers: dict[int, subprocess.Popen[str]] = {}
         self.trainers: list[Trainer] = []
+        self.session = ""
 
     def local(self, node: int) -> Path:
         path = self.folder / f"disk-{node}"
@@ -48,7 +49,9 @@ class Cluster:
         return path
 
     def environment(self, node: int) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE", "SLURM", "OMPI"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("HEADRACE", "SLURM", "OMPI"))
+        }
         return kept | {
             "HEADRACE_NODE_RANK": str(node), "HEADRACE_NODES": str(self.network.nodes),
             "HEADRACE_JOB_FOLDER": str(self.meet), "PYTHONWARNINGS": "error",
@@ -70,20 +73,29 @@ class Cluster:
         )  # fmt: skip
         return json.loads(ended.stdout)
 
-    def wait(self, holds: Any, seconds: float = 60.0) -> dict[str, Any]:
-        """Waits until the job's status is as wanted; returns it."""
+    def wait_staged(self, replicas: int = 1, seconds: float = 90.0) -> dict[str, Any]:
+        """Waits until every share of a new session is staged, and copied; returns its status."""
+        meeting, before = Meeting(self.meet), self.session
         until = time.monotonic() + seconds
         while True:
-            found = self.status()
-            if "job" in found and holds(found["job"]):
-                return found["job"]
-            assert time.monotonic() < until, found
+            job = meeting.job()
+            nodes = meeting.nodes(None if job is None else job.session)
+            copies = sum(len(node.replicas) for node in nodes.values())
+            whole = job is not None and sum(len(s.places) for s in job.segments)
+            if (
+                job is not None
+                and job.session != before
+                and job.state == "staged"
+                and copies == (replicas - 1) * len(nodes)
+                and whole == replicas * len(job.segments)
+            ):
+                self.session = job.session
+                return self.status()["job"]
+            assert time.monotonic() < until, (job, nodes)
             for node, server in self.servers.items():
-                if server.poll() not in (None, -signal.SIGKILL):
+                if server.poll() is not None:
                     raise AssertionError((node, server.communicate()))
-
-    def wait_staged(self) -> dict[str, Any]:
-        return self.wait(lambda job: job["state"] == "staged")
+            time.sleep(0.05)
 
     def train(self, node: int, *options: str) -> Trainer:
         trainer = Trainer(
@@ -95,8 +107,9 @@ class Cluster:
 
     def kill(self, node: int) -> None:
         """As if the node's power failed: nobody says goodbye."""
-        self.servers[node].kill()
-        self.servers[node].wait()
+        server = self.servers.pop(node)
+        server.kill()
+        server.communicate()
 
     def end(self) -> dict[int, dict[str, Any]]:
         """Ends the job by its command; returns what the servers said last."""
@@ -105,9 +118,8 @@ class Cluster:
         said = {}
         for node, server in self.servers.items():
             out, err = server.communicate(timeout=60)
-            if server.returncode != -signal.SIGKILL:
-                assert server.returncode == 0, err
-                said[node] = json.loads(out)["node"]
+            assert server.returncode == 0, err
+            said[node] = json.loads(out)["node"]
         return said
 
     def close(self) -> None:
@@ -190,7 +202,9 @@ def network(pytestconfig: pytest.Config):
     if made.reason:
         reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter.write_line(f"no network namespaces, nodes are loopback addresses: {made.reason}")
+            reporter.write_line(
+                f"no network namespaces, nodes are loopback addresses: {made.reason}"
+            )
     yield made
     made.close()
 

@@ -58,13 +58,11 @@ def test_training_starts_before_staging_ends(cluster, expected):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_node_that_dies_in_mid_epoch_costs_no_sample(cluster, expected, replicas):
     cluster.start("--replicas", str(replicas))
-    cluster.wait(
-        lambda job: job["state"] == "staged"
-        and sum(len(node["copies_of"]) for node in job["nodes"]) == (replicas - 1) * NODES
-    )
+    staged = cluster.wait_staged(replicas)
+    assert sum(len(node["copies_of"]) for node in staged["nodes"]) == (replicas - 1) * NODES
     # Little memory for batches that are read ahead: most of the epoch comes after the loss.
     options = ("--pace", "0.02", "--budget", str(1 << 20))
-    trainers = [cluster.train(node, *options).ready() for node in (0, 1)]
+    trainers = [cluster.train(node, *options).ready() for node in (0, 3)]
     for trainer in trainers:
         trainer.go()
     for trainer in trainers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
 from headrace.fabric.engine import FabricEngine
 from headrace.job.directories import Directories
 from headrace.job.engine import JobEngine, connect_options, identity_of
-from headrace.job.meeting import Meeting, meeting_folder
+from headrace.job.liveness import answers
+from headrace.job.meeting import POLL_S, Meeting, meeting_folder
 from headrace.job.place import job_id, node_place
 from headrace.job.share import plan_share, write_share_directory
 from headrace.job.source_reads import SharePart
@@ -67,7 +69,7 @@ def open_job(
     """
     folder = _folder_of(where)
     meeting = Meeting(folder)
-    document = meeting.wait_for_job(wait_s)
+    document = _living_job(meeting, wait_s)
     here = job_id()
     if here is not None and document.job not in (here, document.session):
         raise JobError(
@@ -76,6 +78,25 @@ def open_job(
             next_step="Name a folder of this job: HEADRACE_JOB_FOLDER.",
         )
     return _Opening(where, meeting, document, reference, storage_options).store()
+
+
+def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
+    """The document of a job of which at least one node answers: the folder may hold a dead one's.
+
+    A job that is about to begin replaces what a killed one left: its document is waited for.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        document = meeting.wait_for_job(max(0.0, until_s - time.monotonic()))
+        if any(answers(node) for node in meeting.nodes(document.session).values()):
+            return document
+        if time.monotonic() >= until_s:
+            raise JobError(
+                f"{meeting.folder}: no node of the job {document.job} answers any more.",
+                path=str(meeting.folder),
+                next_step="Start `headrace stage` on every node again.",
+            )
+        time.sleep(POLL_S)
 
 
 def _folder_of(where: str) -> Path:
