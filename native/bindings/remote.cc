@@ -125,8 +125,6 @@ std::shared_ptr<io::RemoteEngine> remote_engine_of(nb::object object) {
   if (nb::isinstance<fabric::Failover>(object)) {
     return nb::cast<std::shared_ptr<fabric::Failover>>(object);
   }
-  // A Python object around a native engine: made for this process when it is first asked for.
-  if (nb::hasattr(object, "native_engine")) return remote_engine_of(object.attr("native_engine")());
   return std::make_shared<PythonEngine>(std::move(object));
 }
 

@@ -24,7 +24,7 @@ from headrace.fabric.identity import HostIdentity
 from headrace.job.source_reads import SourceReads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.job.document import JobDocument
     from headrace.job.meeting import Meeting
@@ -131,8 +131,9 @@ class JobEngine(Closing):
         self._closed = False
         self.reads_in_flight = EngineOptions().reads_in_flight
 
-    def native_engine(self) -> _native.FabricFailover:
-        """The native engine of this process.
+    @property
+    def native(self) -> _native.FabricFailover:
+        """What the native reader reads with: the engine of this process.
 
         Raises:
             JobError: the store is closed.
@@ -187,7 +188,7 @@ class JobEngine(Closing):
             requests=0, hedges=0, in_flight=0, waiting=0, faults={},
         )  # fmt: skip
 
-    def why(self, name: str, offset: int) -> None:
+    def reason_of(self, failure: Mapping[str, Any]) -> None:
         """There is no story behind a failed read but its errno value."""
 
     def turn(self, reads_in_flight: int) -> None:
