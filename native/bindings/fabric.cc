@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/remote.h"
 #include "core/error.h"
+#include "fabric/failover.h"
 #include "fabric/initiator.h"
 #include "fabric/target_queues.h"
 
@@ -25,6 +27,7 @@ namespace headrace::bindings {
 namespace {
 
 using fabric::Exports;
+using fabric::Failover;
 using fabric::Initiator;
 using fabric::TargetQueues;
 
@@ -136,7 +139,7 @@ std::shared_ptr<const void> keep(std::vector<Writable> arrays) {
 }
 
 // Has requests read and waits for all of them: bytes that arrived, or -errno, for each.
-ArrayOut<int64_t> wait_for(Initiator& initiator, std::vector<io::RemoteRequest> requests,
+ArrayOut<int64_t> wait_for(io::RemoteEngine& engine, std::vector<io::RemoteRequest> requests,
                            std::vector<std::string> urls, std::vector<Writable> memory,
                            double deadline_s) {
   const size_t count = requests.size();
@@ -149,7 +152,7 @@ ArrayOut<int64_t> wait_for(Initiator& initiator, std::vector<io::RemoteRequest> 
     const auto deadline = io::RemoteInbox::Clock::now() +
                           std::chrono::duration_cast<io::RemoteInbox::Clock::duration>(
                               std::chrono::duration<double>(deadline_s));
-    initiator.read(batch);
+    engine.read(batch);
     for (size_t answered = 0; answered < count;) {
       const auto results = inbox->take(deadline);
       if (results.empty()) {
@@ -167,7 +170,7 @@ ArrayOut<int64_t> wait_for(Initiator& initiator, std::vector<io::RemoteRequest> 
   return own(std::move(outcomes));
 }
 
-ArrayOut<int64_t> read_many(const std::shared_ptr<Initiator>& initiator, const std::string& url,
+ArrayOut<int64_t> read_many(const std::shared_ptr<io::RemoteEngine>& engine, const std::string& url,
                             const ArrayIn<int64_t>& offsets, const ArrayIn<int64_t>& lengths,
                             Writable dest, double deadline_s) {
   const size_t count = offsets.size();
@@ -182,7 +185,7 @@ ArrayOut<int64_t> read_many(const std::shared_ptr<Initiator>& initiator, const s
                         reinterpret_cast<std::byte*>(dest.data()) + at});
     at += length;
   }
-  return wait_for(*initiator, std::move(requests), std::vector<std::string>(count, url),
+  return wait_for(*engine, std::move(requests), std::vector<std::string>(count, url),
                   {std::move(dest)}, deadline_s);
 }
 
@@ -201,12 +204,55 @@ ArrayOut<int64_t> read_each(const std::shared_ptr<Initiator>& initiator,
   return wait_for(*initiator, std::move(requests), std::move(urls), std::move(dests), deadline_s);
 }
 
+template <class Engine>
+ArrayOut<int64_t> read_many_of(const std::shared_ptr<Engine>& engine, const std::string& url,
+                               const ArrayIn<int64_t>& offsets, const ArrayIn<int64_t>& lengths,
+                               Writable dest, double deadline_s) {
+  return read_many(engine, url, offsets, lengths, std::move(dest), deadline_s);
+}
+
+nb::dict failover_figures(const Failover& failover) {
+  const fabric::FailoverFigures f = failover.figures();
+  nb::dict d;
+  d["reads"] = f.reads;
+  d["bytes"] = f.bytes;
+  d["reads_elsewhere"] = f.reads_elsewhere;
+  d["bytes_elsewhere"] = f.bytes_elsewhere;
+  d["reads_last"] = f.reads_last;
+  d["bytes_last"] = f.bytes_last;
+  d["unwritten"] = f.unwritten;
+  d["failed"] = f.failed;
+  return d;
+}
+
+void register_failover(nb::module_& m) {
+  nb::class_<Failover>(m, "FabricFailover",
+                       "Reads volumes that lie in several places: the first that has the bytes.")
+      .def(nb::new_([](std::shared_ptr<Initiator> engine, nb::object last) {
+             return make_with_threads<Failover>(std::move(engine),
+                                                remote_engine_of(std::move(last)));
+           }),
+           "engine"_a, "last"_a.none() = nb::none(),
+           "engine: reads the places. last: reads, by the volume's path, what no place has.")
+      .def("add_volume", &Failover::add_volume, "path"_a, "places"_a,
+           "A volume, and the URLs of its copies in the order in which they are asked.")
+      .def("close", &Failover::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Later reads fail with ECANCELED.")
+      .def("figures", &failover_figures, nb::sig("def figures(self) -> dict[str, int]"))
+      .def("read_many", &read_many_of<Failover>, "path"_a, "offsets"_a, "lengths"_a, "dest"_a,
+           "deadline_s"_a,
+           "Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or "
+           "-errno.");
+}
+
 void register_target(nb::module_& m) {
   nb::class_<Exports>(m, "FabricExports", "Namespaces that a target's queues read from.")
       .def(nb::new_([] { return std::make_shared<Exports>(); }))
       .def("add", &Exports::add, "nsid"_a, "fd"_a, "nbytes"_a, "block_bytes"_a,
            "Exports what `fd` (duplicated) is open for.")
-      .def("remove", &Exports::remove, "nsid"_a);
+      .def("remove", &Exports::remove, "nsid"_a)
+      .def("set_written", &Exports::set_written, "nsid"_a, "nbytes"_a,
+           "Only the first `nbytes` are there: reads beyond are answered as unwritten.");
   nb::class_<TargetQueues>(m, "FabricTargetQueues", "The threads that serve a target's I/O queues.")
       .def(nb::new_([](unsigned loops, unsigned readers) {
              fabric::TargetQueuesOptions options;
@@ -265,7 +311,8 @@ void register_initiator(nb::module_& m) {
       .def("turn", &Initiator::turn, "reads_in_flight"_a)
       .def("close", &Initiator::close, nb::call_guard<nb::gil_scoped_release>())
       .def("figures", &initiator_figures, nb::sig("def figures(self) -> dict[str, int]"))
-      .def("read_many", &read_many, "url"_a, "offsets"_a, "lengths"_a, "dest"_a, "deadline_s"_a,
+      .def("read_many", &read_many_of<Initiator>, "url"_a, "offsets"_a, "lengths"_a, "dest"_a,
+           "deadline_s"_a,
            "Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or "
            "-errno.")
       .def("read_each", &read_each, "urls"_a, "offsets"_a, "dests"_a, "deadline_s"_a,
@@ -282,6 +329,7 @@ void register_fabric(nb::module_& m) {
       "data bytes).");
   register_target(m);
   register_initiator(m);
+  register_failover(m);
 }
 
 }  // namespace headrace::bindings

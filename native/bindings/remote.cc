@@ -10,6 +10,7 @@
 
 #include "bindings/arrays.h"
 #include "core/error.h"
+#include "fabric/failover.h"
 #include "fabric/initiator.h"
 
 namespace nb = nanobind;
@@ -120,6 +121,9 @@ std::shared_ptr<io::RemoteEngine> remote_engine_of(nb::object object) {
   // Native engines are called without the interpreter.
   if (nb::isinstance<fabric::Initiator>(object)) {
     return nb::cast<std::shared_ptr<fabric::Initiator>>(object);
+  }
+  if (nb::isinstance<fabric::Failover>(object)) {
+    return nb::cast<std::shared_ptr<fabric::Failover>>(object);
   }
   return std::make_shared<PythonEngine>(std::move(object));
 }

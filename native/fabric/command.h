@@ -66,6 +66,7 @@ inline constexpr uint16_t kNamespaceWriteProtected = 0x020;
 inline constexpr uint16_t kTransientTransportError = 0x022;
 inline constexpr uint16_t kLbaOutOfRange = 0x080;
 inline constexpr uint16_t kUnrecoveredReadError = 0x281;
+inline constexpr uint16_t kUnwrittenBlock = 0x287;  // Deallocated or Unwritten Logical Block
 inline constexpr uint16_t kDoNotRetry = 0x4000;
 
 inline Sqe read_command(uint32_t nsid, uint64_t slba, uint32_t blocks, uint32_t bytes) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -38,6 +39,16 @@ void Exports::remove(uint32_t nsid) {
   exports_.erase(nsid);
 }
 
+void Exports::set_written(uint32_t nsid, uint64_t bytes) {
+  const auto found = find(nsid);
+  if (found == nullptr) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "namespace " + std::to_string(nsid) + " is not exported");
+  }
+  // Released after the bytes were written, by whoever wrote them; the page cache is the rest.
+  found->written.store(bytes, std::memory_order_release);
+}
+
 std::shared_ptr<const Export> Exports::find(uint32_t nsid) const {
   const std::lock_guard lock(mutex_);
   const auto it = exports_.find(nsid);
@@ -60,6 +71,8 @@ Judgement judge_read(const Sqe& sqe, std::shared_ptr<const Export> source, uint3
   if (sqe.sgl_type != kSglTransport) return refuse(kSglTypeInvalid);
   if (sqe.sgl_length != bytes) return refuse(kSglLengthInvalid);
   const uint64_t offset = slba * source->block_bytes;
+  const uint64_t end = std::min(offset + bytes, source->bytes);
+  if (end > source->written.load(std::memory_order_acquire)) return refuse(kUnwrittenBlock);
   return {kSuccess, std::move(source), offset, static_cast<uint32_t>(bytes)};
 }
 

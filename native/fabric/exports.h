@@ -4,6 +4,7 @@
 // its last read is done, also after `remove`. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,6 +24,8 @@ struct Export {
   const int fd;
   const uint64_t bytes;  // the last block is filled up with zeros
   const uint32_t block_bytes;
+  // What lies behind is not there yet: reads of it are answered with kUnwrittenBlock.
+  mutable std::atomic<uint64_t> written = UINT64_MAX;
 };
 
 // Shared from itself, so that bindings hand loops a pointer that needs no interpreter.
@@ -31,6 +34,9 @@ class Exports : public std::enable_shared_from_this<Exports> {
   // Keeps a duplicate of `fd`. Throws Error(kInvalidArgument) for an NSID that is taken.
   void add(uint32_t nsid, int fd, uint64_t bytes, uint32_t block_bytes);
   void remove(uint32_t nsid);
+  // Only the first `bytes` of a namespace are there, until the next call. Throws
+  // Error(kInvalidArgument) for an NSID that is not exported.
+  void set_written(uint32_t nsid, uint64_t bytes);
   std::shared_ptr<const Export> find(uint32_t nsid) const;
 
  private:

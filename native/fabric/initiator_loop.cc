@@ -17,7 +17,10 @@ constexpr int kTickMs = 50;
 constexpr int64_t kTickNs = int64_t{kTickMs} * 1'000'000;
 
 // What a command's status comes to.
-int errno_of(uint16_t) { return EIO; }
+int errno_of(uint16_t status) {
+  // Not an error of the medium: the block will be there later.
+  return (status & ~kDoNotRetry) == kUnwrittenBlock ? ENODATA : EIO;
+}
 
 }  // namespace
 

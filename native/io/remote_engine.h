@@ -41,8 +41,10 @@ struct RemoteResult {
 class RemoteInbox {
  public:
   using Clock = std::chrono::steady_clock;
+  virtual ~RemoteInbox() = default;
   void put(RemoteResult result) { put(std::span(&result, 1)); }
-  void put(std::span<const RemoteResult> results);
+  // From any thread, the engine's own too. An engine over another one acts on results here.
+  virtual void put(std::span<const RemoteResult> results);
   // All results since the last call; waits until there are `at_least` so many, or for `deadline`.
   std::vector<RemoteResult> take(Clock::time_point deadline, size_t at_least = 1);
 

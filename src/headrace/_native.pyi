@@ -202,6 +202,11 @@ class FabricExports:
 
     def remove(self, nsid: int) -> None: ...
 
+    def set_written(self, nsid: int, nbytes: int) -> None:
+        """
+        Only the first `nbytes` are there: reads beyond are answered as unwritten.
+        """
+
 class FabricTargetQueues:
     """The threads that serve a target's I/O queues."""
 
@@ -257,6 +262,31 @@ class FabricInitiator:
 
     def read_each(self, urls: Sequence[str], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dests: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]], deadline_s: float) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
         """The same for ranges of several volumes, each into memory of its own."""
+
+class FabricFailover:
+    """
+    Reads volumes that lie in several places: the first that has the bytes.
+    """
+
+    def __init__(self, engine: FabricInitiator, last: object | None = None) -> None:
+        """
+        engine: reads the places. last: reads, by the volume's path, what no place has.
+        """
+
+    def add_volume(self, path: str, places: Sequence[str]) -> None:
+        """
+        A volume, and the URLs of its copies in the order in which they are asked.
+        """
+
+    def close(self) -> None:
+        """Later reads fail with ECANCELED."""
+
+    def figures(self) -> dict[str, int]: ...
+
+    def read_many(self, path: str, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lengths: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dest: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], deadline_s: float) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or -errno.
+        """
 
 def retired_buffers() -> list[int]:
     """Identities of shared buffers that were unmapped since the last call."""

@@ -47,7 +47,43 @@ BLOCK_BYTES = 256 << 10
 _PROBES = 500
 """Samples per segment whose sizes give the mean: 5 % of error do not matter to a block's size."""
 
-open = open_store  # noqa: A001  # hr.open is the product's first word; this module never needs the builtin
+_JOB = "headrace://"
+
+
+def open(  # noqa: A001  # hr.open is the product's first word; this module never needs the builtin
+    path: str | PathLike[str],
+    *,
+    reference: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Store:
+    """Opens a packed store, an index, a source directly, or a job's global store.
+
+    Args:
+        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), or the source. A
+            source opened directly is listed anew each time and has no checksums (TFRecord excepted).
+            `headrace://job` is what all nodes of this job have staged; see docs/howto/global-store.md.
+        reference: use the plain-Python directory and reader.
+        column: sources that are tables or arrays: as for `index`.
+        label: the same.
+        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md.
+
+    Raises:
+        StoreNotFound: there is nothing at `path`.
+        CorruptStore: the store is damaged, or a volume is missing or not the right one.
+        SourceChanged: an indexed file is not as it was.
+        SourceError: `path` is neither a store nor a source that can be opened directly.
+        VolumeError: an object cannot be read.
+        JobError: the job's nodes have not met.
+    """
+    if isinstance(path, str) and path.startswith(_JOB):
+        from headrace.job.store import open_job
+
+        return open_job(path, reference=reference, storage_options=storage_options)
+    return open_store(
+        path, reference=reference, column=column, label=label, storage_options=storage_options
+    )
 
 
 def order_for(
@@ -150,7 +186,7 @@ def loader(
         ValueError: an unknown order, part or option.
     """
     if not isinstance(store, Store):
-        store = open_store(store)
+        store = open(store)
     placement = place_in_job(rank, world_size)
     chosen = order_for(store, order, seed=seed)
     if tail is None:

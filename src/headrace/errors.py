@@ -19,6 +19,7 @@
   x NodeError         the node daemon cannot be started, reached or stopped
   x MountError        a store cannot be mounted, or a mount not be taken away
   x ControlError      the controller cannot be started, reached or stopped, or refuses
+  x JobError          a job's nodes cannot meet, or its store cannot be opened
   x DecodeError        the user's own decode function failed on a sample
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
@@ -39,6 +40,7 @@ __all__ = [
     "DecodeError",
     "FabricError",
     "HeadraceError",
+    "JobError",
     "MountError",
     "NodeError",
     "OrderError",
@@ -168,6 +170,10 @@ class StateMismatch(OrderError):
 
 class NodeError(HeadraceError):
     """The node daemon cannot be started, reached or stopped."""
+
+
+class JobError(HeadraceError):
+    """A job's nodes cannot meet in their folder, or its global store cannot be opened."""
 
 
 class MountError(HeadraceError):

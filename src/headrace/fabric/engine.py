@@ -107,6 +107,8 @@ class EngineOptions:
     """A command without an answer for so long ends its connection."""
     give_up_s: float = 60.0
     """A target that is gone for so long fails its reads."""
+    read_deadline_s: float | None = None
+    """A read that cannot be served by then fails, whatever it waits for; None: `give_up_s`."""
 
 
 class NamespaceChanged(FabricError):
@@ -145,7 +147,7 @@ class FabricEngine(Closing):
         self.options = options or EngineOptions()
         self.native = _native.FabricInitiator(
             command_timeout_s=self.options.command_timeout_s,
-            read_deadline_s=self.options.give_up_s,
+            read_deadline_s=self.options.read_deadline_s or self.options.give_up_s,
             reads_in_flight=self.options.reads_in_flight,
         )
         self._peers: dict[tuple[str, int, str], _Peer] = {}

@@ -172,6 +172,15 @@ def parse_manifest(data: bytes, path: str) -> Manifest:
     return _Checker(path).manifest(document)
 
 
+def segment_from_json(entry: Any, path: str) -> Segment:
+    """Checks a segment's entry that stands in another document, `path`.
+
+    Raises:
+        CorruptStore: it contradicts itself.
+    """
+    return _Checker(path).segment(entry, "entry")
+
+
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as f:
@@ -208,7 +217,7 @@ class _Checker:
                      "headrace-store")  # fmt: skip
         self._expect(document.get("version") == 1, "version", document.get("version"), 1)
         entries = self._list(document, "segments", 1, SEGMENTS_MAX)
-        segments = tuple(self._segment(s, f"segments[{i}]") for i, s in enumerate(entries))
+        segments = tuple(self.segment(s, f"segments[{i}]") for i, s in enumerate(entries))
         manifest = Manifest(
             self._hex(document, "uuid"), self._hex(document, "fingerprint"), segments
         )
@@ -219,7 +228,8 @@ class _Checker:
         self._expect(len(set(names)) == len(names), "file names", "one twice", "each once")
         return manifest
 
-    def _segment(self, entry: Any, where: str) -> Segment:
+    def segment(self, entry: Any, where: str) -> Segment:
+        """One segment's entry."""
         self._expect(isinstance(entry, dict), where, type(entry).__name__, "an object")
         volumes = self._list(entry, "volumes", 1, 1 << 32, where)
         source = entry.get("source", {})

@@ -1,0 +1,192 @@
+"""Documents of the meeting folder: what nodes say of themselves, and what the job is.
+
+Plain JSON, read by other programs too (docs/howto/global-store.md has the fields). What is read is
+checked before it is believed: the folder may hold files of an earlier job, or half of one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.errors import JobError
+from headrace.store.manifest import segment_from_json
+
+if TYPE_CHECKING:
+    from headrace.store.manifest import Segment
+
+__all__ = ["JobDocument", "NodeDocument", "Place", "SegmentPlaces"]
+
+VERSION = 1
+BYTES_MAX = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a segment can be read: the URL of its directory and of each of its volumes."""
+
+    node: int
+    directory: str
+    volumes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Any) -> Self:
+        """From JSON."""
+        return cls(int(data["node"]), str(data["directory"]), tuple(map(str, data["volumes"])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDocument:
+    """What a node says of itself: `node-R.json`.
+
+    Attributes:
+        session: of the meeting; files of an earlier one have another.
+        node: its rank.
+        host: its name, for people.
+        pid: of its server.
+        address: `host:port` of its target.
+        nqn: of its subsystem.
+        local: the folder on its local disk.
+        state: `planned`, `staging`, `staged` or `failed`.
+        samples: of its share.
+        volume_bytes: of their volume.
+        written: bytes of the volume that are there.
+        source_bytes: read from the source so far.
+        why: what went wrong, of `failed`.
+        segment: the manifest's entry of its share; None for a share without samples.
+        place: where its share is read; None as above.
+        files: paths of the share's volumes for processes on the node, once it is staged.
+        replicas: copies of other nodes' shares that it holds; `node` is the share's.
+    """
+
+    session: str
+    node: int
+    host: str
+    pid: int
+    address: str
+    nqn: str
+    local: str
+    state: str
+    samples: int = 0
+    volume_bytes: int = 0
+    written: int = 0
+    source_bytes: int = 0
+    why: str = ""
+    segment: dict[str, Any] | None = None
+    place: Place | None = None
+    files: tuple[str, ...] = ()
+    replicas: tuple[Place, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        return _dump({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Self:
+        """Checks a file's content.
+
+        Raises:
+            JobError: it is no such document.
+        """
+        known = {f.name for f in fields(cls)}
+        try:
+            given = _load(data)
+            values = {k: v for k, v in given.items() if k in known}
+            values["place"] = Place.of(given["place"]) if given.get("place") else None
+            values["replicas"] = tuple(Place.of(p) for p in given.get("replicas", ()))
+            values["files"] = tuple(map(str, given.get("files", ())))
+            return cls(**values)
+        except (ValueError, TypeError, KeyError) as e:
+            raise _unreadable(path, e) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlaces:
+    """A segment of the job and where it lies, in the order in which places are asked."""
+
+    entry: Segment
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDocument:
+    """What the job is: `job.json`.
+
+    Attributes:
+        session: of the meeting.
+        job: the scheduler's id of the job, or the session.
+        generation: grows with each change.
+        state: `staging`, or `staged` once all shares are.
+        nodes: how many there are.
+        fingerprint: of the source's listing: equal sources have equal orders.
+        source: what was staged, for people.
+        listing: the store that lists the source; the last resort of reads.
+        segments: in the source's order.
+    """
+
+    session: str
+    job: str
+    generation: int
+    state: str
+    nodes: int
+    fingerprint: str
+    source: str
+    listing: str
+    segments: tuple[SegmentPlaces, ...] = field(default=())
+
+    @property
+    def samples(self) -> int:
+        """Of all segments."""
+        return sum(s.entry.samples for s in self.segments)
+
+    def to_bytes(self) -> bytes:
+        """The file's content."""
+        out: dict[str, Any] = {"version": VERSION}
+        out |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "segments"}
+        out["samples"] = self.samples
+        out["segments"] = [
+            {"entry": s.entry.to_json(), "places": [asdict(p) for p in s.places]}
+            for s in self.segments
+        ]
+        return _dump(out)
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Self:
+        """Checks a file's content.
+
+        Raises:
+            JobError: it is no such document.
+            CorruptStore: a segment's entry contradicts itself.
+        """
+        try:
+            given = _load(data)
+            segments = tuple(
+                SegmentPlaces(
+                    segment_from_json(s["entry"], path), tuple(Place.of(p) for p in s["places"])
+                )
+                for s in given["segments"]
+            )
+            values = {f.name: given[f.name] for f in fields(cls) if f.name != "segments"}
+            return cls(**values, segments=segments)
+        except (ValueError, TypeError, KeyError) as e:
+            raise _unreadable(path, e) from None
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def _load(data: bytes) -> dict[str, Any]:
+    given = json.loads(data)
+    if not isinstance(given, dict) or given.get("version") != VERSION:
+        raise ValueError(f"no document of version {VERSION}")
+    return given
+
+
+def _unreadable(path: str, e: Exception) -> JobError:
+    return JobError(
+        f"{path}: cannot be understood: {type(e).__name__} {e}.",
+        path=path,
+        next_step="Take another meeting folder, or end the job there: headrace stage --end.",
+    )

@@ -1,0 +1,256 @@
+"""JobEngine: reads the volumes of a job: from the owner, a replica, or the source.
+
+Good reads are native from end to end (`FabricFailover` over `FabricInitiator`). A thread of ours follows
+`job.json`: replicas that come, nodes that were away when the store was opened. Made anew in a forked
+child, when it first reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace import _native
+from headrace.closing import Closing
+from headrace.errors import HeadraceError, JobError, VolumeError
+from headrace.fabric.engine import EngineOptions, FabricEngine
+from headrace.fabric.host import HostOptions
+from headrace.fabric.identity import HostIdentity
+from headrace.job.source_reads import SourceReads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from headrace.job.document import JobDocument
+    from headrace.job.meeting import Meeting
+    from headrace.job.source_reads import SharePart
+    from headrace.store import Store
+
+__all__ = ["JobEngine", "JobFigures", "connect_options", "identity_of", "volume_name"]
+
+_FOLLOW_S = 1.0
+
+# Engines inherited over a fork: their threads do not exist in the child, and ending them there would
+# touch what the parent still uses.
+_inherited: list[Any] = []
+
+
+def volume_name(session: str, segment: int, volume: int = 0) -> str:
+    """What a segment's volume is called, wherever it is read."""
+    return f"headrace://{session}/share-{segment:04d}-{volume:04d}"
+
+
+def identity_of(session: str) -> HostIdentity:
+    """Who a job's processes are to its targets: hosts that do not know the session are refused."""
+    own = HostIdentity.of_machine().id
+    return HostIdentity(f"nqn.2026-11.io.headrace:job:{session}", own)
+
+
+def connect_options() -> EngineOptions:
+    """How a job's targets are read: one that is gone is given up soon, for there is another way.
+
+    A black hole costs a command's deadline and one try to connect, a closed port 0.3 s: the step that
+    waits stalls for less than 3 s.
+    """
+    return EngineOptions(
+        host=HostOptions(timeout_s=1.0, kato_ms=10_000),
+        command_timeout_s=1.5,
+        give_up_s=0.3,
+        read_deadline_s=60.0,
+    )
+
+
+class JobFigures(dict[str, int]):
+    """Reads and bytes by who served them; see `JobEngine.figures`."""
+
+
+class _Live:
+    """What one process has: connections, the native engine, the last resort."""
+
+    def __init__(self, session: str, source: SourceReads) -> None:
+        self.pid = os.getpid()
+        self.source = source
+        self.fabric = FabricEngine(identity_of(session), connect_options())
+        self.native = _native.FabricFailover(self.fabric.native, source)
+        self.opened: set[str] = set()
+
+    def open(self, url: str, silent: set[str]) -> bool:
+        """Makes a place readable; False while its node does not answer.
+
+        Args:
+            url: the place.
+            silent: targets that did not answer just now are not asked again; added to.
+        """
+        target = url.partition("?")[0]
+        if url not in self.opened and target not in silent:
+            try:
+                self.fabric.open(url)
+                self.opened.add(url)
+            except VolumeError:
+                silent.add(target)
+        return url in self.opened
+
+    def close(self) -> None:
+        self.native.close()
+        self.fabric.close()
+        self.source.close()
+
+
+class JobEngine(Closing):
+    """Reads a job's volumes. Thread-safe.
+
+    Args:
+        meeting: where `job.json` stands.
+        document: as it was when the store was opened.
+        own: this node's rank, whose places come first; None if it is none of the job's.
+        shares: each segment's directory and first sample.
+        open_source: opens the source.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        document: JobDocument,
+        own: int | None,
+        shares: Sequence[SharePart],
+        open_source: Callable[[], Store],
+    ) -> None:
+        self._meeting = meeting
+        self._document = document
+        self._own = own
+        self._shares = {volume_name(document.session, k): share for k, share in enumerate(shares)}
+        self._open_source = open_source
+        self._lock = threading.Lock()
+        self._live: _Live | None = None
+        self._stop = threading.Event()
+        self._closed = False
+        self.reads_in_flight = EngineOptions().reads_in_flight
+
+    @property
+    def native(self) -> _native.FabricFailover:
+        """What the native reader reads with: the engine of this process.
+
+        Raises:
+            JobError: the store is closed.
+        """
+        return self._running().native
+
+    def fetch(self, name: str, offset: int, dest: memoryview) -> int:
+        """Reads one range of a volume and waits for it; returns the bytes that came.
+
+        Raises:
+            VolumeError: nobody could serve it.
+        """
+        if not len(dest):
+            return 0
+        live = self._running()
+        got = int(
+            live.native.read_many(
+                name, np.array([offset], np.int64), np.array([len(dest)], np.int64),
+                np.frombuffer(dest, np.uint8), 300.0,
+            )[0]
+        )  # fmt: skip
+        if got < 0:
+            why = f" ({live.source.failure.message})" if live.source.failure else ""
+            raise VolumeError(
+                f"{name}: bytes {offset:,} to {offset + len(dest):,} cannot be read from any node or "
+                f"from the source: {os.strerror(-got)}{why}.",
+                path=name,
+                offset_bytes=offset,
+                errno=-got,
+            )
+        return got
+
+    def figures(self) -> JobFigures:
+        """What this process has read, by who served it.
+
+        `reads` and `bytes`: the first place that was asked. `*_elsewhere`: another node. `*_last`: the
+        source. `unwritten`: reads that a node did not have yet.
+        """
+        with self._lock:
+            live = self._live if self._live is not None and self._live.pid == os.getpid() else None
+        return JobFigures({} if live is None else live.native.figures())
+
+    def stats(self) -> Any:
+        """The same, in the words of loaders' statistics."""
+        found = self.figures()
+        served = ("reads", "reads_elsewhere", "reads_last")
+        return SimpleNamespace(
+            reads=sum(found.get(name, 0) for name in served),
+            bytes=sum(found.get(name.replace("reads", "bytes"), 0) for name in served),
+            retries=found.get("reads_elsewhere", 0) + found.get("reads_last", 0),
+            failures=found.get("failed", 0),
+            requests=0, hedges=0, in_flight=0, waiting=0, faults={},
+        )  # fmt: skip
+
+    def reason_of(self, failure: Mapping[str, Any]) -> None:
+        """There is no story behind a failed read but its errno value."""
+
+    def turn(self, reads_in_flight: int) -> None:
+        """Sets how many commands are in flight at once."""
+        self.reads_in_flight = reads_in_flight
+        live = self._live
+        if live is not None and live.pid == os.getpid():
+            live.fabric.native.turn(reads_in_flight)
+
+    def close(self) -> None:
+        """Ends connections and threads; later reads fail with ECANCELED."""
+        self._stop.set()
+        with self._lock:
+            self._closed = True
+            live, self._live = self._live, None
+        if live is None:
+            return
+        if live.pid != os.getpid():
+            _inherited.append(live)
+            return
+        live.close()
+
+    # -- this process's own -----------------------------------------------------------------------
+
+    def _running(self) -> _Live:
+        if self._live is not None and self._live.pid != os.getpid():
+            # The lock may be held for ever: its holder does not exist here.
+            _inherited.append((self._live, self._lock, self._stop))
+            self._lock, self._stop, self._live = threading.Lock(), threading.Event(), None
+        with self._lock:
+            if self._closed:
+                raise JobError(f"{self._meeting.folder}: the job's store is closed.")
+            if self._live is None:
+                source = SourceReads(self._open_source, dict(self._shares))
+                self._live = _Live(self._document.session, source)
+                self._settle(self._live, self._document)
+                threading.Thread(
+                    target=self._follow, args=(self._live, self._stop), daemon=True,
+                    name="headrace-job",
+                ).start()  # fmt: skip
+            return self._live
+
+    def _settle(self, live: _Live, document: JobDocument) -> bool:
+        """Tells the native engine which places there are; whether all of them answer."""
+        complete, silent = True, set[str]()
+        for k, segment in enumerate(document.segments):
+            # A copy on this very node is the nearest.
+            places = sorted(segment.places, key=lambda p: p.node != self._own)
+            urls = [p.volumes[0] for p in places]
+            reached = [url for url in urls if live.open(url, silent)]
+            complete = complete and len(reached) == len(urls)
+            live.native.add_volume(volume_name(document.session, k), reached)
+        return complete
+
+    def _follow(self, live: _Live, stop: threading.Event) -> None:
+        """Takes up what comes later: replicas, and nodes that were away."""
+        settled, complete = self._document.generation, False
+        while not stop.wait(_FOLLOW_S):
+            with contextlib.suppress(HeadraceError, OSError):
+                found = self._meeting.job()
+                if found is None or found.session != self._document.session:
+                    continue
+                if found.generation != settled or not complete:
+                    complete = self._settle(live, found)
+                    settled = found.generation

@@ -1,0 +1,271 @@
+"""Meeting: the shared folder in which a job's nodes find each other. No server, no locks.
+
+    FOLDER/
+      meeting.json   node 0: the session, the source, and whose greetings it has seen
+      hello-R.json   node R: a nonce, so that it can tell that node 0 lives now
+      node-R.json    node R: its share, address and progress
+      job.json       node 0, when all nodes have planned: what readers open
+      ended          whoever ends the job
+      listing/       node 0: the source's directory, unless the source is a store already
+
+Every file is replaced as a whole, and all of it works on file systems without locks. A folder may hold
+what a killed job left: node 0 takes it over when nobody serves it any more, and the others believe a
+`meeting.json` only once it repeats the nonce that they have just written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import JobError
+from headrace.job.document import BYTES_MAX, VERSION, JobDocument, NodeDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["FOLDER_VARIABLE", "Meeting", "meeting_folder"]
+
+FOLDER_VARIABLE = "HEADRACE_JOB_FOLDER"
+POLL_S = 0.1
+"""How often files are looked for: a look-up of one name, also on a network file system."""
+
+_OURS = ("meeting.json", "job.json", "ended")
+_NUMBERED = ("hello-", "node-")
+
+
+def meeting_folder(
+    given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
+) -> Path:
+    """The folder as given, else as HEADRACE_JOB_FOLDER says.
+
+    Raises:
+        JobError: nobody says.
+    """
+    environment = os.environ if environment is None else environment
+    folder = given or environment.get(FOLDER_VARIABLE)
+    if not folder:
+        raise JobError(
+            "The job's meeting folder is not given.",
+            next_step=f"Set {FOLDER_VARIABLE} to a folder that all nodes see, or pass it: "
+            "headrace stage --meet FOLDER, headrace.open('headrace:///FOLDER').",
+        )
+    return Path(folder).absolute()
+
+
+class Meeting:
+    """The files of one folder. Reads and writes; waits only where it says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def listing(self) -> Path:
+        """Where node 0 lists a source that is no store."""
+        return self.folder / "listing"
+
+    # -- node 0 -----------------------------------------------------------------------------------
+
+    def open_session(
+        self, nodes: int, job: str | None, alive: Callable[[NodeDocument], bool]
+    ) -> str:
+        """Begins a session; takes a folder over that nobody serves any more.
+
+        Args:
+            nodes: how many will come.
+            job: the scheduler's id of the job.
+            alive: whether the server that a document speaks of still answers.
+
+        Raises:
+            JobError: a living job has the folder, or something else lies in it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        known = {"listing", *(p.name for p in self._files())}
+        strange = [p.name for p in self.folder.iterdir() if p.name not in known]
+        if strange:
+            raise JobError(
+                f"{self.folder}: {strange[0]!r} and {len(strange) - 1} others lie there, expected a "
+                "folder for this job alone.",
+                path=str(self.folder),
+                next_step="Name a new folder: --meet.",
+            )
+        for document in self.nodes().values():
+            if alive(document):
+                raise JobError(
+                    f"{self.folder}: another job meets here: node {document.node} of session "
+                    f"{document.session} answers at {document.address}.",
+                    path=str(self.folder),
+                    next_step="Name another folder, or end that job: headrace stage --end --meet "
+                    f"{self.folder}",
+                )
+        # Greetings stay: this job's own nodes may have come first.
+        for name in (*_OURS, *(p.name for p in self._files("node-"))):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.listing, ignore_errors=True)
+        session = secrets.token_hex(8)
+        self._write("meeting.json", {"session": session, "job": job, "nodes": nodes, "seen": {}})
+        return session
+
+    def announce(self, session: str, **more: Any) -> None:
+        """Repeats the nonces of all greetings, and says what else the nodes must know."""
+        before = self._read("meeting.json") or {}
+        seen = {}
+        for path in self._files("hello-"):
+            if (hello := self._read(path.name)) is not None:
+                seen[str(hello.get("node"))] = hello.get("nonce")
+        after = {**before, **more, "session": session, "seen": seen}
+        if after != before:
+            self._write("meeting.json", after)
+
+    # -- the others -------------------------------------------------------------------------------
+
+    def greet(self, node: int, host: str) -> str:
+        """Says that node `node` is here; returns its nonce."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        nonce = secrets.token_hex(8)
+        self._write(f"hello-{node}.json", {"node": node, "nonce": nonce, "host": host})
+        return nonce
+
+    def answer(self, node: int, nonce: str) -> dict[str, Any] | None:
+        """`meeting.json`, once node 0 has seen our greeting and listed the source; else None."""
+        found = self._read("meeting.json")
+        if found is None or found.get("seen", {}).get(str(node)) != nonce or "listing" not in found:
+            return None
+        return found
+
+    # -- everybody --------------------------------------------------------------------------------
+
+    def publish_node(self, document: NodeDocument) -> None:
+        """Replaces a node's document."""
+        self._replace(f"node-{document.node}.json", document.to_bytes())
+
+    def publish_job(self, document: JobDocument) -> None:
+        """Replaces the job's document."""
+        self._replace("job.json", document.to_bytes())
+
+    def nodes(self, session: str | None = None) -> dict[int, NodeDocument]:
+        """The nodes' documents by rank, of one session or of any."""
+        out = {}
+        for path in self._files("node-"):
+            with contextlib.suppress(JobError):
+                if (data := self._bytes(path.name)) is not None:
+                    document = NodeDocument.parse(data, str(path))
+                    if session in (None, document.session):
+                        out[document.node] = document
+        return out
+
+    def job(self) -> JobDocument | None:
+        """The job's document; None while there is none.
+
+        Raises:
+            JobError: it cannot be understood.
+        """
+        data = self._bytes("job.json")
+        return None if data is None else JobDocument.parse(data, str(self.folder / "job.json"))
+
+    def head(self) -> dict[str, Any] | None:
+        """`meeting.json` as it is."""
+        return self._read("meeting.json")
+
+    def wait_for_job(self, deadline_s: float) -> JobDocument:
+        """The job's document; waits for it.
+
+        Raises:
+            JobError: it does not come; says who is missing.
+        """
+        until_s = time.monotonic() + deadline_s
+        while (found := self.job()) is None:
+            if time.monotonic() >= until_s:
+                raise self._nobody(deadline_s)
+            time.sleep(POLL_S)
+        return found
+
+    def end(self, session: str) -> None:
+        """Says that the job has ended."""
+        self._replace("ended", session.encode())
+
+    def ended(self, session: str) -> bool:
+        """Whether somebody said so; also when the folder is gone, or another session has it."""
+        said = self._bytes("ended")
+        if said is not None and said.decode(errors="replace").strip() == session:
+            return True
+        head = self._read("meeting.json")
+        return head is not None and head.get("session") != session
+
+    def leave(self, node: int, session: str, alive: Callable[[NodeDocument], bool]) -> None:
+        """Removes what node `node` wrote; the last one that lives removes the rest, the folder too."""
+        head = self._read("meeting.json")
+        if head is None or head.get("session") != session:
+            return
+        for name in (f"node-{node}.json", f"hello-{node}.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        if any(alive(document) for document in self.nodes(session).values()):
+            return
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.listing, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def _files(self, prefix: str = "") -> list[Path]:
+        names = []
+        with contextlib.suppress(FileNotFoundError):
+            names = sorted(path.name for path in self.folder.iterdir())
+        starts = (prefix,) if prefix else (*_OURS, *_NUMBERED)
+        return [self.folder / n for n in names if n.startswith(starts)]
+
+    def _bytes(self, name: str) -> bytes | None:
+        try:
+            with (self.folder / name).open("rb") as f:
+                return f.read(BYTES_MAX)
+        except FileNotFoundError:
+            return None
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        data = self._bytes(name)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) and found.get("version") == VERSION else None
+
+    def _write(self, name: str, data: dict[str, Any]) -> None:
+        self._replace(name, json.dumps({"version": VERSION, **data}, indent=1).encode() + b"\n")
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Replaces a file as a whole. Not synced: after a power cut the job is gone anyway."""
+        temporary = self.folder / f"{name}.{os.getpid()}.{secrets.token_hex(4)}.new"
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(self.folder / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _nobody(self, deadline_s: float) -> JobError:
+        head = self._read("meeting.json")
+        if head is None:
+            return JobError(
+                f"{self.folder}: no job meets here (waited {deadline_s:g} s).",
+                path=str(self.folder),
+                next_step="Start `headrace stage SOURCE --meet` on every node first.",
+            )
+        there = self.nodes(head.get("session"))
+        missing = [r for r in range(int(head.get("nodes", 0))) if r not in there]
+        return JobError(
+            f"{self.folder}: the job has not begun: "
+            f"{'nodes ' + ', '.join(map(str, missing)) + ' are' if missing else 'node 0 is'} missing "
+            f"(waited {deadline_s:g} s).",
+            path=str(self.folder),
+            next_step="Look at `headrace stage` on these nodes.",
+        )

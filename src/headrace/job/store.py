@@ -1,0 +1,321 @@
+"""JobStore: one store over all nodes' shares, in the source's order. Made by `open_job`.
+
+Usable as soon as all nodes have planned: what is not staged yet is read from the source. The directories
+come over the fabric once per node and are shared by its processes; this node's own share is read from
+its file once it is staged.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
+from headrace.fabric.engine import FabricEngine
+from headrace.job.directories import Directories
+from headrace.job.engine import JobEngine, connect_options, identity_of
+from headrace.job.liveness import answers
+from headrace.job.meeting import POLL_S, Meeting, meeting_folder
+from headrace.job.place import job_id, node_place
+from headrace.job.share import plan_share, write_share_directory
+from headrace.job.source_reads import SharePart
+from headrace.job.volumes import JobVolumes
+from headrace.store import Store, open_store
+from headrace.store.directory_writer import write_all
+from headrace.store.manifest import Manifest
+from headrace.store.segment import OpenSegment, directory_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.job.document import JobDocument, NodeDocument, SegmentPlaces
+    from headrace.store.manifest import Segment
+    from headrace.store.segment import Directory
+
+__all__ = ["SCHEME", "JobStore", "open_job"]
+
+SCHEME = "headrace://"
+WAIT_S = 60.0
+"""How long opening waits for the job to begin."""
+
+_PIECE_BYTES = 1 << 20
+_FETCH_S = 120.0
+
+
+def open_job(
+    where: str = "headrace://job",
+    *,
+    reference: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    wait_s: float = WAIT_S,
+) -> JobStore:
+    """Opens the global store of a job.
+
+    Args:
+        where: `headrace://job` (the folder is in HEADRACE_JOB_FOLDER) or `headrace:///FOLDER`.
+        reference: use the plain-Python directory and reader.
+        storage_options: for a source at a URL.
+        wait_s: how long to wait for the nodes.
+
+    Raises:
+        JobError: no job meets there, or it is another one than this process belongs to.
+        ValueError: `where` is no such URL.
+    """
+    folder = _folder_of(where)
+    meeting = Meeting(folder)
+    document = _living_job(meeting, wait_s)
+    here = job_id()
+    if here is not None and document.job not in (here, document.session):
+        raise JobError(
+            f"{folder}: the job that met here is {document.job}, this process belongs to {here}.",
+            path=str(folder),
+            next_step="Name a folder of this job: HEADRACE_JOB_FOLDER.",
+        )
+    return _Opening(where, meeting, document, reference, storage_options).store()
+
+
+def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
+    """The document of a job of which at least one node answers: the folder may hold a dead one's.
+
+    A job that is about to begin replaces what a killed one left: its document is waited for.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        document = meeting.wait_for_job(max(0.0, until_s - time.monotonic()))
+        if any(answers(node) for node in meeting.nodes(document.session).values()):
+            return document
+        if time.monotonic() >= until_s:
+            raise JobError(
+                f"{meeting.folder}: no node of the job {document.job} answers any more.",
+                path=str(meeting.folder),
+                next_step="Start `headrace stage` on every node again.",
+            )
+        time.sleep(POLL_S)
+
+
+def _folder_of(where: str) -> Path:
+    rest = where.removeprefix(SCHEME)
+    if rest == where or not (rest == "job" or rest.startswith("/")):
+        raise ValueError(f"{where!r} is no job, expected headrace://job or headrace:///FOLDER")
+    return meeting_folder(None if rest == "job" else rest)
+
+
+class JobStore(Store):
+    """The open store of a job; a `Store` like any other.
+
+    Attributes:
+        document: `job.json` as it was when the store was opened.
+        directories: where the node keeps the job's directories.
+    """
+
+    document: JobDocument
+    directories: Directories
+
+    @property
+    def local_samples(self) -> int:
+        """Samples that are read from this node's own disk."""
+        return sum(s.entry.samples for s in self.segments if getattr(s.volumes, "local", False))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen_job, (self.path, self.fingerprint)
+
+    def close(self) -> None:
+        """As `Store.close`; the node's last process removes the directories."""
+        super().close()
+        self.directories.close()
+
+
+def _reopen_job(where: str, fingerprint: str) -> JobStore:
+    store = open_job(where)
+    if store.fingerprint != fingerprint:
+        found = store.fingerprint
+        store.close()
+        raise SourceChanged(
+            f"{where}: the fingerprint is {found}, expected {fingerprint}: another job meets there.",
+            path=where,
+            next_step="Open it again in the main process.",
+        )
+    return store
+
+
+class _Opening:
+    """What opening needs on the way."""
+
+    def __init__(
+        self,
+        where: str,
+        meeting: Meeting,
+        document: JobDocument,
+        reference: bool,
+        storage_options: Mapping[str, Any] | None,
+    ) -> None:
+        self._where = where
+        self._meeting = meeting
+        self._document = document
+        self._reference = reference
+        self._storage_options = storage_options
+        self._nodes = meeting.nodes(document.session)
+        self._own = own_node(document, self._nodes)
+        self._fabric: FabricEngine | None = None
+        self._listing: Store | None = None
+        self._silent: set[str] = set()
+
+    def store(self) -> JobStore:
+        own = None if self._own is None else self._nodes.get(self._own)
+        directories = Directories(_local_folder(own), self._document.session)
+        try:
+            return self._store(directories, own)
+        except BaseException:
+            directories.close()
+            raise
+        finally:
+            if self._fabric is not None:
+                self._fabric.close()
+            if self._listing is not None:
+                self._listing.close()
+
+    def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
+        found: list[tuple[Segment, Directory]] = []
+        base = 0
+        for segment in self._document.segments:
+            found.append(self._directory(directories, segment, base))
+            base += segment.entry.samples
+        parts, base = [], 0
+        for entry, directory in found:
+            parts.append(SharePart(directory, base))
+            base += entry.samples
+        engine = JobEngine(self._meeting, self._document, self._own, parts, self._open_source)
+        opened = []
+        for k, (entry, directory) in enumerate(found):
+            fd = self._local_volume(own, entry)
+            volumes = JobVolumes(self._document.session, k, entry, engine, fd)
+            opened.append(OpenSegment(entry, parts[k].base, directory, volumes))
+        manifest = Manifest(
+            f"{self._document.session:0>32}", self._document.fingerprint,
+            tuple(entry for entry, _ in found),
+        )  # fmt: skip
+        store = JobStore(
+            self._where,
+            manifest,
+            opened,
+            reference=self._reference,
+            objects=engine,  # type: ignore[arg-type]
+        )
+        store.document, store.directories = self._document, directories
+        return store
+
+    def _open_source(self) -> Store:
+        return open_store(self._document.listing, storage_options=self._storage_options)
+
+    # -- directories ------------------------------------------------------------------------------
+
+    def _directory(
+        self, directories: Directories, segment: SegmentPlaces, base: int
+    ) -> tuple[Segment, Directory]:
+        """A segment's directory, from whoever has it; made anew from the listing if nobody answers."""
+        try:
+            directory = directories.open(
+                segment.entry, lambda fd: self._fetch(segment, fd), reference=self._reference
+            )
+        except VolumeError:
+            return self._planned(base, segment.entry.samples)
+        return segment.entry, directory
+
+    def _fetch(self, segment: SegmentPlaces, fd: int) -> None:
+        failure: VolumeError | None = None
+        for place in sorted(segment.places, key=lambda p: p.node != self._own):
+            target = place.directory.partition("?")[0]
+            if target in self._silent:
+                continue
+            try:
+                self._fetch_from(place.directory, segment.entry.directory_bytes, fd)
+            except VolumeError as e:
+                self._silent.add(target)
+                failure = e
+            else:
+                return
+        raise failure or FabricError(f"{segment.places}: no node answers.")
+
+    def _fetch_from(self, url: str, size: int, fd: int) -> None:
+        if self._fabric is None:
+            self._fabric = FabricEngine(identity_of(self._document.session), connect_options())
+        self._fabric.open(url)
+        pieces = -(-size // _PIECE_BYTES)
+        for first in range(0, pieces, 64):
+            offsets = np.arange(first, min(first + 64, pieces), dtype=np.int64) * _PIECE_BYTES
+            lengths = np.minimum(_PIECE_BYTES, size - offsets)
+            data = np.empty(int(lengths.sum()), np.uint8)
+            got = self._fabric.read_many(url, offsets, lengths, data, _FETCH_S)
+            if not np.array_equal(got, lengths):
+                code = -int(got.min()) if int(got.min()) < 0 else 0
+                raise FabricError(f"{url}: the directory cannot be read: {os.strerror(code)}.")
+            write_all(fd, data, int(offsets[0]))
+
+    def _planned(self, base: int, samples: int) -> tuple[Segment, Directory]:
+        """A share's directory as its node planned it: it is a function of the listing."""
+        if self._listing is None:
+            self._listing = self._open_source()
+        share = plan_share(self._listing, base, base + samples)
+        fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
+        try:
+            entry, _ = write_share_directory(share, fd)
+            directory: Directory = directory_class(reference=self._reference).from_fd(
+                fd, f"{self._where} (planned)"
+            )
+        finally:
+            os.close(fd)
+        return entry, directory
+
+    # -- this node --------------------------------------------------------------------------------
+
+    def _local_volume(self, own: NodeDocument | None, entry: Segment) -> int | None:
+        """A descriptor of this node's own volume, if this is it, whole and reachable."""
+        if own is None or own.state != "staged" or own.segment is None or not own.files:
+            return None
+        if own.segment["uuid"] != entry.uuid:
+            return None
+        try:
+            fd = os.open(own.files[0], os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a server in another container: the fabric's way is open
+            return None
+        if os.fstat(fd).st_size == entry.volumes[0].bytes:
+            return fd
+        os.close(fd)
+        return None
+
+
+def own_node(document: JobDocument, nodes: Mapping[int, NodeDocument]) -> int | None:
+    """Which of the job's nodes this process runs on: as the launcher says, else by address."""
+    try:
+        place = node_place()
+    except ValueError:
+        place = None
+    if place is not None and place.nodes == document.nodes and place.nodes > 1:
+        return place.rank
+    here = [n.node for n in nodes.values() if _is_here(n.address.rpartition(":")[0])]
+    return here[0] if len(here) == 1 else None
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine's (of this network namespace's)."""
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as s:
+        try:
+            s.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _local_folder(own: NodeDocument | None) -> Path:
+    """Where this node keeps directories: where its server keeps its share, if we may write there."""
+    if own is not None and os.access(own.local, os.W_OK | os.X_OK):
+        return Path(own.local)
+    return Path(os.environ.get("HEADRACE_JOB_LOCAL") or tempfile.gettempdir())

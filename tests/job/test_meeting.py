@@ -1,0 +1,157 @@
+"""How nodes find each other: whose word is believed, what an earlier job leaves, who is told."""
+
+import os
+
+import pytest
+
+from headrace.errors import JobError
+from headrace.job.document import NodeDocument
+from headrace.job.meeting import Meeting, meeting_folder
+from headrace.job.place import NodePlace, is_first_on_node, job_id, node_place
+
+
+def document(session: str, node: int = 0, **more: object) -> NodeDocument:
+    values = {
+        "host": "h", "pid": 1, "address": "127.0.0.1:9", "nqn": "nqn.2026-11.io.example:x",
+        "local": "/tmp", "state": "planned",
+    }  # fmt: skip
+    return NodeDocument(session=session, node=node, **(values | more))
+
+
+def nobody(_: NodeDocument) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"HEADRACE_NODE_RANK": "2", "HEADRACE_NODES": "3"}, NodePlace(2, 3)),
+        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4", "RANK": "9"}, NodePlace(1, 4)),
+        ({"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_NNODES": "8"}, NodePlace(1, 2)),
+        ({"SLURM_NODEID": "5", "SLURM_NNODES": "8"}, NodePlace(5, 8)),
+        # torchrun under Slurm knows better.
+        ({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "2"},
+         NodePlace(0, 2)),
+        # One process a node, and two.
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, NodePlace(3, 4)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+         NodePlace(2, 3)),
+    ],
+)  # fmt: skip
+def test_a_node_learns_its_place_from_its_launcher(environment, place):
+    assert node_place(environment=environment) == place
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "says"),
+    [
+        ((1, None), {}, "--nodes"),
+        ((None, 2), {}, "--node-rank"),
+        ((3, 3), {}, "expected 0 to 2"),
+        ((None, 3), {"SLURM_NODEID": "0", "SLURM_NNODES": "2"}, "the launcher says 2"),
+        ((None, None), {"GROUP_RANK": "4", "GROUP_WORLD_SIZE": "4"}, "--node-rank"),
+        ((None, None), {"GROUP_RANK": "a", "GROUP_WORLD_SIZE": "4"}, "GROUP_RANK='a'"),
+        # Ranks dealt out node by node: rank 1 is the first of the second node.
+        ((None, None), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
+                        "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+         "do not fill node after node"),
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_be_is_refused(given, environment, says):
+    with pytest.raises(ValueError, match=says):
+        node_place(*given, environment)
+
+
+def test_what_is_given_wins_over_the_launcher():
+    assert node_place(1, 2, {"SLURM_NODEID": "0", "SLURM_NNODES": "8"}) == NodePlace(1, 2)
+    assert node_place(None, 1, {}) == NodePlace(0, 1)
+
+
+def test_one_process_of_a_node_stages():
+    assert is_first_on_node({})
+    assert is_first_on_node({"LOCAL_RANK": "0"})
+    assert not is_first_on_node({"SLURM_LOCALID": "1"})
+    assert job_id({"SLURM_JOB_ID": "77"}) == "77"
+    assert job_id({"TORCHELASTIC_RUN_ID": "none"}) is None
+
+
+def test_a_greeting_is_answered_by_a_living_node_0_only(tmp_path):
+    """The others may come first, and the folder may hold the answer of an earlier job."""
+    meeting = Meeting(tmp_path / "meet")
+    old = meeting.open_session(2, None, nobody)
+    earlier = meeting.greet(1, "h")
+    meeting.announce(old, listing="/old")
+    assert meeting.answer(1, earlier)["listing"] == "/old"
+    nonce = meeting.greet(1, "h")
+    assert meeting.answer(1, nonce) is None
+    new = meeting.open_session(2, None, nobody)
+    assert meeting.answer(1, nonce) is None
+    meeting.announce(new)
+    assert meeting.answer(1, nonce) is None  # nothing is listed yet
+    meeting.announce(new, listing="/new")
+    assert meeting.answer(1, nonce)["session"] == new != old
+
+
+def test_a_folder_of_a_dead_job_is_taken_over_and_a_living_ones_is_not(tmp_path):
+    meeting = Meeting(tmp_path)
+    session = meeting.open_session(1, None, nobody)
+    meeting.publish_node(document(session))
+    meeting.end(session)
+    with pytest.raises(JobError, match="another job meets here"):
+        meeting.open_session(1, None, lambda _: True)
+    other = meeting.open_session(1, None, nobody)
+    assert other != session
+    assert meeting.nodes() == {}
+    assert not meeting.ended(other)
+    assert meeting.ended(session)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(JobError, match=r"thesis\.tex"):
+        Meeting(tmp_path).open_session(1, None, nobody)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_last_node_that_lives_cleans_up(tmp_path):
+    meeting = Meeting(tmp_path / "meet")
+    session = meeting.open_session(3, None, nobody)
+    for node in range(3):
+        meeting.greet(node, "h")
+        meeting.publish_node(document(session, node))
+    meeting.leave(0, session, lambda d: d.node == 1)
+    assert sorted(meeting.nodes(session)) == [1, 2]
+    meeting.leave(1, session, nobody)  # node 2 was killed
+    assert not meeting.folder.exists()
+
+
+def test_damaged_documents_are_refused_or_left_out(tmp_path):
+    meeting = Meeting(tmp_path)
+    session = meeting.open_session(2, None, nobody)
+    meeting.publish_node(document(session, 0))
+    (tmp_path / "node-1.json").write_text('{"version": 1, "session": ')
+    assert sorted(meeting.nodes(session)) == [0]
+    for bad in ("", "[]", '{"version": 9}', '{"version": 1, "segments": 7}'):
+        (tmp_path / "job.json").write_text(bad)
+        with pytest.raises(JobError, match="cannot be understood"):
+            meeting.job()
+
+
+def test_a_node_that_waits_in_vain_is_told_for_whom(tmp_path):
+    meeting = Meeting(tmp_path / "meet")
+    with pytest.raises(JobError, match="no job meets here"):
+        meeting.wait_for_job(0.0)
+    session = meeting.open_session(3, None, nobody)
+    meeting.publish_node(document(session, 1))
+    with pytest.raises(JobError, match="nodes 0, 2 are missing"):
+        meeting.wait_for_job(0.0)
+
+
+def test_the_folder_is_given_or_in_the_environment(tmp_path):
+    assert meeting_folder(tmp_path, {}) == tmp_path
+    assert meeting_folder(None, {"HEADRACE_JOB_FOLDER": "meet"}) == tmp_path.cwd() / "meet"
+    with pytest.raises(JobError, match="HEADRACE_JOB_FOLDER"):
+        meeting_folder(None, {})
+    assert os.fspath(meeting_folder("/a/b", {"HEADRACE_JOB_FOLDER": "/c"})) == "/a/b"
