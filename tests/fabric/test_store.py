@@ -1,0 +1,394 @@
+"""Stores that lie on namespaces: read like the folder they came from, by every process that has them."""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from fabric.conftest import NQN
+from headrace.errors import CorruptStore, FabricError, SourceChanged, SourceError, StoreNotFound
+from headrace.fabric.image import write_image
+from headrace.fabric.subsystem import NSID_MAX, Subsystem
+from headrace.fabric.target import Target
+from store.conftest import make_folder
+from tests_shared import until
+
+OPTIONS = {"deadline_s": 20, "timeout_s": 5}
+
+
+class Store(NamedTuple):
+    folder: Path
+    samples: dict
+
+
+class Served(NamedTuple):
+    target: Target
+    subsystem: Subsystem
+    samples: dict
+    folder: Path
+
+    @property
+    def url(self):
+        return url_of(self.target, self.subsystem)
+
+
+def url_of(target, subsystem, nsid=1):
+    host, port = target.address
+    return f"nvme+tcp://{host}:{port}/{subsystem.nqn}?ns={nsid}"
+
+
+def pack(root, seed=1):
+    samples = make_folder(root / "photos", seed=seed)
+    hr.pack(root / "photos", root / "packed", volume_bytes=30_000)
+    return Store(root / "packed", samples)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    return pack(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(params=["export", "image"])
+def served(request, packed, tmp_path):
+    """A store as a namespace per file, and as one image."""
+    subsystem = Subsystem(NQN)
+    if request.param == "export":
+        subsystem.add_store(packed.folder)
+    else:
+        write_image(packed.folder, tmp_path / "image")
+        subsystem.add(tmp_path / "image")
+    with Target([subsystem], ("127.0.0.1", 0)) as target:
+        yield Served(target, subsystem, packed.samples, packed.folder)
+    subsystem.close()
+
+
+@pytest.fixture
+def exported(packed):
+    subsystem = Subsystem(NQN)
+    subsystem.add_store(packed.folder)
+    with Target([subsystem], ("127.0.0.1", 0)) as target:
+        yield Served(target, subsystem, packed.samples, packed.folder)
+    subsystem.close()
+
+
+def contents(store):
+    return {name: bytes(store.read(i)) for i, name in enumerate(store.names)}
+
+
+def delivered(loader, store):
+    return {store.names[i]: bytes(b[k]) for b in loader for k, i in enumerate(b.indices)}
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_store_reads_as_its_source(served, digests):
+    options = OPTIONS | {"hdgst": digests, "ddgst": digests}
+    with hr.open(served.url, storage_options=options) as store, hr.open(served.folder) as local:
+        assert store.fingerprint == local.fingerprint
+        assert store.classes == local.classes
+        assert len(store.segments[0].entry.volumes) > 1
+        assert contents(store) == served.samples
+        name = max(served.samples, key=lambda n: len(served.samples[n]))
+        assert bytes(store.read(name, 10, 20)) == served.samples[name][10:30]
+
+
+def test_the_reference_reader_reads_it_too(served):
+    with hr.open(served.url, storage_options=OPTIONS, reference=True) as store:
+        assert contents(store) == served.samples
+
+
+def test_the_loader_delivers_what_a_local_store_delivers(served):
+    with hr.open(served.url, storage_options=OPTIONS) as store, hr.open(served.folder) as local:
+        over, here = hr.loader(store, 7, seed=3), hr.loader(local, 7, seed=3)
+        for a, b in zip(over, here, strict=True):
+            assert a.indices.tolist() == b.indices.tolist()
+            assert [bytes(x) for x in a] == [bytes(x) for x in b]
+        assert delivered(over, store) == served.samples  # a second epoch
+        stats = store.objects.stats()
+    assert stats.reads > 0
+    assert stats.failures == stats.retries == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torch_workers_make_their_own_connections(served, method):
+    pytest.importorskip("torch")
+    from headrace.torch import DataLoader
+
+    with hr.open(served.url, storage_options=OPTIONS) as store:
+        assert bytes(store.read(0)) == served.samples[store.names[0]]  # the parent is connected
+        connected = served.target.figures()["queues"]
+        dataset = Reading(store)
+        loader = DataLoader(
+            dataset, batch_size=6, num_workers=2, multiprocessing_context=method,
+            collate_fn=list, persistent_workers=False,
+        )  # fmt: skip
+        found = dict(pair for batch in loader for pair in batch)
+        assert found == served.samples
+        assert bytes(store.read(1)) == served.samples[store.names[1]]
+        assert store.objects.stats().faults == {}  # nobody disturbed the parent's connections
+    assert connected > 0
+
+
+class Reading:
+    """A data set that reads by hand."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def __len__(self):
+        return len(self.store)
+
+    def __getitem__(self, i):
+        return self.store.names[i], bytes(self.store.read(i))
+
+
+def test_headraces_torch_loader_reads_it(served):
+    pytest.importorskip("torch")
+    from headrace.torch import DataLoader
+
+    with hr.open(served.url, storage_options=OPTIONS) as store:
+        loader = DataLoader(store, batch_size=8)
+        found = [int(i) for batch in loader for i in batch.indices]
+        assert sorted(found) == list(range(len(store)))
+
+
+def test_a_pickled_store_opens_in_a_fresh_process(served):
+    with hr.open(served.url, storage_options=OPTIONS) as store:
+        name = store.names[3]
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(_read, (pickle.dumps(store), name)) == served.samples[name]
+
+
+def _read(pickled, name):
+    with pickle.loads(pickled) as store:
+        return bytes(store.read(name))
+
+
+def test_a_pickled_store_refuses_other_data(tmp_path, exported):
+    with hr.open(exported.url, storage_options=OPTIONS) as store:
+        sent = pickle.dumps(store)
+    exported.subsystem.close()
+    exported.subsystem.add_store(pack(tmp_path, seed=2).folder)
+    with pytest.raises(SourceChanged, match="fingerprint"):
+        pickle.loads(sent)
+
+
+def test_a_forked_child_reads_by_itself_and_leaves_the_parents_connections_alone(exported):
+    with hr.open(exported.url, storage_options=OPTIONS) as store:
+        loader = hr.loader(store, 8)
+        first = next(iter(loader))
+        assert len(first)
+        sockets = _sockets()
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                right = contents(store) == exported.samples
+                own = _sockets() - sockets
+                store.close()
+                gc.collect()
+                left = _sockets() - sockets
+                os.write(write, json.dumps([right, len(own) > 0, len(left)]).encode())
+                code = 0
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert json.loads(os.read(read, 100)) == [True, True, 0]
+        assert contents(store) == exported.samples
+        assert store.objects.stats().faults == {}
+        os.close(read)
+        os.close(write)
+
+
+def _sockets():
+    found = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(fd.readlink()))
+    return {text for text in found if text.startswith("socket:")}
+
+
+def _threads():
+    """Native ones too."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text())
+    return sorted(names)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_the_last_store_leaves_no_thread_and_no_descriptor(exported, how):
+    gc.collect()  # of earlier tests
+    before = len(_threads()), _descriptors()
+    stores = [hr.open(exported.url, storage_options=OPTIONS) for _ in range(3)]
+    assert len({id(s.objects._running()) for s in stores}) == 1  # one engine for all of them
+    for store in stores:
+        assert contents(store) == exported.samples
+    last = stores.pop()
+    while stores:
+        store = stores.pop()
+        if how == "close":
+            store.close()
+    del store
+    gc.collect()
+    assert contents(last) == exported.samples  # it still has its connections
+    assert _descriptors() > before[1]
+    if how == "close":
+        last.close()
+    del last
+    gc.collect()
+    until(lambda: len(_threads()) <= before[0] and _descriptors() <= before[1], 10)
+
+
+def _descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_store_that_is_never_closed_ends_with_its_process(exported, tmp_path):
+    program = (
+        "import headrace as hr\n"
+        f"store = hr.open({exported.url!r})\n"
+        "print(len(bytes(store.read(0))) >= 0)\n"
+    )
+    import subprocess
+    import sys
+
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+
+
+def test_a_closed_store_says_so(exported):
+    store = hr.open(exported.url, storage_options=OPTIONS)
+    store.close()
+    with pytest.raises(ValueError, match="closed"):
+        store.read(0)
+
+
+def test_directories_are_kept_in_a_folder(exported, tmp_path):
+    options = OPTIONS | {"directory_cache": str(tmp_path / "kept")}
+    with hr.open(exported.url, storage_options=options) as store:
+        first = store.objects.stats().bytes
+        kept = list((tmp_path / "kept").iterdir())
+        assert [p.suffix for p in kept] == [".hrd"]
+        size = kept[0].stat().st_size
+    with hr.open(exported.url, storage_options=options) as store:
+        assert store.objects.stats().bytes <= first - size
+        assert contents(store) == exported.samples
+
+
+def test_appended_segments(tmp_path):
+    store = pack(tmp_path)
+    more = make_folder(tmp_path / "more" / "later", seed=9)
+    hr.append(tmp_path / "more", store.folder)
+    subsystem = Subsystem(NQN)
+    subsystem.add_store(store.folder)
+    with (
+        Target([subsystem], ("127.0.0.1", 0)) as target,
+        hr.open(url_of(target, subsystem)) as opened,
+    ):
+        assert len(opened) == len(store.samples) + len(more)
+        with hr.open(store.folder) as local:
+            assert contents(opened) == contents(local)
+    subsystem.close()
+
+
+def test_several_stores_of_one_subsystem(tmp_path, packed):
+    other = pack(tmp_path, seed=5)
+    subsystem = Subsystem(NQN)
+    with Target([subsystem], ("127.0.0.1", 0)) as target:
+        found = [subsystem.add_store(s.folder).nsid for s in (packed, other)]
+        for nsid, each in zip(found, (packed, other), strict=True):
+            with hr.open(url_of(target, subsystem, nsid), storage_options=OPTIONS) as store:
+                assert contents(store) == each.samples
+    subsystem.close()
+
+
+# -- what cannot be opened or exported -----------------------------------------------------------
+
+
+def test_a_namespace_without_a_store(tmp_path):
+    (tmp_path / "disk").write_bytes(np.random.default_rng(1).bytes(10_000))
+    subsystem = Subsystem(NQN)
+    subsystem.add(tmp_path / "disk")
+    with (
+        Target([subsystem], ("127.0.0.1", 0)) as target,
+        pytest.raises(CorruptStore, match="no store lies here"),
+    ):
+        hr.open(url_of(target, subsystem), storage_options=OPTIONS)
+    subsystem.close()
+
+
+def test_nobody_there():
+    with pytest.raises(FabricError, match="refused"):
+        hr.open(f"nvme+tcp://127.0.0.1:1/{NQN}", storage_options=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hdgest": True}, "has 'hdgest', expected hostnqn"),
+        ({"queues": 0}, "queues is 0"),
+        ({"queues": "many"}, "queues is 'many', expected int"),
+        ({"hostid": "x"}, "hostid is 'x', expected a UUID"),
+        ({"hostnqn": "x"}, "'x' is no NQN"),
+        ({"deadline_s": 0}, "deadline_s"),
+    ],
+)
+def test_wrong_options(exported, options, message):
+    with pytest.raises(ValueError, match=message):
+        hr.open(exported.url, storage_options=options)
+
+
+def test_options_of_the_command_line(exported):
+    from headrace.cli.storage import storage_options
+
+    given = storage_options(
+        ["queues=1", "ddgst=false", "deadline_s=7", "hostnqn=nqn.2026-11.io.example:me"]
+    )
+    with hr.open(exported.url, storage_options=given) as store:
+        policy = store.objects.policy
+        assert (policy.engine.queues, policy.engine.host.ddgst, policy.engine.give_up_s) == (
+            1,
+            False,
+            7.0,
+        )
+        assert policy.identity.nqn.endswith(":me")
+
+
+def test_stores_are_not_written_to_namespaces(exported, tmp_path):
+    make_folder(tmp_path / "photos")
+    with pytest.raises(ValueError, match="namespaces are read-only"):
+        hr.pack(tmp_path / "photos", exported.url)
+
+
+def test_what_cannot_be_exported(tmp_path, packed):
+    subsystem = Subsystem(NQN)
+    with pytest.raises(StoreNotFound):
+        subsystem.add_store(tmp_path)
+    make_folder(tmp_path / "photos")
+    hr.index(tmp_path / "photos", tmp_path / "index")
+    with pytest.raises(SourceError, match="expected a packed store"):
+        subsystem.add_store(tmp_path / "index")
+    (tmp_path / "hostile").mkdir()
+    document = {"segments": [{"directory": "../../etc/passwd", "volumes": []}]}
+    (tmp_path / "hostile" / "store.json").write_text(json.dumps(document))
+    with pytest.raises(CorruptStore, match="is no file name"):
+        subsystem.add_store(tmp_path / "hostile")
+    subsystem.add(packed.folder / "store.json", NSID_MAX)
+    for nsid in range(1, NSID_MAX - 2):
+        subsystem.add(packed.folder / "store.json", nsid)
+    with pytest.raises(FabricError, match="room for 2 more namespaces"):
+        subsystem.add_store(packed.folder)
+    assert len(subsystem.namespaces) == NSID_MAX - 2
+    subsystem.close()
