@@ -6,6 +6,11 @@ import json
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +19,22 @@ import pytest
 
 import headrace as hr
 from fabric.conftest import NQN
-from headrace.errors import CorruptStore, FabricError, SourceChanged, SourceError, StoreNotFound
+from fabric.proxies import Between, Flipper
+from headrace.errors import (
+    CorruptSample,
+    CorruptStore,
+    FabricError,
+    SourceChanged,
+    SourceError,
+    StoreNotFound,
+    VolumeError,
+)
+from headrace.fabric.catalog import lay_out, pack_catalog, parse_header, parse_table
 from headrace.fabric.image import write_image
+from headrace.fabric.store_files import MANIFEST, files_of
 from headrace.fabric.subsystem import NSID_MAX, Subsystem
 from headrace.fabric.target import Target
-from store.conftest import make_folder
+from store.conftest import flip, make_folder
 from tests_shared import until
 
 OPTIONS = {"deadline_s": 20, "timeout_s": 5}
@@ -117,21 +133,21 @@ def test_the_loader_delivers_what_a_local_store_delivers(served):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_torch_workers_make_their_own_connections(served, method):
+def test_torch_workers_make_their_own_connections(exported, method):
     pytest.importorskip("torch")
     from headrace.torch import DataLoader
 
-    with hr.open(served.url, storage_options=OPTIONS) as store:
-        assert bytes(store.read(0)) == served.samples[store.names[0]]  # the parent is connected
-        connected = served.target.figures()["queues"]
+    with hr.open(exported.url, storage_options=OPTIONS) as store:
+        assert bytes(store.read(0)) == exported.samples[store.names[0]]  # the parent is connected
+        connected = exported.target.figures()["queues"]
         dataset = Reading(store)
         loader = DataLoader(
             dataset, batch_size=6, num_workers=2, multiprocessing_context=method,
             collate_fn=list, persistent_workers=False,
         )  # fmt: skip
         found = dict(pair for batch in loader for pair in batch)
-        assert found == served.samples
-        assert bytes(store.read(1)) == served.samples[store.names[1]]
+        assert found == exported.samples
+        assert bytes(store.read(1)) == exported.samples[store.names[1]]
         assert store.objects.stats().faults == {}  # nobody disturbed the parent's connections
     assert connected > 0
 
@@ -215,57 +231,56 @@ def _sockets():
     return {text for text in found if text.startswith("socket:")}
 
 
-def _threads():
-    """Native ones too."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            names.append((task / "comm").read_text())
-    return sorted(names)
+_LIFE = """
+import gc, os, sys, threading, time
+import headrace as hr
 
+def alive():
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), threading.active_count()
 
-@pytest.mark.parametrize("how", ["close", "drop"])
-def test_the_last_store_leaves_no_thread_and_no_descriptor(exported, how):
-    gc.collect()  # of earlier tests
-    before = len(_threads()), _descriptors()
-    stores = [hr.open(exported.url, storage_options=OPTIONS) for _ in range(3)]
-    assert len({id(s.objects._running()) for s in stores}) == 1  # one engine for all of them
-    for store in stores:
-        assert contents(store) == exported.samples
-    last = stores.pop()
-    while stores:
-        store = stores.pop()
-        if how == "close":
-            store.close()
-    del store
-    gc.collect()
-    assert contents(last) == exported.samples  # it still has its connections
-    assert _descriptors() > before[1]
+url, how = sys.argv[1:]
+with hr.open(url) as store:  # what a process makes once and keeps is there now
+    sum(len(b) for b in hr.loader(store, 8))
+gc.collect()
+time.sleep(0.5)  # Python joins threads a moment before they are gone
+before = alive()
+assert before[0] <= 2 and before[2] == 1, threading.enumerate()
+stores = [hr.open(url) for _ in range(3)]
+assert len({id(s.objects.native) for s in stores}) == 1  # one engine for all of them
+loader = hr.loader(stores[0], 8)
+assert sum(len(b) for b in loader) == len(stores[0])
+del loader
+wanted = [bytes(stores[0].read(i)) for i in range(len(stores[0]))]
+last = stores.pop()
+while stores:
+    store = stores.pop()
     if how == "close":
-        last.close()
+        store.close()
+del store
+gc.collect()
+assert [bytes(last.read(i)) for i in range(len(last))] == wanted  # it still has its connections
+assert alive() > before
+if how == "close":
+    last.close()
+if how != "leave":
     del last
     gc.collect()
-    until(lambda: len(_threads()) <= before[0] and _descriptors() <= before[1], 10)
+    deadline_s = time.monotonic() + 10
+    while alive() != before and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert alive() == before, (before, alive(), threading.enumerate())
+print("ended")
+"""
 
 
-def _descriptors():
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def test_a_store_that_is_never_closed_ends_with_its_process(exported, tmp_path):
-    program = (
-        "import headrace as hr\n"
-        f"store = hr.open({exported.url!r})\n"
-        "print(len(bytes(store.read(0))) >= 0)\n"
-    )
-    import subprocess
-    import sys
-
+@pytest.mark.parametrize("how", ["close", "drop", "leave"])
+def test_the_last_store_leaves_no_thread_and_no_descriptor(exported, how):
+    """In a process of its own, which ends in order whatever is left open."""
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True, text=True, timeout=30, check=False,
+        [sys.executable, "-W", "error", "-c", _LIFE, exported.url, how],
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("ended\n", "", 0)
 
 
 def test_a_closed_store_says_so(exported):
@@ -312,6 +327,214 @@ def test_several_stores_of_one_subsystem(tmp_path, packed):
             with hr.open(url_of(target, subsystem, nsid), storage_options=OPTIONS) as store:
                 assert contents(store) == each.samples
     subsystem.close()
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+class Slow(Between):
+    """Lets a share of the target's bytes through, then closes everything and refuses."""
+
+    left = None
+    cut = 0
+
+    def change(self, received, back):
+        if back and self.left is not None:
+            self.left -= len(received)
+            if self.left < 0:
+                self.cut += 1
+                self.end()
+                raise OSError("cut")
+        return received
+
+
+def large_store(root, samples=200, size=40_000):
+    """One whose batch takes a while: 8 MB."""
+    random = np.random.default_rng(7)
+    (root / "photos" / "a").mkdir(parents=True)
+    found = {}
+    for i in range(samples):
+        data = random.bytes(size)
+        (root / "photos" / "a" / f"{i:03}.bin").write_bytes(data)
+        found[f"a/{i:03}.bin"] = data
+    hr.pack(root / "photos", root / "packed")
+    return Store(root / "packed", found)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return large_store(tmp_path_factory.mktemp("large"))
+
+
+def test_a_target_that_dies_in_the_middle_of_a_batch_and_comes_back(large):
+    subsystem = Subsystem(NQN)
+    subsystem.add_store(large.folder)
+    target = Target([subsystem], ("127.0.0.1", 0))
+    with Slow(target.address) as proxy:
+        url = f"nvme+tcp://127.0.0.1:{proxy.port}/{NQN}?ns=1"
+        with hr.open(url, storage_options=OPTIONS) as store:
+            loader = hr.loader(store, 200, tune=False)
+            proxy.left = 3_000_000  # of 8 MB
+            killed = []
+
+            def kill():
+                assert until(lambda: proxy.cut > 0)
+                target.close()
+                killed.append(Target([subsystem], target.address))
+                proxy.left = None
+                proxy.again()
+
+            killer = threading.Thread(target=kill)
+            killer.start()
+            assert delivered(loader, store) == large.samples  # one batch, whole and right
+            killer.join()
+            faults = store.objects.stats().faults
+    assert proxy.cut > 0
+    assert faults["lost_queues"] >= 1
+    assert faults["reconnects"] >= 1
+    killed[0].close()
+    subsystem.close()
+
+
+def test_a_target_that_is_gone_for_good_is_one_clear_error_within_the_deadline(exported):
+    options = OPTIONS | {"deadline_s": 1.0, "timeout_s": 1.0}
+    with hr.open(exported.url, storage_options=options) as store:
+        loader = hr.loader(store, len(store), tune=False)
+        exported.target.close()
+        began_s = time.monotonic()
+        with pytest.raises(VolumeError, match="the target") as caught:
+            next(iter(loader))
+        took_s = time.monotonic() - began_s
+        with pytest.raises(VolumeError):
+            store.read(3)
+        assert store.objects.stats().failures > 0
+    assert took_s < 15  # once the deadline, not once for every sample
+    assert "nvme+tcp://" in str(caught.value)
+    assert "deadline_s" in str(caught.value)
+    assert "sample " in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["export", "image"])
+def test_a_namespace_that_is_replaced_by_another_store_is_refused(tmp_path, packed, kind):
+    """The same address, NQN and namespace; other samples of other bytes."""
+    other = pack(tmp_path, seed=2)
+    image = tmp_path / "image"
+
+    def export(folder):
+        subsystem = Subsystem(NQN)
+        if kind == "export":
+            subsystem.add_store(folder)
+        else:
+            image.unlink(missing_ok=True)
+            write_image(folder, image)
+            subsystem.add(image)
+        return subsystem
+
+    target = Target([export(packed.folder)], ("127.0.0.1", 0))
+    url = f"nvme+tcp://127.0.0.1:{target.address[1]}/{NQN}?ns=1"
+    with hr.open(url, storage_options=OPTIONS | {"deadline_s": 15}) as store:
+        assert bytes(store.read(5)) == packed.samples[store.names[5]]
+        target.close()
+        with Target([export(other.folder)], target.address):
+            with pytest.raises(SourceChanged, match="another one now"):
+                for i in range(len(store)):
+                    assert bytes(store.read(i)) == packed.samples[store.names[i]]
+            with pytest.raises(SourceChanged):
+                next(iter(hr.loader(store, 8, tune=False)))
+
+
+@pytest.mark.parametrize("field", [0, 8, 12, 16, 24, 28, 40, 4096, 4100, 4104, 4112, 4120])
+def test_a_damaged_catalog_page_is_named_when_the_store_is_opened(tmp_path, packed, field):
+    image = tmp_path / "image"
+    write_image(packed.folder, image)
+    flip(image, field)
+    subsystem = Subsystem(NQN)
+    subsystem.add(image)
+    with Target([subsystem], ("127.0.0.1", 0)) as target:
+        url = url_of(target, subsystem)
+        with pytest.raises(CorruptStore, match="expected") as caught:
+            hr.open(url, storage_options=OPTIONS)
+    subsystem.close()
+    assert url in str(caught.value)
+    assert caught.value.next_step
+
+
+def test_a_catalog_that_points_elsewhere_is_found_by_what_lies_there(tmp_path, packed):
+    """Right checksums, and volumes in each other's places: their headers say who they are."""
+    files = files_of(packed.folder)
+    entries = lay_out([(MANIFEST, len(files.manifest)), *files.sizes.items()])
+    image = tmp_path / "image"
+    write_image(packed.folder, image)
+    volumes = [e for e in entries if e.name.endswith(".hrv")]
+    a, b = volumes[:2]
+    swapped = {a: replace(b, name=a.name), b: replace(a, name=b.name)}
+    data = bytearray(image.read_bytes())
+    table = pack_catalog([swapped.get(e, e) for e in entries])
+    data[: len(table)] = table
+    image.write_bytes(data)
+    subsystem = Subsystem(NQN)
+    subsystem.add(image)
+    with (
+        Target([subsystem], ("127.0.0.1", 0)) as target,
+        pytest.raises(CorruptStore, match="volumes cannot be used"),
+    ):
+        hr.open(url_of(target, subsystem), storage_options=OPTIONS)
+    subsystem.close()
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_wrong_bytes_of_samples(large, digests):
+    """Flipped on the way. With digests the fabric reads them again, without them the samples' own
+    checksums find them: never a wrong byte."""
+    subsystem = Subsystem(NQN)
+    subsystem.add_store(large.folder)
+    options = OPTIONS | {"hdgst": True, "ddgst": digests}
+    with Target([subsystem], ("127.0.0.1", 0)) as target, Flipper(target.address) as flipper:
+        url = f"nvme+tcp://127.0.0.1:{flipper.port}/{NQN}?ns=1"
+        with hr.open(url, storage_options=options) as store:
+            flipper.every = 1_500_000
+            loader = hr.loader(store, 20, tune=False, on_error="skip")
+            found = delivered(loader, store)
+            flipper.every = 0
+            stats = store.objects.stats()
+            assert flipper.flipped > 0
+            assert all(found[name] == large.samples[name] for name in found)
+            if digests:
+                assert found == large.samples
+                assert sum(stats.faults.values()) > 0
+                assert stats.retries > 0
+    subsystem.close()
+
+
+def test_damage_on_the_targets_disk_is_named_by_sample(tmp_path, packed):
+    image = tmp_path / "image"
+    write_image(packed.folder, image)
+    with hr.open(packed.folder) as local:
+        index = next(i for i in range(len(local)) if local.parts_of(i)[""] > 100)
+        extent = local.segments[0].extents(index)[0]
+        volume = local.segments[0].entry.volumes[extent.volume].path
+    entry = {e.name: e for e in catalog_of(image)}[volume]
+    flip(image, entry.offset + extent.offset + 50)
+    subsystem = Subsystem(NQN)
+    subsystem.add(image)
+    with Target([subsystem], ("127.0.0.1", 0)) as target:
+        url = url_of(target, subsystem)
+        with hr.open(url, storage_options=OPTIONS) as store:
+            with pytest.raises(CorruptSample) as caught:
+                store.read(index)
+            assert caught.value.index == index
+            report = hr.verify(url)
+            assert [bad.index for bad in report.bad_samples] == [index]
+            for loader in (hr.loader(store, 8, on_error="skip"),):
+                assert len(delivered(loader, store)) == len(store) - 1
+    subsystem.close()
+
+
+def catalog_of(image):
+    data = image.read_bytes()
+    header = parse_header(data[:4096], "image", namespace_bytes=len(data))
+    table = data[4096 : 4096 + header.table_bytes]
+    return parse_table(header, table, "image", namespace_bytes=len(data)).values()
 
 
 # -- what cannot be opened or exported -----------------------------------------------------------
