@@ -7,10 +7,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "bindings/arrays.h"
@@ -32,10 +34,11 @@ using fabric::Initiator;
 using fabric::TargetQueues;
 
 // Owned by Python and by threads of its own, which may need the interpreter to end: who destroys it
-// lets go of the interpreter first.
+// lets go of the interpreter first. A forked child, which has none of the threads, leaves it alone.
 template <class T, class... Args>
 std::shared_ptr<T> make_with_threads(Args&&... args) {
-  return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* p) {
+  return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [owner = ::getpid()](T* p) {
+    if (::getpid() != owner) return;
     if (!PyGILState_Check()) {
       delete p;
       return;
@@ -164,6 +167,10 @@ ArrayOut<int64_t> wait_for(io::RemoteEngine& engine, std::vector<io::RemoteReque
         outcomes[result.number] =
             result.error != 0 ? -int64_t{result.error} : static_cast<int64_t>(result.bytes);
       }
+    }
+    // The loop lets go right after its last answer. Who asked may want to unmap the memory now.
+    while (batch.use_count() > 1 && io::RemoteInbox::Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     batch.reset();
   }

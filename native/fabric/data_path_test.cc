@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <random>
@@ -184,6 +186,89 @@ TEST_CASE("a read without a queue ends at its deadline") {
   Bench bench(disk, {.read_deadline_s = 0.05});
   Bytes memory(512);
   CHECK(bench.read({{0, 0, 512, memory.data()}})[0] == ETIMEDOUT);
+}
+
+TEST_CASE("a target without queues for a read's deadline fails later reads at once") {
+  Disk disk(1 << 16);
+  Bench bench(disk, {.read_deadline_s = 0.2});
+  const int broken = bench.connect();
+  bench.check(1, 5);
+  ::shutdown(broken, SHUT_RDWR);
+  REQUIRE(until([&] { return bench.initiator.figures().lost_queues == 1; }));
+  Bytes memory(512);
+  const int first = bench.read({{0, 0, 512, memory.data()}})[0];
+  CHECK((first == ETIMEDOUT || first == EHOSTDOWN));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(bench.read({{0, 0, 512, memory.data()}})[0] == EHOSTDOWN);
+  const int end = bench.connect();
+  REQUIRE(until([&] { return bench.read({{0, 0, 512, memory.data()}})[0] == 0; }));
+  ::close(broken);
+  ::close(end);
+}
+
+TEST_CASE("a volume may be a window of a namespace, and ends where that ends") {
+  Disk disk(1 << 16);
+  Bench bench(disk);
+  const int end = bench.connect();
+  struct Window {
+    uint64_t first, bytes, offset, length, expected;
+  };
+  for (const Window& w : std::vector<Window>{{0, 1 << 16, 0, 700, 700},
+                                             {1, 5000, 0, 5000, 5000},
+                                             {513, 1000, 999, 10, 1},
+                                             {513, 1000, 1000, 10, 0},
+                                             {4096, 0, 0, 10, 0},
+                                             {65'000, 536, 500, 600, 36},
+                                             {65'000, ~uint64_t{0}, 500, 600, 36},
+                                             {1 << 20, 100, 0, 10, 0}}) {
+    bench.initiator.add_volume("url", bench.number, {1, 512, 128, w.first, w.bytes});
+    Bytes memory(w.length, std::byte{0xa5});
+    REQUIRE(bench.read({{0, w.offset, w.length, memory.data()}})[0] == 0);
+    const size_t from = std::min<size_t>(w.first + w.offset, disk.data.size());
+    CHECK(std::equal(memory.begin(), memory.begin() + static_cast<ptrdiff_t>(w.expected),
+                     disk.data.begin() + static_cast<ptrdiff_t>(from)));
+    CHECK(std::all_of(memory.begin() + static_cast<ptrdiff_t>(w.expected), memory.end(),
+                      [](std::byte b) { return b == std::byte{0xa5}; }));
+  }
+  ::close(end);
+}
+
+TEST_CASE("a socket that cannot be waited for is a lost queue") {
+  Disk disk(1 << 16);
+  Bench bench(disk);
+  const int file = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);  // epoll takes no files
+  REQUIRE(file >= 0);
+  bench.initiator.attach(bench.number, 9, file, {});
+  REQUIRE(until([&] { return bench.initiator.figures().lost_queues == 1; }));
+  const auto lost = bench.initiator.take_lost();
+  REQUIRE(lost.size() == 1);
+  CHECK(lost[0].label == 9);
+  CHECK(lost[0].reason == "the socket cannot be waited for");
+  const int end = bench.connect();
+  bench.check(2, 5);
+  ::close(end);
+}
+
+TEST_CASE("in a forked child reads fail, and the parent's connections stay") {
+  Disk disk(1 << 16);
+  Bench bench(disk);
+  const int end = bench.connect();
+  bench.check(1, 5);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    Bytes memory(512);
+    const bool refused = bench.read({{0, 0, 512, memory.data()}})[0] == ECANCELED;
+    bench.initiator.close();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  bench.check(2, 5);
+  CHECK(bench.initiator.figures().lost_queues == 0);
+  ::close(end);
 }
 
 TEST_CASE("dropping an association closes its queues") {

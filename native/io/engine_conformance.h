@@ -1,9 +1,10 @@
 // What every engine must do, as one set of doctest cases.
 //
-// A test file lists its engines with HEADRACE_ENGINE_CONFORMANCE(name, factory) and inherits all
-// of it; `factory(EngineOptions)` returns a fresh engine. The reference is a plain pread of one
-// read after the other (`expected`). Each check goes through `read_all`, which also counts that
-// every read was reported exactly once.
+// A test file lists its engines with HEADRACE_ENGINE_CONFORMANCE(name, factory), or with
+// HEADRACE_VOLUME_CONFORMANCE where they know no files, and inherits all of it;
+// `factory(EngineOptions)` returns a fresh engine. The reference is a plain pread of one read after
+// the other (`expected`). Each check goes through `read_all`, which also counts that every read was
+// reported exactly once.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -485,16 +486,21 @@ inline void is_remade_and_destroyed_in_any_state(const Factory& make) {
   TEST_CASE(name ": " #behaviour) { headrace::io::conformance::behaviour(make); } \
   static_assert(true)
 
-#define HEADRACE_ENGINE_CONFORMANCE(name, make)                             \
+// For engines that read bytes at an offset, wherever these lie.
+#define HEADRACE_VOLUME_CONFORMANCE(name, make)                             \
   HEADRACE_ENGINE_CASE(name, make, reads_random_extents);                   \
   HEADRACE_ENGINE_CASE(name, make, reads_direct);                           \
   HEADRACE_ENGINE_CASE(name, make, reads_more_than_its_queue);              \
-  HEADRACE_ENGINE_CASE(name, make, reads_nothing);                          \
   HEADRACE_ENGINE_CASE(name, make, stops_at_the_end_of_file);               \
-  HEADRACE_ENGINE_CASE(name, make, reads_files_by_path);                    \
-  HEADRACE_ENGINE_CASE(name, make, reads_paths_and_descriptors_together);   \
-  HEADRACE_ENGINE_CASE(name, make, names_what_is_wrong_with_a_path);        \
-  HEADRACE_ENGINE_CASE(name, make, reports_each_failure_to_its_own_read);   \
-  HEADRACE_ENGINE_CASE(name, make, lives_with_few_descriptors);             \
   HEADRACE_ENGINE_CASE(name, make, keeps_up_with_buffers_that_come_and_go); \
   HEADRACE_ENGINE_CASE(name, make, is_remade_and_destroyed_in_any_state)
+
+// For engines that know files, too.
+#define HEADRACE_ENGINE_CONFORMANCE(name, make)                           \
+  HEADRACE_VOLUME_CONFORMANCE(name, make);                                \
+  HEADRACE_ENGINE_CASE(name, make, reads_nothing);                        \
+  HEADRACE_ENGINE_CASE(name, make, reads_files_by_path);                  \
+  HEADRACE_ENGINE_CASE(name, make, reads_paths_and_descriptors_together); \
+  HEADRACE_ENGINE_CASE(name, make, names_what_is_wrong_with_a_path);      \
+  HEADRACE_ENGINE_CASE(name, make, reports_each_failure_to_its_own_read); \
+  HEADRACE_ENGINE_CASE(name, make, lives_with_few_descriptors)

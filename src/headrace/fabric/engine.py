@@ -34,7 +34,14 @@ if TYPE_CHECKING:
 
     from headrace.fabric.structures import NamespaceIdentity
 
-__all__ = ["EngineOptions", "FabricAddress", "FabricEngine", "parse_url", "split_window"]
+__all__ = [
+    "EngineOptions",
+    "FabricAddress",
+    "FabricEngine",
+    "NamespaceChanged",
+    "parse_url",
+    "split_window",
+]
 
 _COMMAND_BYTES_MAX = 1 << 20
 _BLOCK_BYTES_MIN = 512
