@@ -36,7 +36,6 @@ from headrace.fabric.pdu import (
     read_term_req,
 )
 from headrace.fabric.structures import NamespaceIdentity
-
 from tests_shared import until
 
 if TYPE_CHECKING:
