@@ -179,6 +179,7 @@ class HostileTarget(Closing):
         received = connection.left()
         mute = False  # answers after the mistake would have the host reset the connection
         while True:
+            together: list[Sqe] = []
             for pdu in splitter.feed(received):
                 if pdu.type is Type.H2C_TERM_REQ:
                     self.terms.append(read_term_req(pdu.header))
@@ -189,9 +190,15 @@ class HostileTarget(Closing):
                     mute = self._fatal
                     self._send(sock, self._io(sqe, form))
                 elif not mute:
-                    self._send(sock, right(sqe, form))
+                    together.append(sqe)
+            if together:
+                self._send(sock, self.answer(together, form))
             if not (received := sock.recv(1 << 16)):
                 return
+
+    def answer(self, commands: list[Sqe], form: Format) -> bytes:
+        """What is right for commands that came together."""
+        return b"".join(right(sqe, form) for sqe in commands)
 
     def _listen(self, sock: socket.socket, dgst: int) -> None:
         """What the host says of a mistake."""

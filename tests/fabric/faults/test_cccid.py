@@ -6,7 +6,8 @@ from fabric.faults import hostile_host, hostile_target
 from fabric.faults.hostile_host import PLACES, READ, command
 from fabric.faults.hostile_target import c2h, response
 
-OTHERS = [lambda cid: cid ^ 1 << 6, lambda cid: 0xFFFF, lambda cid: cid ^ 0x8000]
+OTHERS = [1 << 6, 1 << 15, 0xFFFF]
+"""Bits that make another CID."""
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -32,7 +33,7 @@ ENABLE = READ._replace(opcode=0x7F, nsid=0, sgl_length=0, cdw11=0x14, cdw12=0x46
 @pytest.mark.parametrize("dgst", [0, 3])
 def test_data_of_a_target(place, other, dgst):
     def mistake(sqe, form):
-        return c2h(sqe, form, cccid=other(sqe.cid))
+        return c2h(sqe, form, cccid=sqe.cid ^ other)
 
     hostile_target.check_term(place, mistake, "INVALID_HEADER_FIELD (0x8)", dgst)
 
@@ -41,6 +42,6 @@ def test_data_of_a_target(place, other, dgst):
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_response_of_a_target(place, other):
     def mistake(sqe, form):
-        return response(sqe, form, cid=other(sqe.cid))
+        return response(sqe, form, cid=sqe.cid ^ other)
 
     hostile_target.check_term(place, mistake, "INVALID_HEADER_FIELD (0x14)")

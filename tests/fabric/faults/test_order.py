@@ -44,7 +44,7 @@ def test_a_host_s_command_behind_connect_is_taken_over(target):
 
 
 WRONG = {
-    "ICResp again": (lambda sqe, form: icresp(0, 4096), "SEQUENCE_ERROR (0x0)"),
+    "ICResp again": (lambda *_: icresp(0, 4096), "SEQUENCE_ERROR (0x0)"),
     "response before the data": (response, "SEQUENCE_ERROR (0x16)"),
     "response in mid-data": (
         lambda sqe, form: c2h(sqe, form, nbytes=8, flags=0) + response(sqe, form),
