@@ -185,7 +185,7 @@ $(DONE)/fuzz: pyproject.toml $(DONE)/venv
 	@touch $@
 
 # Each target keeps its corpus in build/fuzz/corpus/NAME and goes on from there.
-PYTHON_FUZZ := wire frames session mapped control policy
+PYTHON_FUZZ := wire frames session mapped control policy chap target
 .PHONY: fuzz-python
 fuzz: fuzz-python
 fuzz-python: $(DONE)/test $(DONE)/fuzz $(DONE)/build

@@ -59,7 +59,7 @@ def with_atheris(given: argparse.Namespace) -> None:
     """Guided by coverage of headrace's Python; ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["headrace.node"]):
+    with atheris.instrument_imports(include=["headrace.node", "headrace.fabric"]):
         target = importlib.import_module(f"fuzz.{given.target}")
     corpus = given.corpus or Path(f"build/fuzz/corpus/python_{given.target}")
     corpus.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from headrace.fabric.chap_proof import Parties, Proof, sequence_number
 from headrace.fabric.dh import DhGroup, DhKey
 from headrace.fabric.secret import Hash, Secret
 
-__all__ = ["GROUPS", "HASHES", "ChapHost", "ChapRefused"]
+__all__ = ["GROUPS", "HASHES", "ChapHost", "ChapRefused", "Exchange"]
 
 HASHES = (Hash.SHA512, Hash.SHA384, Hash.SHA256)
 GROUPS = (

@@ -23,6 +23,7 @@ __all__ = [
     "Failure",
     "Message",
     "MessageFault",
+    "MessageId",
     "Negotiate",
     "Reply",
     "Success1",

@@ -132,6 +132,8 @@ class Target(Closing):
         self.options = options or TargetOptions()
         self._subsystems = {subsystem.nqn: subsystem for subsystem in subsystems}
         self._lines: dict[int, _Line] = {}
+        self._shaking: dict[_Line, None] = {}
+        """Those that are not admitted, the oldest first."""
         self._joined: dict[int, _Joined] = {}
         self._soon: deque[Callable[[], None]] = deque()
         self._next_cntlid = 0
@@ -214,9 +216,9 @@ class Target(Closing):
         line = _Line(sock, Connection(self._admitting(sock), digests), time.monotonic())
         self._lines[sock.fileno()] = line
         self._selector.register(sock, selectors.EVENT_READ, line)
-        shaking = [each for each in self._lines.values() if not each.connection.admitted]
-        if len(shaking) > self.options.handshakes_max:
-            self._close(shaking[0])  # dicts keep their order: the oldest
+        self._shaking[line] = None
+        if len(self._shaking) > self.options.handshakes_max:
+            self._close(next(iter(self._shaking)))
 
     def _handle(self, line: _Line, events: int) -> None:
         if self._lines.get(line.socket.fileno()) is not line:
@@ -234,6 +236,8 @@ class Target(Closing):
             if received and line.close_at_s is None:
                 line.connection.take(received, time.monotonic())
                 self._joined_by(line)
+                if line.connection.admitted:
+                    self._shaking.pop(line, None)
                 if not self._settle(line):
                     self._close(line)
                     return
@@ -289,6 +293,7 @@ class Target(Closing):
         if line.connection.why:
             _log.info("NVMe/TCP connection closed: %s", line.connection.why)
         self._lines.pop(line.socket.fileno(), None)
+        self._shaking.pop(line, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.socket)
         line.socket.close()
