@@ -197,7 +197,7 @@ class _Caller(threading.Thread):
             for url, count in blocks.items()
         }
         self._batch = int(np.clip(_BATCH_BYTES // case.block_bytes, 2 * case.depth, 2048))
-        self._dest = np.zeros(self._batch * case.block_bytes, np.uint8)
+        self._dest = np.ones(self._batch * case.block_bytes, np.uint8)  # touched, as recycled memory is
 
     def run(self) -> None:
         try:
