@@ -35,7 +35,7 @@ from benchmarks import cache, machine, tables
 from benchmarks.fabric_parts import nodes, rivals
 from benchmarks.fabric_parts.ends import Case, Fabric, Seen
 from benchmarks.fabric_parts.network import LOOPBACK, Network, veth
-from benchmarks.targets import Target
+from benchmarks.targets import Target, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,7 +211,8 @@ def _judge(
         return Target(name, required, "-", "open", "one of them did not run")
     middle = statistics.median(found)
     note = f"{min(found):.2f} to {max(found):.2f} over {len(found)} rounds"
-    return Target(name, required, f"{middle:.2f} x", "met" if holds(middle, bound) else "NOT MET", note)  # fmt: skip
+    verdict: Verdict = "met" if holds(middle, bound) else "NOT MET"
+    return Target(name, required, f"{middle:.2f} x", verdict, note)
 
 
 def at_least(name: str, found: list[float], bound: float) -> Target:
@@ -226,12 +227,16 @@ def judge(name: str, rounds: Rounds) -> list[Target]:
     """The issue's targets over one network."""
     iperf, nbd = [f"iperf3 x{QUEUES}"], ["nbd 4 kB 16 threads", "nbd 4 kB 1 thread"]
     large, small = f"headrace 128 kB x{QUEUES}", "headrace 4 kB"
+    plain = ratios(rounds, large, iperf, "gb_per_s")
+    digests = ratios(rounds, f"{large} digests", iperf, "gb_per_s")
+    tiny = ratios(rounds, small, nbd, "reads_per_s")
+    cost = ratios(rounds, small, nbd, "cpu_s_per_gb", min)
     return [
-        at_least(f"{name}: 128 kB over iperf3, {QUEUES} connections", ratios(rounds, large, iperf, "gb_per_s"), IPERF),
-        at_least(f"{name}: the same with digests", ratios(rounds, f"{large} digests", iperf, "gb_per_s"), IPERF_DIGESTS),
-        at_least(f"{name}: 4 kB over libnbd + nbdkit", ratios(rounds, small, nbd, "reads_per_s"), NBD_SPEED),
-        at_most(f"{name}: its CPU s/GB, both ends", ratios(rounds, small, nbd, "cpu_s_per_gb", min), NBD_CPU),
-    ]  # fmt: skip
+        at_least(f"{name}: 128 kB over iperf3, {QUEUES} connections", plain, IPERF),
+        at_least(f"{name}: the same with digests", digests, IPERF_DIGESTS),
+        at_least(f"{name}: 4 kB over libnbd + nbdkit", tiny, NBD_SPEED),
+        at_most(f"{name}: its CPU s/GB, both ends", cost, NBD_CPU),
+    ]
 
 
 def show_speed(name: str, rounds: Rounds) -> None:
@@ -266,7 +271,8 @@ def show_nodes(rounds: Rounds) -> None:
     """The sums of nodes."""
     rows = [(nodes.LABEL, "GB/s of all", "reads/s", "CPU s/GB")]
     for name in rounds:
-        values = [median(rounds, name, f) or 0.0 for f in ("gb_per_s", "reads_per_s", "cpu_s_per_gb")]  # fmt: skip
+        figures = ("gb_per_s", "reads_per_s", "cpu_s_per_gb")
+        values = [median(rounds, name, figure) or 0.0 for figure in figures]
         rows.append((name, f"{values[0]:.2f}", f"{values[1]:,.0f}", f"{values[2]:.2f}"))
     print(f"\n{tables.grid(rows)}")
 

@@ -62,14 +62,17 @@ class Seen:
 
     @property
     def gb_per_s(self) -> float:
+        """Of payload."""
         return self.bytes / self.seconds / 1e9
 
     @property
     def reads_per_s(self) -> float:
+        """Each of the case's block size."""
         return self.reads / self.seconds
 
     @property
     def cpu_s_per_gb(self) -> float:
+        """Both ends together."""
         return (self.client_cpu_s + self.server_cpu_s) / (self.bytes / 1e9)
 
 
@@ -84,6 +87,7 @@ class Child:
         self.greeting = self._answer()
 
     def ask(self, question: object) -> dict[str, Any]:
+        """Its answer to a question."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
@@ -197,7 +201,9 @@ class _Caller(threading.Thread):
             for url, count in blocks.items()
         }
         self._batch = int(np.clip(_BATCH_BYTES // case.block_bytes, 2 * case.depth, 2048))
-        self._dest = np.ones(self._batch * case.block_bytes, np.uint8)  # touched, as recycled memory is
+        self._dest = np.ones(
+            self._batch * case.block_bytes, np.uint8
+        )  # touched, as recycled memory is
 
     def run(self) -> None:
         try:

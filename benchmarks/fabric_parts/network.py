@@ -56,7 +56,8 @@ def bridged(count: int) -> Iterator[list[Network]]:
         found = []
         for i, node in enumerate(nodes):
             port = f"p{i}"
-            _ip("link", "add", "v0", "netns", node, "type", "veth", "peer", "name", port, "netns", bridge)  # fmt: skip
+            peer = ("peer", "name", port, "netns", bridge)
+            _ip("link", "add", "v0", "netns", node, "type", "veth", *peer)
             _ip("-n", bridge, "link", "set", port, "master", "br0", "up")
             _ip("-n", node, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "v0")
             _ip("-n", node, "link", "set", "v0", "up")

@@ -69,7 +69,8 @@ def build_nbd_probe() -> bool:
         command = ("cc", "-O2", "-o", str(_PROBE), str(source), "-lnbd")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            print(f"nbd_probe cannot be built (libnbd-dev): left out\n{done.stderr}", file=sys.stderr)  # fmt: skip
+            why = f"nbd_probe cannot be built (libnbd-dev): left out\n{done.stderr}"
+            print(why, file=sys.stderr)
             return False
     return True
 
