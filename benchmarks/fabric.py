@@ -31,8 +31,8 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 
 import numpy as np
 
-from benchmarks import cache, machine, tables
-from benchmarks.fabric_parts import nodes, rivals
+from benchmarks import cache, datasets, forms, machine, tables
+from benchmarks.fabric_parts import job, nodes, rivals
 from benchmarks.fabric_parts.ends import Case, Fabric, Seen
 from benchmarks.fabric_parts.network import LOOPBACK, Network, veth
 from benchmarks.targets import Target, Verdict
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RESULTS = ROOT / "benchmarks/results"
-PARTS = ("speed", "table", "nodes")
+PARTS = ("speed", "table", "nodes", "job")
 
 LARGE, SMALL = 128 << 10, 4 << 10
 LARGE_DEPTH, SMALL_DEPTH = 32, 64
@@ -53,6 +53,7 @@ NODES = (1, 2, 4, 8)
 
 IPERF, IPERF_DIGESTS = 0.8, 0.6
 NBD_SPEED, NBD_CPU = 1.5, 0.7
+SOURCE_BYTES, EPOCH_TWO, STALL_S = 1.02, 0.9, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Options:
     seconds: float
     file_bytes: int
     parts: tuple[str, ...]
+    scale: float
+    """Of data set A, for the job."""
 
 
 Rounds = dict[str, list[dict[str, Any]]]
@@ -182,6 +185,31 @@ def node_sums(options: Options, file: Path) -> Rounds:
     return rounds
 
 
+# -- a job of four nodes ---------------------------------------------------------------------------
+
+
+def four_nodes(options: Options) -> tuple[dict[str, Any], list[Target]]:
+    """One read of the source, epoch two, and the loss of a node."""
+    data = datasets.data_set("A", options.scale)
+    source, store = (forms.ensure(options.dir, data, form) for form in ("files", "headrace"))
+    staged, loss = job.staged(options.dir, source, store, data), job.loss(options.dir, source, data)
+    ratio = staged["source_bytes"] / staged["data_bytes"]
+    # The first epoch opens connections and touches memory, of both.
+    two = statistics.median(staged["all_gb_per_s"][1:])
+    single = statistics.median(staged["single_gb_per_s"][1:])
+    once = staged["complete"] and loss["delivered"] == loss["distinct"] == loss["samples"]
+    whole = f"{loss['distinct']:,} of {loss['samples']:,} samples"
+    return {"staged": staged, "loss": loss}, [
+        at_most("job: source bytes over the data set", [ratio], SOURCE_BYTES),
+        at_least("job: epoch two of 4 nodes over one node's limit", [two / single], EPOCH_TWO),
+        Target("job: each sample exactly once, with a loss", "all", whole, "met" if once else "NOT MET"),
+        Target(
+            "job: stall when 1 of 4 nodes dies", f"< {STALL_S:g} s", f"{loss['longest_stall_s']:.2f} s",
+            "met" if loss["longest_stall_s"] < STALL_S and loss["killed_in_mid_epoch"] else "NOT MET",
+        ),
+    ]  # fmt: skip
+
+
 # -- what came of it -------------------------------------------------------------------------------
 
 
@@ -295,10 +323,11 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=ROOT / "build/bench")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--scale", type=float, default=0.2, help="of data set A, for the job")
     given = parser.parse_args()
     options = Options(
         given.dir, given.rounds or (1 if given.quick else 3), 0.3 if given.quick else 1.0,
-        (128 if given.quick else 1024) << 20, tuple(given.only),
+        (128 if given.quick else 1024) << 20, tuple(given.only), 0.02 if given.quick else given.scale,
     )  # fmt: skip
     file = ensure_file(options.dir / f"fabric-{options.file_bytes >> 20}", options.file_bytes)
     results: dict[str, Any] = {
@@ -318,6 +347,9 @@ def main() -> None:
     if "nodes" in options.parts and os.geteuid() == 0:
         results["nodes"] = {"label": nodes.LABEL, "rounds": node_sums(options, file)}
         show_nodes(results["nodes"]["rounds"])
+    if "job" in options.parts and os.geteuid() == 0:
+        results["job"], found = four_nodes(options)
+        targets += found
     results["targets"] = [asdict(target) for target in targets]
     results["load_after"] = os.getloadavg()[0]
     head = ("target", "required", "measured", "", "")
