@@ -208,13 +208,14 @@ fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
 # -- the rest --------------------------------------------------------------------------------------
 
 # All take the same options: make bench BENCH=--quick.
-bench: $(DONE)/bench $(DONE)/frameworks $(DONE)/build
+bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/loader.py $(BENCH)
 	$(BIN)/python benchmarks/plane.py $(BENCH)
 	$(BIN)/python benchmarks/node.py $(BENCH)
 	$(BIN)/python benchmarks/unmodified.py $(BENCH)
 	$(BIN)/python benchmarks/mount.py $(BENCH)
 	$(BIN)/python benchmarks/policy.py $(BENCH)
+	$(BIN)/python benchmarks/fabric.py $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -91,6 +91,7 @@ nb::dict target_figures(const TargetQueues& queues) {
   d["reads"] = f.reads;
   d["bytes"] = f.bytes;
   d["reads_cold"] = f.reads_cold;
+  d["reads_uncopied"] = f.reads_uncopied;
   d["refused"] = f.refused;
   d["read_errors"] = f.read_errors;
   d["faults"] = f.faults;
@@ -157,7 +158,7 @@ ArrayOut<int64_t> wait_for(io::RemoteEngine& engine, std::vector<io::RemoteReque
                               std::chrono::duration<double>(deadline_s));
     engine.read(batch);
     for (size_t answered = 0; answered < count;) {
-      const auto results = inbox->take(deadline);
+      const auto results = inbox->take(deadline, count - answered);  // woken once
       if (results.empty()) {
         batch->abandon();
         break;
@@ -261,13 +262,14 @@ void register_target(nb::module_& m) {
       .def("set_written", &Exports::set_written, "nsid"_a, "nbytes"_a,
            "Only the first `nbytes` are there: reads beyond are answered as unwritten.");
   nb::class_<TargetQueues>(m, "FabricTargetQueues", "The threads that serve a target's I/O queues.")
-      .def(nb::new_([](unsigned loops, unsigned readers) {
+      .def(nb::new_([](unsigned loops, unsigned readers, uint64_t cache_bytes) {
              fabric::TargetQueuesOptions options;
              options.loops = loops;
              options.readers = readers;
+             options.cache_bytes = cache_bytes;
              return make_with_threads<TargetQueues>(options);
            }),
-           nb::kw_only(), "loops"_a = 1, "readers"_a = 16)
+           nb::kw_only(), "loops"_a = 1, "readers"_a = 16, "cache_bytes"_a = 0)
       .def("adopt", &adopt, nb::kw_only(), "fd"_a, "entries"_a, "dgst"_a, "hpda"_a,
            "flow_control"_a, "exports"_a, "association"_a, "before"_a,
            "Takes a connected socket over after its Connect was answered.")

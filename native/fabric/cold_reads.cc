@@ -1,12 +1,20 @@
 #include "fabric/cold_reads.h"
 
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace headrace::fabric {
+
+Buffer make_buffer(size_t bytes) {
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(kBufferAlignment, bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+  return Buffer(memory);
+}
 
 int read_range(const Export& source, uint64_t offset, std::span<std::byte> dest, int flags) {
   size_t done = 0;
@@ -26,6 +34,19 @@ int read_range(const Export& source, uint64_t offset, std::span<std::byte> dest,
     done += static_cast<size_t>(count);
   }
   return 0;
+}
+
+// Bytes that are read once are not worth their way through the page cache: its fresh pages cost
+// several times the copy. A device that wants larger blocks than ours refuses, with EINVAL.
+int read_cold(const Export& source, uint64_t offset, std::span<std::byte> dest, bool direct) {
+  if (direct && source.direct_fd >= 0 && offset + dest.size() <= source.bytes) {
+    ssize_t count;
+    do {
+      count = ::pread(source.direct_fd, dest.data(), dest.size(), static_cast<off_t>(offset));
+    } while (count < 0 && errno == EINTR);
+    if (count == static_cast<ssize_t>(dest.size())) return 0;
+  }
+  return read_range(source, offset, dest, 0);
 }
 
 ColdReads::ColdReads(unsigned threads_max) : threads_max_(std::max(1u, threads_max)) {}
@@ -59,7 +80,8 @@ void ColdReads::run() {
     work_.pop_front();
     lock.unlock();
     const Judgement& range = read.range;
-    read.error = read_range(*range.source, range.offset, {read.buffer.get(), range.bytes}, 0);
+    read.error =
+        read_cold(*range.source, range.offset, {read.buffer.get(), range.bytes}, read.direct);
     done(std::move(read));
     lock.lock();
   }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -18,11 +19,19 @@
 
 namespace headrace::fabric {
 
-// Memory of a read: recycled by its loop, since fresh pages cost more than the copy.
-using Buffer = std::unique_ptr<std::byte[]>;
+// Memory of a read, at a page: recycled by its loop, since fresh pages cost more than the copy.
+struct FreeBuffer {
+  void operator()(std::byte* bytes) const { std::free(bytes); }
+};
+using Buffer = std::unique_ptr<std::byte[], FreeBuffer>;
+Buffer make_buffer(size_t bytes);  // a multiple of kBufferAlignment
+inline constexpr size_t kBufferAlignment = 4096;
 
 // Reads a whole range; what lies behind the file's end is zeros. 0 or an errno value.
 int read_range(const Export& source, uint64_t offset, std::span<std::byte> dest, int flags);
+
+// The same of a range that is not in the page cache, past it where `direct` and the file allow it.
+int read_cold(const Export& source, uint64_t offset, std::span<std::byte> dest, bool direct);
 
 // A read that went to the threads, and came back.
 struct ColdRead {
@@ -30,6 +39,7 @@ struct ColdRead {
   uint16_t cid = 0;
   Judgement range;
   Buffer buffer;
+  bool direct = false;
   int error = 0;
 };
 

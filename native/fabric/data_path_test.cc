@@ -13,6 +13,7 @@
 
 #include "fabric/initiator.h"
 #include "fabric/target_queues.h"
+#include "io/residency.h"
 #include "testing/pdu_bytes.h"
 
 using namespace headrace;
@@ -40,8 +41,9 @@ struct Disk {
 };
 
 struct Bench {
-  explicit Bench(Disk& disk, InitiatorOptions options = {})
-      : disk(disk), target({.loops = 2, .readers = 4}), initiator(options) {
+  explicit Bench(Disk& disk, InitiatorOptions options = {},
+                 TargetQueuesOptions target_options = {.loops = 2, .readers = 4})
+      : disk(disk), target(target_options), initiator(options) {
     number = initiator.add_target(1 << 20);
     initiator.add_volume("url", number, {1, 512, (disk.data.size() + 511) / 512});
   }
@@ -131,6 +133,48 @@ TEST_CASE("threads read at once over several queues") {
   CHECK(bench.initiator.figures().reads == 3 * 4 * 60);
   CHECK(bench.initiator.figures().failed == 0);
   for (const int end : ends) ::close(end);
+}
+
+TEST_CASE("large reads go from the page cache to the socket uncopied, with and without digests") {
+  Disk disk(1 << 20);
+  for (const uint8_t dgst : {0, 3}) {
+    Bench bench(disk);
+    const int end = bench.connect(32, dgst);
+    bench.check(1, 100);
+    const TargetFigures figures = bench.target.figures();
+    CHECK(figures.reads_uncopied > 10);
+    CHECK(figures.reads_uncopied < figures.reads);
+    CHECK(bench.initiator.figures().digest_errors == 0);
+    ::close(end);
+  }
+}
+
+TEST_CASE("what is not in the page cache is read, also past it") {
+  Disk disk(1 << 20);
+  REQUIRE(::fsync(disk.fd) == 0);
+  for (const uint64_t cache_bytes : {uint64_t{1}, uint64_t{1} << 40}) {
+    // Where files live in memory nothing is ever cold: then this reads what is hot.
+    REQUIRE(::posix_fadvise(disk.fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    const bool cold = !io::resident(disk.fd, 0, disk.data.size());
+    Bench bench(disk, {}, {.loops = 1, .readers = 4, .cache_bytes = cache_bytes});
+    const int end = bench.connect();
+    bench.check(1, 60);
+    if (cold) CHECK(bench.target.figures().reads_cold > 0);
+    if (cold && cache_bytes == 1) CHECK(!io::resident(disk.fd, 0, disk.data.size()));
+    ::close(end);
+  }
+}
+
+TEST_CASE("a file that shrank is a read error, however large the read") {
+  Disk disk(1 << 20);
+  Bench bench(disk);
+  const int end = bench.connect();
+  REQUIRE(::ftruncate(disk.fd, 100000) == 0);
+  Bytes memory(3 * 65536);
+  CHECK(bench.read({{0, 0, 65536, memory.data()},
+                    {0, 65536, 65536, memory.data() + 65536},
+                    {0, 200000, 65536, memory.data() + 131072}}) == std::vector{0, EIO, EIO});
+  ::close(end);
 }
 
 TEST_CASE("a queue that breaks is read again on another, and told") {

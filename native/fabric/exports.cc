@@ -12,7 +12,18 @@
 
 namespace headrace::fabric {
 
-Export::~Export() { ::close(fd); }
+namespace {
+
+int open_direct(int fd) {
+  return ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+}
+
+}  // namespace
+
+Export::~Export() {
+  ::close(fd);
+  if (direct_fd >= 0) ::close(direct_fd);
+}
 
 void Exports::add(uint32_t nsid, int fd, uint64_t bytes, uint32_t block_bytes) {
   if (nsid == 0 || nsid >= 0xFFFFFFFE || bytes == 0 || block_bytes < 512 ||
@@ -26,17 +37,21 @@ void Exports::add(uint32_t nsid, int fd, uint64_t bytes, uint32_t block_bytes) {
     throw Error(ErrorKind::kVolume, std::string("cannot export: ") + std::strerror(errno), {}, -1,
                 errno);
   }
-  auto added = std::make_shared<const Export>(own, bytes, block_bytes);
+  auto added = std::make_shared<const Export>(own, open_direct(own), bytes, block_bytes);
   const std::lock_guard lock(mutex_);
   if (!exports_.emplace(nsid, std::move(added)).second) {
     throw Error(ErrorKind::kInvalidArgument,
                 "namespace " + std::to_string(nsid) + " is exported already");
   }
+  bytes_ += bytes;
 }
 
 void Exports::remove(uint32_t nsid) {
   const std::lock_guard lock(mutex_);
-  exports_.erase(nsid);
+  const auto it = exports_.find(nsid);
+  if (it == exports_.end()) return;
+  bytes_ -= it->second->bytes;
+  exports_.erase(it);
 }
 
 void Exports::set_written(uint32_t nsid, uint64_t bytes) {

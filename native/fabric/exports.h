@@ -15,13 +15,14 @@
 namespace headrace::fabric {
 
 struct Export {
-  Export(int fd, uint64_t bytes, uint32_t block_bytes)
-      : fd(fd), bytes(bytes), block_bytes(block_bytes) {}
+  Export(int fd, int direct_fd, uint64_t bytes, uint32_t block_bytes)
+      : fd(fd), direct_fd(direct_fd), bytes(bytes), block_bytes(block_bytes) {}
   ~Export();
   Export(const Export&) = delete;
   Export& operator=(const Export&) = delete;
 
   const int fd;
+  const int direct_fd;   // the same with O_DIRECT; -1 where that cannot be had
   const uint64_t bytes;  // the last block is filled up with zeros
   const uint32_t block_bytes;
   // What lies behind is not there yet: reads of it are answered with kUnwrittenBlock.
@@ -38,10 +39,13 @@ class Exports : public std::enable_shared_from_this<Exports> {
   // Error(kInvalidArgument) for an NSID that is not exported.
   void set_written(uint32_t nsid, uint64_t bytes);
   std::shared_ptr<const Export> find(uint32_t nsid) const;
+  // Of all namespaces together.
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
   mutable std::mutex mutex_;
   std::map<uint32_t, std::shared_ptr<const Export>> exports_;
+  std::atomic<uint64_t> bytes_ = 0;
 };
 
 // What an I/O command comes to before any byte is read: a status, or a range of a namespace.

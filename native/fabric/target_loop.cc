@@ -31,6 +31,14 @@ constexpr uint32_t kUncopiedBytesMin = 32 << 10;
 // Data is read for its digest in parts that stay in the first-level cache.
 constexpr size_t kDigestPart = 32 << 10;
 
+TargetQueuesOptions with_defaults(TargetQueuesOptions options) {
+  if (options.cache_bytes == 0) {
+    options.cache_bytes = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                          static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 2;
+  }
+  return options;
+}
+
 // The checksum of what lies in the page cache. 0, or an errno value: EAGAIN if some does not.
 int checksum_cached(const Export& source, uint64_t offset, uint32_t bytes, std::byte* scratch,
                     uint32_t* crc) {
@@ -78,7 +86,7 @@ struct TargetLoop::Queue {
 // -- threads outside ------------------------------------------------------------------------------
 
 TargetLoop::TargetLoop(const TargetQueuesOptions& options, ColdReads* cold_reads)
-    : options_(options),
+    : options_(with_defaults(options)),
       cold_reads_(cold_reads),
       scratch_(std::make_unique_for_overwrite<std::byte[]>(kDigestPart)) {
   thread_ = std::thread([this] { run(); });
@@ -123,6 +131,7 @@ void TargetLoop::add_figures(TargetFigures* figures) const {
   figures->reads += counters_.reads;
   figures->bytes += counters_.bytes;
   figures->reads_cold += counters_.reads_cold;
+  figures->reads_uncopied += counters_.reads_uncopied;
   figures->refused += counters_.refused;
   figures->read_errors += counters_.read_errors;
   figures->faults += counters_.faults;
@@ -260,13 +269,15 @@ void TargetLoop::answer(uint64_t id, Queue* queue, const TargetCommand& command)
   }
   // EAGAIN: not in the page cache. EOPNOTSUPP: the file system cannot tell.
   ++counters_.reads_cold;
-  cold_reads_->put({id, cid, std::move(range), std::move(buffer), 0}, [this](ColdRead done) {
-    {
-      const std::lock_guard lock(mutex_);
-      cold_done_.push_back(std::move(done));
-    }
-    poller_.wake();
-  });
+  const bool direct = queue->exports->bytes() > options_.cache_bytes;
+  cold_reads_->put({id, cid, std::move(range), std::move(buffer), direct, 0},
+                   [this](ColdRead done) {
+                     {
+                       const std::lock_guard lock(mutex_);
+                       cold_done_.push_back(std::move(done));
+                     }
+                     poller_.wake();
+                   });
 }
 
 // False: it is small, or not all in the page cache, or beyond the file's end. The data may change
@@ -284,6 +295,7 @@ bool TargetLoop::answer_uncopied(Queue* queue, uint16_t cid, const Judgement& ra
           : io::resident(source.fd, range.offset, range.bytes);
   if (!cached) return false;
   ++counters_.reads;
+  ++counters_.reads_uncopied;
   counters_.bytes += range.bytes;
   queue->bytes += range.bytes;
   queue->held[cid] = {range.bytes, nullptr, range.source};
@@ -368,7 +380,7 @@ Buffer TargetLoop::take_buffer(uint32_t bytes) {
     return buffer;
   }
   const size_t size = bytes <= kBufferSmall ? kBufferSmall : options_.transfer_max;
-  return std::make_unique_for_overwrite<std::byte[]>(size);
+  return make_buffer(size);
 }
 
 void TargetLoop::give_back(Held* held) {

@@ -83,8 +83,8 @@ class TargetLoop {
   std::vector<uint16_t> released_;
 
   struct Counters {
-    std::atomic<uint64_t> queues, reads, bytes, reads_cold, refused, read_errors, faults,
-        digest_errors;
+    std::atomic<uint64_t> queues, reads, bytes, reads_cold, reads_uncopied, refused, read_errors,
+        faults, digest_errors;
   } counters_{};
   std::thread thread_;
 };

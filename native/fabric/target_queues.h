@@ -25,16 +25,20 @@ struct TargetQueuesOptions {
   unsigned readers = 16;            // reads of what is not in the page cache: the disk's depth
   uint32_t transfer_max = 1 << 20;  // MDTS in bytes
   uint64_t queue_bytes = 4 << 20;
+  // Exports that are larger together do not stay in the page cache: what is not there is read past
+  // it (O_DIRECT). 0: half of this machine's memory.
+  uint64_t cache_bytes = 0;
 };
 
 struct TargetFigures {
   uint64_t queues = 0;  // open now
   uint64_t reads = 0;
   uint64_t bytes = 0;
-  uint64_t reads_cold = 0;   // not from the page cache
-  uint64_t refused = 0;      // commands answered with an error
-  uint64_t read_errors = 0;  // of the file or device
-  uint64_t faults = 0;       // connections that broke the protocol
+  uint64_t reads_cold = 0;      // not from the page cache
+  uint64_t reads_uncopied = 0;  // from the page cache to the socket
+  uint64_t refused = 0;         // commands answered with an error
+  uint64_t read_errors = 0;     // of the file or device
+  uint64_t faults = 0;          // connections that broke the protocol
   uint64_t digest_errors = 0;
 };
 

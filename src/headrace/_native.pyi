@@ -210,7 +210,7 @@ class FabricExports:
 class FabricTargetQueues:
     """The threads that serve a target's I/O queues."""
 
-    def __init__(self, *, loops: int = 1, readers: int = 16) -> None: ...
+    def __init__(self, *, loops: int = 1, readers: int = 16, cache_bytes: int = 0) -> None: ...
 
     def adopt(self, *, fd: int, entries: int, dgst: int, hpda: int, flow_control: bool, exports: FabricExports, association: int, before: bytes) -> None:
         """Takes a connected socket over after its Connect was answered."""

@@ -83,6 +83,9 @@ class TargetOptions:
     """Threads that move data."""
     readers: int = 16
     """Threads that read what is not in the page cache."""
+    cache_bytes: int | None = None
+    """Exports that are larger together are read past the page cache where they are not in it, since they
+    would not stay there; None: half of the machine's memory."""
 
 
 class _Line:
@@ -143,7 +146,9 @@ class Target(Closing):
         self._listener = _listen(address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._queues = _native.FabricTargetQueues(
-            loops=self.options.loops, readers=self.options.readers
+            loops=self.options.loops,
+            readers=self.options.readers,
+            cache_bytes=self.options.cache_bytes or 0,
         )
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
