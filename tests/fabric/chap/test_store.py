@@ -16,6 +16,8 @@ from headrace.fabric.identity import HostIdentity
 from headrace.fabric.secret import HostSecret
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target
+from headrace.job.server import StageOptions
+from headrace.posix.mount.process import MountOptions
 
 A, B, C = (reference.secret_text(bytes(range(at, at + 48)), 2) for at in (3, 70, 130))
 QUICK = {"timeout_s": 10, "deadline_s": 10}
@@ -84,3 +86,8 @@ def test_a_secret_on_the_command_line_is_refused():
         storage_options([f"dhchap_secret={A}"])
     assert A[10:30] not in str(refused.value)
     assert storage_options(["dhchap_secret=env:MINE"]) == {"dhchap_secret": "env:MINE"}
+
+
+@pytest.mark.parametrize("options", [MountOptions, StageOptions])
+def test_options_that_carry_options_do_not_show_them(options):
+    assert "DHHC" not in repr(options(storage_options={"dhchap_secret": A}))
