@@ -26,13 +26,18 @@ def storage_options(given: list[str] | None) -> dict[str, Any] | None:
     """The options as the library takes them; None where none were given.
 
     Raises:
-        ValueError: one is no KEY=VALUE.
+        ValueError: one is no KEY=VALUE, or a secret itself.
     """
     options: dict[str, Any] = {}
     for each in given or []:
         key, equals, value = each.partition("=")
         if not equals or not key:
             raise ValueError(f"--storage-option is {each!r}, expected KEY=VALUE")
+        if value.startswith("DHHC-1:"):  # every user of the machine can read a command line
+            raise ValueError(
+                f"--storage-option {key} is a secret on the command line. Use {key}=file:PATH or "
+                f"{key}=env:NAME, or HEADRACE_DHCHAP_SECRET_FILE."
+            )
         options[key] = _value(key, value)
     return options or None
 

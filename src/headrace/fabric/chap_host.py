@@ -34,7 +34,7 @@ GROUPS = (
     DhGroup.FFDHE3072, DhGroup.FFDHE2048, DhGroup.FFDHE4096, DhGroup.FFDHE6144, DhGroup.FFDHE8192,
     DhGroup.NULL,
 )  # fmt: skip
-"""What is liked best comes first: 3072 bits are as strong as SHA-256 proofs are, and take milliseconds."""
+"""What is liked best comes first: 3072 bits are held to be as hard as keys of 128, and take milliseconds."""
 
 
 class ChapRefused(Exception):

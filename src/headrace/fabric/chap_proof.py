@@ -32,6 +32,9 @@ class Proof(NamedTuple):
     shared: bytes = b""
     """g^xy mod p; empty with the group NULL."""
 
+    def __repr__(self) -> str:
+        return f"Proof({self.parties}, {self.hash.name}, T_ID {self.tid})"
+
     def of_host(self, secret: Secret, challenge: bytes, sequence: int) -> bytes:
         """R1."""
         host, controller = self.parties

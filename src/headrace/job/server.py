@@ -15,7 +15,7 @@ import socket
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class StageOptions:
     meet_s: float = 600.0
     bytes_per_s: float | None = None
     listing: Mapping[str, Any] | None = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.replicas not in (1, 2):

@@ -11,6 +11,7 @@ import pytest
 
 from fabric.chap import reference
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
+from fabric.faults.tally import count
 from headrace.errors import AuthenticationFailed, FabricError
 from headrace.fabric.chap_messages import AUTH_DWORDS
 from headrace.fabric.chap_proof import Parties
@@ -367,3 +368,57 @@ def test_the_socket_closes_after_a_failure(target):
     assert queue._socket.recv(1) == b""
     queue.close()
     assert isinstance(queue._socket, socket.socket)
+
+
+class Recorder:
+    """A proxy of one connection, and what the host said."""
+
+    def __init__(self, address):
+        self.said = b""
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = self._server.getsockname()
+        self._thread = threading.Thread(target=self._serve, args=(address,))
+        self._thread.start()
+
+    def _serve(self, address):
+        near, _ = self._server.accept()
+        with near, socket.create_connection(address) as far:
+            back = threading.Thread(target=self._back, args=(far, near))
+            back.start()
+            while received := near.recv(1 << 16):
+                self.said += received
+                far.sendall(received)
+            far.shutdown(socket.SHUT_WR)
+            back.join()
+
+    @staticmethod
+    def _back(far, near):
+        with contextlib.suppress(OSError):
+            while received := far.recv(1 << 16):
+                near.sendall(received)
+
+    def close(self):
+        self._thread.join(10)
+        self._server.close()
+
+
+@pytest.mark.parametrize("group", [DhGroup.NULL, DhGroup.FFDHE2048])
+def test_a_recorded_connection_cannot_be_played_again(target, group):
+    """Every byte that a host sent, sent once more by who heard it."""
+    recorder = Recorder(target.address)
+    given = options(dhchap_secret=A, dhchap_controller_secret=B, dhchap_groups=(group,),
+                    hdgst=False, ddgst=False, kato_ms=0)  # fmt: skip
+    with Host(recorder.address, NQN, HOST, given) as host:
+        assert host.namespaces()
+    recorder.close()
+    until(lambda: target.figures()["associations"] == 0, 5)
+    heard = b""
+    with socket.create_connection(target.address, timeout=10) as sock, contextlib.suppress(OSError):
+        sock.sendall(recorder.said)
+        sock.shutdown(socket.SHUT_WR)
+        while received := sock.recv(1 << 16):
+            heard += received
+    assert b"\0\xf1" in heard  # AUTH_Failure1
+    assert b"headrace".ljust(40) not in heard  # the model, of Identify
+    until(lambda: target.figures()["associations"] == 0, 5)
+    count("replayed connections")

@@ -344,6 +344,7 @@ def test_names_and_secrets_are_in_no_object_s_words():
     converse(exchange, at_gate)
     shown = f"{exchange._chap!r} {at_gate._chap!r} {exchange!r} {at_gate!r}"
     assert HOSTNQN in shown
+    shown += f"{exchange._proof!r} {at_gate._proof!r} {exchange._proof._replace(shared=HOST_KEY)!r}"
     assert repr(HOST_KEY)[2:20] not in shown
     assert CONTROLLER_SECRET[10:30] not in shown
     assert PARTIES.subnqn in shown

@@ -201,3 +201,13 @@ def test_two_hosts_with_one_identifier(target):
     with Host(target.target.address, NQN, twin, HostOptions(timeout_s=20)) as host:
         assert host.namespaces()
     count("twins of hosts", refused, target.target.figures()["connects_refused"])
+
+
+@pytest.mark.parametrize(
+    "subnqn", [NQN + "-x", NQN[:-1], NQN.upper(), "nqn.2014-08.org.nvmexpress:x"]
+)
+def test_a_wrong_nqn(target, subnqn):
+    with pytest.raises(CommandFailed, match="connect invalid parameters"):
+        Host(target.target.address, subnqn, HOST, HostOptions(timeout_s=20))
+    check_alive(target)
+    count("wrong names", 1, target.target.figures()["connects_refused"])

@@ -21,12 +21,13 @@ from fabric.faults.hostile_target import (
     right,
 )
 from fabric.faults.tally import count
-from fabric.test_reading import Flipper, check, ranges
+from fabric.test_reading import Flipper, Hole, check, ranges
 from fabric.test_reading import engine as reading_engine
 from headrace import _native
 from headrace.errors import FabricError
 from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.pdu import DATA, LAST, Type, encode, icresp
+from tests_shared import until
 
 WHOLE = 24 + 512 + 24
 
@@ -213,3 +214,24 @@ def test_flipped_bits_without_digests_are_found_by_the_sample_s_checksum():
     wrong = sum(_native.crc32c(dest[at]) != _native.crc32c(blocks[at]) for at in range(number))
     assert len(flipped) == wrong == 20
     count("flipped bits, digests off", len(flipped), wrong)
+
+
+def test_a_black_hole(exported):
+    """Nothing comes back, no connection ends: each read is an error by its deadline, then all is well."""
+    with (
+        Hole(exported.target.address) as hole,
+        reading_engine(host={"timeout_s": 0.5}, give_up_s=1.0, command_timeout_s=0.3) as fabric,
+    ):
+        url = f"nvme+tcp://127.0.0.1:{hole.port}/{NQN}?ns=1"
+        fabric.open(url)
+        hole.open = False
+        dest = np.zeros(20 * 512, np.uint8)
+        found = fabric.read_many(url, np.arange(20) * 5000, np.full(20, 512), dest, 20.0)
+        assert set(found.tolist()) <= {-errno.ETIMEDOUT, -errno.EHOSTDOWN}
+        timeouts = fabric.figures()["timeouts"]
+        assert timeouts > 0
+        assert hole.swallowed > 0
+        hole.open = True
+        until(lambda: fabric.figures()["reconnects"] > 0, 20)
+        check(fabric, url, exported.data, *ranges(exported.data, 20))
+    count("reads into a black hole", 20, int((found < 0).sum()))

@@ -72,8 +72,8 @@ class MountOptions:
     log: str | None = None
     """File that the log goes to as well."""
 
-    storage_options: dict[str, Any] | None = None
-    """For URLs, as for `open`."""
+    storage_options: dict[str, Any] | None = field(default=None, repr=False)
+    """For URLs, as for `open`. Not shown: secrets may be among them."""
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
