@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,8 @@ class NamespaceEngine:
         self.policy = options_of(self.storage_options)
         self.looked_at: set[str] = set()
         self._pid = os.getpid()
+        # Reentrant: what is dropped meanwhile may be collected anywhere.
+        self._lock = threading.RLock()
         self._engine: FabricEngine | None = None
         self._closed = False
         self._catalogs: dict[str, dict[str, CatalogEntry]] = {}
@@ -275,17 +278,23 @@ class NamespaceEngine:
         if self._closed:
             raise ValueError("the store is closed")
         if self._pid != os.getpid():
-            self._engine, self._pid = None, os.getpid()
-        if self._engine is None:
-            engine = borrow(self.policy)
-            try:
-                for url in tuple(self._volumes):
-                    engine.open(url)
-            except BaseException:
-                give_back(self.policy, engine)
-                raise
-            self._engine = engine
-        return self._engine
+            # The parent's lock may be held by a thread that does not exist here.
+            self._engine, self._lock, self._pid = None, threading.RLock(), os.getpid()
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._borrowed()
+            return self._engine
+
+    def _borrowed(self) -> FabricEngine:
+        """The process's engine, in which all that was opened before is open."""
+        engine = borrow(self.policy)
+        try:
+            for url in tuple(self._volumes):
+                engine.open(url)
+        except BaseException:
+            give_back(self.policy, engine)
+            raise
+        return engine
 
     def _fetch_catalog(self, folder: str) -> dict[str, CatalogEntry]:
         whole = self.open(folder)
