@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int | None, int, int | None], None]
     Say = Callable[[str], object]
 
-__all__ = ["NodeServer", "StageOptions"]
+__all__ = ["NodeServer", "StageOptions", "is_store"]
 
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
