@@ -191,3 +191,26 @@ def test_a_dead_jobs_folder_is_no_job(photos, tmp_path):
 def test_what_is_no_job_is_refused(where):
     with pytest.raises(ValueError, match="is no job"):
         open_job(where)
+
+
+def test_an_opportunistic_order_begins_with_what_is_staged_and_all_agree(photos, tmp_path):
+    with LocalJob(photos, tmp_path) as job:
+        job.each("plan")
+        job.servers[0].stage()
+        with open_job(job.where) as store, open_job(job.where) as other:
+            first = hr.order_for(store, "opportunistic", seed=4)
+            staged = job.servers[0].document.samples
+            assert first.resident == ((0, staged),)
+            assert 0 < first.randomness().entropy_share < 1
+            job.servers[1].stage()
+            assert hr.order_for(other, "opportunistic", seed=4) == first
+            assert hr.order_for(other, "opportunistic", seed=5).resident_samples == len(store)
+            delivered = []
+            for rank in range(2):
+                loader = hr.loader(
+                    (store, other)[rank], 4, order="opportunistic", seed=4, rank=rank, world_size=2,
+                    tail="exact",
+                )  # fmt: skip
+                delivered += [int(i) for batch in loader for i in batch.indices]
+                loader.close()
+            assert sorted(delivered) == list(range(len(store)))

@@ -385,7 +385,8 @@ class NodeServer(Closing):
         self._keep(segment)
         self._publish(
             replace(
-                self.document, state="staged", written=share.volume_bytes, segment=segment,
+                self.document, state="staged", written=share.volume_bytes,
+                ready=share.samples, segment=segment,
                 place=place, files=(volume.path,), source_bytes=stager.source_bytes,
             )
         )  # fmt: skip
@@ -416,6 +417,7 @@ class NodeServer(Closing):
             replace(
                 self.document, state=state, why=why, source_bytes=stager.source_bytes,
                 written=stager.bytes_done,
+                ready=stager.samples_done,
             )
         )  # fmt: skip
 
