@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests_shared import ROOT, blocks, write_photos
 
 PAGE = ROOT / "docs/howto/global-store.md"
@@ -18,7 +16,6 @@ print("trained")
 """
 
 
-@pytest.mark.timeout(120)
 def test_the_commands_for_plain_processes_run(tmp_path):
     write_photos(tmp_path / "photos")
     (tmp_path / "train.py").write_text(TRAIN)

@@ -4,8 +4,6 @@ import pytest
 
 from job.conftest import NODES
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_four_nodes_read_the_source_once_and_in_its_order(cluster, expected):
     """Two processes on each node, a rank each; one of them goes on with the torch loader."""
