@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
-#include <span>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -44,10 +43,11 @@ class Failover::State : public std::enable_shared_from_this<State> {
     volumes_[path] = std::make_shared<const std::vector<std::string>>(std::move(places));
   }
   void read(const std::shared_ptr<RemoteRequests>& requests);
-  void settle(Asked asked, const RemoteResult& result);
+  void settle(std::vector<Asked>* asked, std::span<const RemoteResult> results);
   void turn(unsigned reads_in_flight) {
-    const std::lock_guard lock(mutex_);
-    if (engine_ != nullptr) engine_->turn(reads_in_flight);
+    if (!enter()) return;
+    engine_->turn(reads_in_flight);
+    leave();
   }
   void close();
   FailoverFigures figures() const;
@@ -55,14 +55,22 @@ class Failover::State : public std::enable_shared_from_this<State> {
  private:
   class Inbox;
 
+  // The engine may be called between these. No mutex is held meanwhile: what fails at once comes
+  // back on the same thread, and is asked for elsewhere.
+  bool enter();
+  void leave();
+  bool served(const Asked& asked, const RemoteResult& result);
+  bool move_on(Asked* asked, const RemoteResult& result);
   void ask(std::vector<Asked> asked);
   void ask_last(std::vector<Asked> asked);
   std::shared_ptr<RemoteRequests> batch_of(std::vector<Asked> asked);
   void run();
 
-  // Recursive: what the engine refuses at once comes back during the call that asks it.
-  mutable std::recursive_mutex mutex_;
-  io::RemoteEngine* engine_;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  unsigned calls_ = 0;  // into the engine, now
+  bool closing_ = false;
+  io::RemoteEngine* const engine_;
   std::unordered_map<std::string, Places> volumes_;
 
   const std::shared_ptr<io::RemoteEngine> last_;
@@ -83,11 +91,8 @@ class Failover::State::Inbox final : public RemoteInbox {
  public:
   Inbox(std::shared_ptr<State> state, std::vector<Asked> asked)
       : state_(std::move(state)), asked_(std::move(asked)) {}
-  void put(std::span<const RemoteResult> results) override {
-    for (const RemoteResult& result : results) {
-      state_->settle(std::move(asked_[result.number]), result);  // each number comes once
-    }
-  }
+  using RemoteInbox::put;
+  void put(std::span<const RemoteResult> results) override { state_->settle(&asked_, results); }
 
  private:
   const std::shared_ptr<State> state_;
@@ -133,45 +138,82 @@ std::shared_ptr<RemoteRequests> Failover::State::batch_of(std::vector<Asked> ask
                                           std::move(inbox), 0);
 }
 
+bool Failover::State::enter() {
+  const std::lock_guard lock(mutex_);
+  if (closing_) return false;
+  ++calls_;
+  return true;
+}
+
+void Failover::State::leave() {
+  const std::lock_guard lock(mutex_);
+  if (--calls_ == 0) idle_.notify_all();
+}
+
 void Failover::State::ask(std::vector<Asked> asked) {
   const auto batch = batch_of(std::move(asked));
-  {
-    // Held during the call, which only hands the batch over: `close` waits for it.
-    const std::lock_guard lock(mutex_);
-    if (engine_ != nullptr) {
-      engine_->read(batch);
-      return;
-    }
+  if (enter()) {
+    engine_->read(batch);
+    leave();
+    return;
   }
   for (size_t i = 0; i < batch->requests().size(); ++i) batch->finish(i, 0, ECANCELED);
 }
 
-// What a place answered: done, or on to the next one.
-void Failover::State::settle(Asked asked, const RemoteResult& result) {
-  const RemoteRequest& request = asked.batch->requests()[asked.number];
-  const bool last = asked.place >= asked.places->size();
-  int error = result.error;
-  if (error == 0 && result.bytes < request.length && !last) error = EIO;  // shorter than the others
-  if (error == 0) {
-    (last ? counters_.reads_last : asked.place > 0 ? counters_.reads_elsewhere : counters_.reads)++;
-    (last              ? counters_.bytes_last
-     : asked.place > 0 ? counters_.bytes_elsewhere
-                       : counters_.bytes) += result.bytes;
-    asked.batch->finish(asked.number, result.bytes, 0);
-    return;
-  }
-  if (error == ENODATA) ++counters_.unwritten;
-  const size_t next = asked.place + 1;
-  const bool more = next < asked.places->size() || (next == asked.places->size() && last_);
-  if (last || !more || error == ECANCELED || !asked.batch->open(asked.number)) {
-    ++counters_.failed;
-    asked.batch->finish(asked.number, 0, error);
-    return;
-  }
-  asked.place = next;
+// What places answered: done, or on to the next one. Each of `asked` comes once.
+void Failover::State::settle(std::vector<Asked>* asked, std::span<const RemoteResult> results) {
   std::vector<Asked> again;
-  again.push_back(std::move(asked));
-  next < again.front().places->size() ? ask(std::move(again)) : ask_last(std::move(again));
+  std::vector<Asked> last;
+  std::shared_ptr<RemoteRequests> batch;  // of the results that are told together
+  std::vector<RemoteResult> told;
+  const auto tell = [&] {
+    if (!told.empty()) batch->finish_many(told);
+    told.clear();
+  };
+  for (const RemoteResult& result : results) {
+    Asked each = std::move((*asked)[result.number]);
+    if (!served(each, result) && move_on(&each, result)) {
+      (each.place < each.places->size() ? again : last).push_back(std::move(each));
+      continue;
+    }
+    if (batch != each.batch) tell();
+    batch = each.batch;
+    told.push_back({each.number, result.bytes, result.error});
+  }
+  tell();
+  if (!again.empty()) ask(std::move(again));
+  if (!last.empty()) ask_last(std::move(last));
+}
+
+// Counts a read that a place, or `last`, has served.
+bool Failover::State::served(const Asked& asked, const RemoteResult& result) {
+  if (result.error != 0) return false;
+  const bool last = asked.place >= asked.places->size();
+  // Copies are alike: one that ends early is not the volume that was meant.
+  if (!last && result.bytes < asked.batch->requests()[asked.number].length) return false;
+  auto& reads = last              ? counters_.reads_last
+                : asked.place > 0 ? counters_.reads_elsewhere
+                                  : counters_.reads;
+  auto& bytes = last              ? counters_.bytes_last
+                : asked.place > 0 ? counters_.bytes_elsewhere
+                                  : counters_.bytes;
+  ++reads;
+  bytes += result.bytes;
+  return true;
+}
+
+// Whether another place is to be asked, which `asked` then names.
+bool Failover::State::move_on(Asked* asked, const RemoteResult& result) {
+  if (result.error == ENODATA) ++counters_.unwritten;
+  const size_t next = asked->place + 1;
+  const bool more =
+      next < asked->places->size() || (next == asked->places->size() && last_ != nullptr);
+  if (!more || result.error == ECANCELED || !asked->batch->open(asked->number)) {
+    ++counters_.failed;
+    return false;
+  }
+  asked->place = next;
+  return true;
 }
 
 // `last` may be slow to take a batch (it may be Python's): a thread of its own hands over, and what
@@ -214,8 +256,9 @@ void Failover::State::run() {
 
 void Failover::State::close() {
   {
-    const std::lock_guard lock(mutex_);
-    engine_ = nullptr;
+    std::unique_lock lock(mutex_);
+    closing_ = true;
+    idle_.wait(lock, [&] { return calls_ == 0; });
   }
   std::thread thread;
   {

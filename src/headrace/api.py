@@ -12,7 +12,15 @@ from headrace.config import BUDGET_BYTES_MIN, place_in_job, reader_options, tier
 from headrace.control import explain
 from headrace.control import tune as tune_plane
 from headrace.control.limits import memory_policy
-from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled, Slices
+from headrace.order import (
+    Balanced,
+    Blocked,
+    Opportunistic,
+    Order,
+    Sequential,
+    Shuffled,
+    Slices,
+)
 from headrace.plane import Loader
 from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
 
@@ -39,7 +47,7 @@ __all__ = [
     "verify",
 ]
 
-OrderName = Literal["shuffled", "sequential", "blocked", "balanced"]
+OrderName = Literal["shuffled", "sequential", "blocked", "balanced", "opportunistic"]
 
 BLOCK_BYTES = 256 << 10
 """Blocks of a blocked order: large enough that the disk reads them at its sequential speed."""
@@ -100,7 +108,8 @@ def order_for(
         store: an open store.
         order: `shuffled` (an exact random permutation per epoch), `sequential`, `blocked` (whole
             blocks of neighbours, shuffled within windows: for tiny samples on slow storage), `balanced`
-            (every class equally often), or an `Order` of your own.
+            (every class equally often), `opportunistic` (in the first epoch, what is near already comes
+            first: what a job's nodes have staged, or the page cache), or an `Order` of your own.
         seed: another seed, another sequence of epochs.
         window_bytes: samples of a blocked order that are shuffled together, and are in memory together.
         block_bytes: bytes that a blocked order reads together.
@@ -128,8 +137,11 @@ def order_for(
         if store.labels is None:
             raise ValueError("order is 'balanced', but the store has no labels")
         return Balanced(store.labels, seed=seed)
+    if order == "opportunistic":
+        return Opportunistic(len(store), store.resident_ranges(f"seed-{seed}"), seed=seed)
     raise ValueError(
-        f"order is {order!r}, expected 'shuffled', 'sequential', 'blocked', 'balanced' or an Order",
+        f"order is {order!r}, expected 'shuffled', 'sequential', 'blocked', 'balanced', "
+        "'opportunistic' or an Order",
     )
 
 
@@ -188,6 +200,11 @@ def loader(
     if not isinstance(store, Store):
         store = open(store)
     placement = place_in_job(rank, world_size)
+    if order == "opportunistic" and placement.world_size > 1 and not store.agrees:
+        raise ValueError(
+            "order is 'opportunistic' over several ranks, whose page caches differ: pass the same "
+            "headrace.order.Opportunistic to all of them"
+        )
     chosen = order_for(store, order, seed=seed)
     if tail is None:
         tail = "exact" if placement.world_size == 1 else "pad"

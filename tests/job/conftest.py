@@ -42,6 +42,7 @@ class Cluster:
         self.servers: dict[int, subprocess.Popen[str]] = {}
         self.trainers: list[Trainer] = []
         self.session = ""
+        self.silent: list[int] = []
 
     def local(self, node: int) -> Path:
         path = self.folder / f"disk-{node}"
@@ -111,6 +112,12 @@ class Cluster:
         server.kill()
         server.communicate()
 
+    def silence(self, node: int) -> None:
+        """As if its cable were pulled: nothing answers, nothing is refused."""
+        down = [*self.network.command(node), "ip", "link", "set", "eth0", "down"]
+        subprocess.run(down, check=True, timeout=20)
+        self.silent.append(node)
+
     def end(self) -> dict[int, dict[str, Any]]:
         """Ends the job by its command; returns what the servers said last."""
         subprocess.run([*PROGRAM, "stage", "--end"], env=self.environment(0), check=True,
@@ -123,6 +130,9 @@ class Cluster:
         return said
 
     def close(self) -> None:
+        for node in self.silent:
+            up = [*self.network.command(node), "ip", "link", "set", "eth0", "up"]
+            subprocess.run(up, check=True, timeout=20)
         for process in [*self.servers.values(), *(t.process for t in self.trainers)]:
             if process.poll() is None:
                 process.kill()

@@ -30,7 +30,7 @@ def cat(
 
     With --json they come in base64, with what is known of the sample.
     """
-    from headrace.store import open_store
+    from headrace.api import open as open_store
 
     with open_store(store, storage_options=storage_options(storage)) as opened:
         index = opened.index_of(sample if by_name or not _is_integer(sample) else int(sample))

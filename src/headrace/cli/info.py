@@ -30,7 +30,7 @@ def info(
     verbose: Verbose = False,
 ) -> None:
     """Show samples, sizes, classes, segments, volumes, checksums and page-cache residency."""
-    from headrace.store import open_store
+    from headrace.api import open as open_store
     from headrace.store.summary import summarise
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)

@@ -40,7 +40,7 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List samples: index, bytes, class and name."""
-    from headrace.store import open_store
+    from headrace.api import open as open_store
 
     with open_store(store, storage_options=storage_options(storage)) as opened:
         classes = opened.classes or []

@@ -41,7 +41,8 @@ def read(
     *,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1)] = 256,
     order: Annotated[
-        str, typer.Option(help="`shuffled`, `sequential`, `blocked` or `balanced`.")
+        str,
+        typer.Option(help="`shuffled`, `sequential`, `blocked`, `balanced` or `opportunistic`."),
     ] = "shuffled",
     seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
     seconds: Annotated[

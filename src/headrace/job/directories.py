@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Fetch = Callable[[int], None]
     """Fills a file of the directory's size."""
 
-__all__ = ["Directories"]
+__all__ = ["Directories", "sweep"]
 
 PREFIX = "headrace-job-"
 _TRIES = 20

@@ -50,6 +50,7 @@ class NodeDocument:
         local: the folder on its local disk.
         state: `planned`, `staging`, `staged` or `failed`.
         samples: of its share.
+        ready: of them, there already: the first ones.
         volume_bytes: of their volume.
         written: bytes of the volume that are there.
         source_bytes: read from the source so far.
@@ -69,6 +70,7 @@ class NodeDocument:
     local: str
     state: str
     samples: int = 0
+    ready: int = 0
     volume_bytes: int = 0
     written: int = 0
     source_bytes: int = 0

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["JobEngine", "JobFigures", "connect_options", "identity_of", "volume_name"]
 
 _FOLLOW_S = 1.0
+_FOLLOW_STAGED_S = 10.0
+"""Once nothing is expected: every process of every node looks into the shared folder."""
 
 # Engines inherited over a fork: their threads do not exist in the child, and ending them there would
 # touch what the parent still uses.
@@ -245,12 +247,12 @@ class JobEngine(Closing):
 
     def _follow(self, live: _Live, stop: threading.Event) -> None:
         """Takes up what comes later: replicas, and nodes that were away."""
-        settled, complete = self._document.generation, False
-        while not stop.wait(_FOLLOW_S):
+        settled, complete, state = self._document.generation, False, self._document.state
+        while not stop.wait(_FOLLOW_STAGED_S if complete and state == "staged" else _FOLLOW_S):
             with contextlib.suppress(HeadraceError, OSError):
                 found = self._meeting.job()
                 if found is None or found.session != self._document.session:
                     continue
                 if found.generation != settled or not complete:
                     complete = self._settle(live, found)
-                    settled = found.generation
+                    settled, state = found.generation, found.state

@@ -5,6 +5,7 @@
       hello-R.json   node R: a nonce, so that it can tell that node 0 lives now
       node-R.json    node R: its share, address and progress
       job.json       node 0, when all nodes have planned: what readers open
+    agreed-*.json  whoever comes first: what all must see alike
       ended          whoever ends the job
       listing/       node 0: the source's directory, unless the source is a store already
 
@@ -37,7 +38,7 @@ POLL_S = 0.1
 """How often files are looked for: a look-up of one name, also on a network file system."""
 
 _OURS = ("meeting.json", "job.json", "ended")
-_NUMBERED = ("hello-", "node-")
+_NUMBERED = ("hello-", "node-", "agreed-")
 
 
 def meeting_folder(
@@ -86,8 +87,8 @@ class Meeting:
             JobError: a living job has the folder, or something else lies in it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        known = {"listing", *(p.name for p in self._files())}
-        strange = [p.name for p in self.folder.iterdir() if p.name not in known]
+        ours = ("listing", *_OURS, *_NUMBERED)
+        strange = [p.name for p in self.folder.iterdir() if not p.name.startswith(ours)]
         if strange:
             raise JobError(
                 f"{self.folder}: {strange[0]!r} and {len(strange) - 1} others lie there, expected a "
@@ -105,8 +106,9 @@ class Meeting:
                     f"{self.folder}",
                 )
         # Greetings stay: this job's own nodes may have come first.
-        for name in (*_OURS, *(p.name for p in self._files("node-"))):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in self._files():
+            if not path.name.startswith("hello-"):
+                path.unlink(missing_ok=True)
         shutil.rmtree(self.listing, ignore_errors=True)
         session = secrets.token_hex(8)
         self._write("meeting.json", {"session": session, "job": job, "nodes": nodes, "seen": {}})
@@ -168,6 +170,25 @@ class Meeting:
         """
         data = self._bytes("job.json")
         return None if data is None else JobDocument.parse(data, str(self.folder / "job.json"))
+
+    def agree(
+        self, name: str, session: str, proposal: tuple[tuple[int, int], ...]
+    ) -> tuple[tuple[int, int], ...]:
+        """What the first process of the session proposed under `name`: to all the same.
+
+        Args:
+            name: letters, digits and dashes.
+            session: of the job.
+            proposal: ours, should we be the first.
+        """
+        target = self.folder / f"agreed-{session}-{name}.json"
+        if not target.exists():
+            temporary = target.with_name(f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
+            temporary.write_text(json.dumps(proposal))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, target)  # whole or not at all, and once
+            temporary.unlink()
+        return tuple((int(a), int(b)) for a, b in json.loads(target.read_text()))
 
     def head(self) -> dict[str, Any] | None:
         """`meeting.json` as it is."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int | None, int, int | None], None]
     Say = Callable[[str], object]
 
-__all__ = ["NodeServer", "StageOptions"]
+__all__ = ["NodeServer", "StageOptions", "is_store"]
 
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
@@ -385,7 +385,8 @@ class NodeServer(Closing):
         self._keep(segment)
         self._publish(
             replace(
-                self.document, state="staged", written=share.volume_bytes, segment=segment,
+                self.document, state="staged", written=share.volume_bytes,
+                ready=share.samples, segment=segment,
                 place=place, files=(volume.path,), source_bytes=stager.source_bytes,
             )
         )  # fmt: skip
@@ -416,6 +417,7 @@ class NodeServer(Closing):
             replace(
                 self.document, state=state, why=why, source_bytes=stager.source_bytes,
                 written=stager.bytes_done,
+                ready=stager.samples_done,
             )
         )  # fmt: skip
 

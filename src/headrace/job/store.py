@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment
     from headrace.store.segment import Directory
 
-__all__ = ["SCHEME", "JobStore", "open_job"]
+__all__ = ["SCHEME", "JobStore", "open_job", "own_node"]
 
 SCHEME = "headrace://"
 WAIT_S = 60.0
@@ -116,11 +116,29 @@ class JobStore(Store):
 
     document: JobDocument
     directories: Directories
+    meeting: Meeting
 
     @property
     def local_samples(self) -> int:
         """Samples that are read from this node's own disk."""
         return sum(s.entry.samples for s in self.segments if getattr(s.volumes, "local", False))
+
+    agrees = True
+
+    def resident_ranges(self, name: str = "") -> tuple[tuple[int, int], ...]:
+        """Samples that the nodes have staged, as the first process found that asked with this name."""
+        return self.meeting.agree(f"resident-{name}", self.document.session, self._staged_ranges())
+
+    def _staged_ranges(self) -> tuple[tuple[int, int], ...]:
+        nodes = self.meeting.nodes(self.document.session)
+        ranges = []
+        base = 0
+        for segment in self.document.segments:
+            found = nodes.get(segment.places[0].node)
+            if found is not None and found.ready:
+                ranges.append((base, base + found.ready))
+            base += segment.entry.samples
+        return tuple(ranges)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_job, (self.path, self.fingerprint)
@@ -208,6 +226,7 @@ class _Opening:
             objects=engine,  # type: ignore[arg-type]
         )
         store.document, store.directories = self._document, directories
+        store.meeting = self._meeting
         return store
 
     def _open_source(self) -> Store:

@@ -66,6 +66,7 @@ class Purpose(IntEnum):
     MEMBERS = 5
     DRAWS = 6
     SAMPLES = 7
+    RESIDENT = 8
 
 
 def derive_key(seed: int, *parts: int) -> int:

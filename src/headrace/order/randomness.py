@@ -98,6 +98,19 @@ class Randomness:
         return _of_blocked(samples, block_samples, window_blocks)
 
     @classmethod
+    def of_opportunistic(cls, samples: int, resident: int) -> Randomness:
+        """Return the randomness of `resident` given samples, shuffled, before all others, shuffled."""
+        rest = samples - resident
+        if 0 in (resident, rest):
+            return cls.of_shuffled()
+        # Two windows, as of `Blocked`, but nobody chose what lies in them: their factor is 1.
+        first = float(_smooth_sum(lambda left: np.log2(left) / (left + rest), resident))
+        level = (first + _full_sum(rest)) / _full_sum(samples)
+        bits = _log2_factorial(resident) + _log2_factorial(rest)
+        formula = f"{_DEEPIO}; P = 1/(left of {resident} resident), then 1/(left of {rest})"
+        return cls(min(1.0, level), min(1.0, bits / _log2_factorial(samples)), formula)
+
+    @classmethod
     def of_balanced(
         cls,
         samples: int,

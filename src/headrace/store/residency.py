@@ -9,10 +9,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-__all__ = ["resident_bytes", "resident_pages"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["page_map", "resident_bytes", "resident_pages"]
 
 _SYS_CACHESTAT = 451
 """The same number on every architecture."""
@@ -62,6 +66,12 @@ def _by_cachestat(fd: int) -> int | None:
 
 
 def _by_mincore(fd: int, size: int) -> int | None:
+    pages = page_map(fd, size)
+    return None if pages is None else int(pages.sum())
+
+
+def page_map(fd: int, size: int) -> NDArray[np.bool_] | None:
+    """Which pages of an open file of `size` bytes, not 0, lie in the page cache; None: nobody can tell."""
     try:
         mapping = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
@@ -73,4 +83,4 @@ def _by_mincore(fd: int, size: int) -> int | None:
         ctypes.c_size_t(size),
         ctypes.c_void_p(pages.ctypes.data),
     )
-    return None if status else int((pages & 1).sum())
+    return None if status else (pages & 1).astype(np.bool_)

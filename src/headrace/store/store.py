@@ -43,6 +43,7 @@ from headrace.store.opening import (
     open_segment_at,
 )
 from headrace.store.reader_reference import ReferenceReader
+from headrace.store.resident import resident_samples
 from headrace.store.segment import Extent, OpenSegment, directory_class, open_volumes
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions, because, source_options
@@ -402,6 +403,21 @@ class Store(Closing):
             segment.volumes.close()
         if self.objects is not None:
             self.objects.close()
+
+    agrees = False
+    """Whether `resident_ranges` says the same to all processes that ask with one name."""
+
+    def resident_ranges(self, name: str = "") -> tuple[tuple[int, int], ...]:
+        """Ranges (first, behind the last) of samples that are near now, ascending: in the page cache.
+
+        Args:
+            name: what is asked for; stores that agree say the same to everybody who gives it.
+        """
+        del name
+        ranges: list[tuple[int, int]] = []
+        for segment in self.segments:
+            ranges += resident_samples(segment)
+        return tuple(ranges)
 
     def keep(self, memory: object) -> None:
         """Keeps what the volumes lie in alive as long as the store is open."""

@@ -1,0 +1,46 @@
+"""Which samples lie in the page cache, and an order that begins with them."""
+
+import os
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.order import Opportunistic
+from headrace.store.resident import ranges_of
+
+
+def drop(path):
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_what_is_in_the_page_cache_comes_first(tmp_path):
+    sizes = [5000] * 300
+    hr.pack((bytes([i % 256]) * size for i, size in enumerate(sizes)), tmp_path / "s.hr")
+    (volume,) = (tmp_path / "s.hr").glob("*.hrv")
+    volume.read_bytes()
+    with hr.open(tmp_path / "s.hr") as store:
+        assert store.resident_ranges() == ((0, 300),)
+        drop(volume)
+        if store.resident_ranges():
+            pytest.skip("this file system does not let go of its pages")
+        fd = os.open(volume, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(fd, 100 * 5000, 4096 + 100 * 5000)
+        os.close(fd)
+        ((first, last),) = store.resident_ranges()
+        assert first <= 100
+        assert 199 <= last <= 220
+        order = hr.order_for(store, "opportunistic")
+        assert isinstance(order, Opportunistic)
+        assert set(order.indices(0, 0, last - first).tolist()) == set(range(first, last))
+        with pytest.raises(ValueError, match="page caches differ"):
+            hr.loader(store, 4, order="opportunistic", rank=0, world_size=2)
+
+
+def test_ranges_of_flags():
+
+    assert ranges_of(np.array([0, 1, 1, 0, 1], bool), 10) == [(11, 13), (14, 15)]
+    assert ranges_of(np.zeros(3, bool)) == []
