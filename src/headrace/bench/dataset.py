@@ -242,7 +242,7 @@ class DatasetSpec:
 
     def _check_elements(self) -> None:
         try:
-            known = np.dtype(self.record_element_type).kind in "biufc"
+            known = np.dtype(self.record_element_type).kind in "iufc"
         except TypeError:
             known = False
         if not known:
