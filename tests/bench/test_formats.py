@@ -194,7 +194,8 @@ COLUMNS = [
 
 def test_pyarrow_reads_parquet_columns(tmp_path):
     spec, paths = made(tmp_path, format="parquet", num_samples_per_file=10, compression="zstd",
-                       parquet={"columns": COLUMNS, "row_group_size": 4, "generation_batch_size": 3})  # fmt: skip
+                       parquet={"columns": COLUMNS, "row_group_size": 4,
+                                "generation_batch_size": 3})  # fmt: skip
     file = pyarrow.parquet.ParquetFile(paths[0])
     assert [file.metadata.row_group(i).num_rows for i in range(3)] == [4, 4, 2]
     table = file.read()

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import output_file
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
 from headrace.bench.generate import generate
 from headrace.bench.manifest import FILE_NAME, read_manifest
 from headrace.errors import SourceError, VolumeError
+from headrace.store import output_file
 
 
 def spec_in(folder, **section):

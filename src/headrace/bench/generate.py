@@ -20,8 +20,8 @@ from headrace.bench.content import Content
 from headrace.bench.dataset_files import foreign_files
 from headrace.bench.formats import FileJob, format_of
 from headrace.bench.manifest import Manifest, differences, read_manifest, wait_for
-from headrace.bench.output_file import OutputFile, WriteBuffer, write_error
 from headrace.errors import SourceError, VolumeError
+from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _finish(spec: DatasetSpec, expected: Manifest, rank: int, world_size: int) -
             # The last one may have seen all and removed them already.
             now = read_manifest(spec.data_folder)
             return now is not None and now.complete
-    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder)
+    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder, rank)
     for marker in folder.glob(".generated-*"):
         marker.unlink(missing_ok=True)
     return True

@@ -47,10 +47,12 @@ class Manifest:
         fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
         return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
 
-    def write(self, folder: str) -> None:
-        """Puts it in its place, durably."""
+    def write(self, folder: str, rank: int = 0) -> None:
+        """Puts it in its place, durably. Several ranks may write the same at the same time."""
         text = {"kind": _KIND, "version": 1, **dataclasses.asdict(self)}
-        replace_file(Path(folder, FILE_NAME), json.dumps(text, indent=1).encode() + b"\n")
+        replace_file(
+            Path(folder, FILE_NAME), json.dumps(text, indent=1).encode() + b"\n", writer=f".{rank}"
+        )
 
 
 def read_manifest(folder: str) -> Manifest | None:

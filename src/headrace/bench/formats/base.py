@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.content import Content, Stream
     from headrace.bench.dataset import DatasetSpec, Split
-    from headrace.bench.output_file import OutputFile
+    from headrace.store.output_file import OutputFile
 
 __all__ = [
     "FileJob",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.output_file import OutputFile, WriteBuffer
+from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,7 +13,7 @@ from headrace.bench.formats.images import open_reader, sample_extents
 if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
-    from headrace.bench.output_file import OutputFile
+    from headrace.store.output_file import OutputFile
 
 __all__ = ["file_bytes", "open_reader", "sample_extents", "write"]
 

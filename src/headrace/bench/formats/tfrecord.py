@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.output_file import OutputFile, WriteBuffer
+from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.tfrecord import mask, unmask
 
 if TYPE_CHECKING:

@@ -51,12 +51,16 @@ class OutputFile:
         path: where the file appears when `with` is left without an error.
         buffer: the thread's buffer.
         direct: False never uses O_DIRECT.
+        sync: whether the disk has the file's bytes before it appears. Its name is durable once the folder
+            is synced.
 
     Raises:
         VolumeError: the disk is full, or the operating system refuses; nothing is left then.
     """
 
-    def __init__(self, path: str, buffer: WriteBuffer, *, direct: bool = True) -> None:
+    def __init__(
+        self, path: str, buffer: WriteBuffer, *, direct: bool = True, sync: bool = False
+    ) -> None:
         self.path = path
         self.written = 0
         folder, name = os.path.split(path)
@@ -65,6 +69,7 @@ class OutputFile:
         self._held = 0
         self._fd = -1
         self._direct = direct
+        self._sync = sync
         self._done = False
         self._patches: list[tuple[int, bytes]] = []
 
@@ -222,6 +227,8 @@ class OutputFile:
                 self._buffered()
             for offset, data in self._patches:
                 os.pwrite(self._fd, data, offset)
+        if self._sync:
+            os.fsync(self._fd)
         os.rename(self.temporary, self.path)
         self._done = True
 
