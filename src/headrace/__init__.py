@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 
 if TYPE_CHECKING:
-    from headrace import errors
+    from headrace import checkpoint, errors
     from headrace.api import (
         append,
         explain,
@@ -44,6 +44,7 @@ __all__ = [
     "Store",
     "__version__",
     "append",
+    "checkpoint",
     "errors",
     "explain",
     "from_hf",
@@ -64,8 +65,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return import_module("headrace.errors")
+    if name in ("checkpoint", "errors"):
+        return import_module(f"headrace.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -16,6 +16,9 @@
       - AuthenticationFailed (also PermissionError) it, or this host, did not prove who it is
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
+  x CheckpointError   a checkpoint cannot be saved or loaded
+    + CheckpointNotFound (also FileNotFoundError)
+    + CorruptCheckpoint  its files are not as they were written
   x NodeError         the node daemon cannot be started, reached or stopped
   x MountError        a store cannot be mounted, or a mount not be taken away
   x ControlError      the controller cannot be started, reached or stopped, or refuses
@@ -34,7 +37,10 @@ from typing import Any
 
 __all__ = [
     "AuthenticationFailed",
+    "CheckpointError",
+    "CheckpointNotFound",
     "ControlError",
+    "CorruptCheckpoint",
     "CorruptSample",
     "CorruptStore",
     "DecodeError",
@@ -166,6 +172,18 @@ class OrderError(HeadraceError, ValueError):
 
 class StateMismatch(OrderError):
     """A saved state belongs to other data or to another order."""
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint cannot be saved or loaded."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """The folder holds no whole checkpoint, or not the one of this step."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A checkpoint's files are not as they were written."""
 
 
 class NodeError(HeadraceError):

@@ -39,9 +39,12 @@ def sync_folder(path: str | Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file by new content: a reader sees the old or the new, nothing between."""
-    temporary = path.with_name(path.name + ".new")
+def replace_file(path: Path, data: bytes, *, writer: str = "") -> None:
+    """Replaces a file by new content: a reader sees the old or the new, nothing between.
+
+    Processes that may replace the same file at the same time give a `writer` of their own.
+    """
+    temporary = path.with_name(f"{path.name}{writer}.new")
     try:
         with temporary.open("wb") as f:
             f.write(data)

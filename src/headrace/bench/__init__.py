@@ -1,0 +1,4 @@
+"""Measures storage the way training uses it: DLIO's workloads, data sets and checkpoints.
+
+`dataset` says what a data set is, `formats` how each format is written and read, `generate` writes it.
+"""

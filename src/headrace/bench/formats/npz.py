@@ -1,0 +1,172 @@
+"""npz: a zip of `x.npy`, the samples on its last axis, and `y.npy`, their labels (0), as DLIO writes it."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.bench.content import crc32_combine
+from headrace.bench.formats import npy
+from headrace.bench.formats.base import Reader, SampleExtents, bad_file, no_seek, whole_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.bench.dataset import DatasetSpec
+    from headrace.bench.formats.base import FileJob
+    from headrace.store.output_file import OutputFile
+
+__all__ = ["file_bytes", "open_reader", "sample_extents", "write"]
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_ZIP64 = struct.Struct("<HH2Q")
+_CENTRAL_64 = struct.Struct("<HH3Q")
+_FULL = 0xFFFFFFFF
+_VERSION = 45
+_DATE = 1 << 5 | 1
+"""1980-01-01, zip's first day: the same files whenever they are made."""
+_CRC_AT = 14
+"""Of a local header."""
+
+
+def write(out: OutputFile, job: FileJob) -> None:
+    """Writes a file's bytes."""
+    labels = np.zeros(job.samples, np.int64)
+    head = npy.header((*job.shape, job.samples), job.spec.dtype)
+    size = job.sample_bytes * job.samples
+    if job.spec.compression == "zip":
+        _write_deflated(out, job, head, labels)
+        return
+    y = npy.header(labels.shape, labels.dtype) + labels.tobytes()
+    members = [_Member(b"x.npy", len(head) + size), _Member(b"y.npy", len(y))]
+    members[0].begin(out)
+    out.write(head)
+    members[0].crc = zlib.crc32(head)
+    for data, crc in job.stream().checked_blocks(size):
+        out.write(data)
+        members[0].crc = crc32_combine(members[0].crc, crc, data.size)
+    members[0].end(out)
+    members[1].begin(out)
+    out.write(y)
+    members[1].crc = zlib.crc32(y)
+    members[1].end(out)
+    _finish(out, members)
+
+
+class _Member:
+    """A stored file of the archive: its sizes are known before, its CRC after.
+
+    All are in zip64's form, as numpy's are, so that what a file needs beside its data is always the same.
+    """
+
+    def __init__(self, name: bytes, size: int) -> None:
+        self.name, self.size, self.crc, self.offset = name, size, 0, 0
+
+    def begin(self, out: OutputFile) -> None:
+        self.offset = out.tell()
+        extra = _ZIP64.pack(1, 16, self.size, self.size)
+        out.write(
+            _LOCAL.pack(
+                b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, 0, _FULL, _FULL, len(self.name), len(extra)
+            )
+        )
+        out.write(self.name + extra)
+
+    def end(self, out: OutputFile) -> None:
+        out.patch(self.offset + _CRC_AT, self.crc.to_bytes(4, "little"))
+
+    def central(self) -> bytes:
+        extra = _CENTRAL_64.pack(1, 24, self.size, self.size, self.offset)
+        head = _CENTRAL.pack(
+            b"PK\x01\x02", 3 << 8 | _VERSION, _VERSION, 0, 0, 0, _DATE, self.crc, _FULL, _FULL,
+            len(self.name), len(extra), 0, 0, 0, 0o600 << 16, _FULL,
+        )  # fmt: skip
+        return head + self.name + extra
+
+
+def _finish(out: OutputFile, members: list[_Member]) -> None:
+    begin = out.tell()
+    central = b"".join(m.central() for m in members)
+    out.write(central)
+    end, count = out.tell(), len(members)
+    out.write(
+        _END_64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, len(central), begin)
+    )
+    out.write(_LOCATOR_64.pack(b"PK\x06\x07", 0, end, 1))
+    out.write(_END.pack(b"PK\x05\x06", 0, 0, count, count, len(central), _FULL, 0))
+
+
+def _write_deflated(out: OutputFile, job: FileJob, head: bytes, labels: Any) -> None:
+    level = min(job.spec.compression_level, 9)
+    with zipfile.ZipFile(no_seek(out), "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        for name, pieces in (("x.npy", _pieces(head, job)), ("y.npy", iter([_npy(labels)]))):
+            member = zipfile.ZipInfo(name)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(member, "w", force_zip64=True) as f:
+                for piece in pieces:
+                    f.write(piece)
+
+
+def _pieces(head: bytes, job: FileJob) -> Iterator[bytes]:
+    yield head
+    for data in job.stream().blocks(job.sample_bytes * job.samples):
+        yield data.tobytes()
+
+
+def _npy(array: Any) -> bytes:
+    text = io.BytesIO()
+    np.save(text, array)
+    return text.getvalue()
+
+
+def file_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
+    """Size of the finished file."""
+    if spec.compression != "none":
+        return None
+    array = npy.file_bytes(spec, shape)
+    assert array is not None
+    labels = len(npy.header((spec.num_samples_per_file,), np.dtype(np.int64)))
+    labels += 8 * spec.num_samples_per_file
+    each = _LOCAL.size + _CENTRAL.size + _ZIP64.size + _CENTRAL_64.size + 2 * len("x.npy")
+    return array + labels + 2 * each + _END_64.size + _LOCATOR_64.size + _END.size
+
+
+def sample_extents(path: str, spec: DatasetSpec) -> SampleExtents:
+    """Where the samples of a file lie; of a compressed one all samples are in all of it."""
+    with open(path, "rb") as f:
+        try:
+            with zipfile.ZipFile(f) as archive:
+                info = archive.getinfo("x.npy")
+        except (zipfile.BadZipFile, KeyError, OSError) as e:
+            raise bad_file(path, "the archive", e, "an npz with x.npy") from e
+        if info.compress_type != zipfile.ZIP_STORED:
+            return whole_file(path, spec)
+        f.seek(info.header_offset)
+        local = _LOCAL.unpack(f.read(_LOCAL.size))
+        f.seek(info.header_offset + _LOCAL.size + local[9] + local[10])
+        shape, dtype = npy.read_header(f, path)
+        npy.check_shape(path, shape, spec)
+        return SampleExtents.shared(
+            spec.num_samples_per_file, f.tell(), math.prod(shape) * dtype.itemsize
+        )
+
+
+def open_reader(path: str, spec: DatasetSpec) -> Reader:
+    """Reads the file, and checks its CRC."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            array = archive["x"]
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e:
+        raise bad_file(path, "the archive", e, "an npz with x.npy") from e
+    npy.check_shape(path, array.shape, spec)
+    return npy.ArrayReader(array)

@@ -1,0 +1,277 @@
+"""Generates a data set: parallel over ranks and threads, at the disk's speed, resumable.
+
+Rank r of w writes the files r, r + w, ... Rank 0 prepares the folder, the others wait for its manifest;
+nobody waits at the end: the rank that finishes last marks the data set as complete. A file is there
+whole or not at all, so a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.bench.content import Content
+from headrace.bench.dataset_files import foreign_files
+from headrace.bench.formats import FileJob, format_of
+from headrace.bench.manifest import Manifest, differences, read_manifest, wait_for
+from headrace.errors import SourceError, VolumeError
+from headrace.store.output_file import OutputFile, WriteBuffer, write_error
+from headrace.store.publish import check_free_space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.bench.dataset import DatasetSpec, Split
+
+    Progress = Callable[[int, int | None, int, int | None], None]
+
+__all__ = ["GenerateReport", "generate"]
+
+_THREADS_MAX = 16
+_RANK_0_DEADLINE_S = 120.0
+_SPLITS: tuple[Split, ...] = ("train", "valid")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateReport:
+    """What a rank did."""
+
+    path: str
+    files: int
+    """Files of the data set that are this rank's."""
+    resumed_files: int
+    """How many of them were there already."""
+    bytes: int
+    """That were written."""
+    seconds: float
+    complete: bool
+    """Whether the data set is: the last of several ranks says so."""
+
+
+def generate(
+    spec: DatasetSpec,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    threads: int | None = None,
+    direct: bool = True,
+    sync: bool = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> GenerateReport:
+    """Writes a data set, or this rank's share of it.
+
+    Args:
+        spec: what to write.
+        rank: of this process.
+        world_size: how many processes write.
+        threads: that write files; not given: more than there are processors for this process, since
+            each waits for the disk half of its time.
+        direct: whether large files are written past the page cache.
+        sync: whether all is on the disk when this returns, and not before the data set counts as
+            complete.
+        overwrite: whether another data set of ours in the folder is removed first.
+        progress: called with (samples done, samples, bytes done, bytes) from any thread.
+
+    Raises:
+        SourceError: the folder holds something else, or rank 0 does not begin.
+        VolumeError: the disk is full, or the operating system refuses. What is whole stays.
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
+    expected = Manifest.of(spec, complete=False)
+    try:
+        if rank == 0:
+            _prepare(spec, expected, overwrite=overwrite)
+        else:
+            wait_for(spec.data_folder, expected, _RANK_0_DEADLINE_S)
+        run = _Run(spec, range(rank, spec.total_files, world_size), progress, direct=direct)
+        if threads is None:
+            threads = min(2 * len(os.sched_getaffinity(0)) + 2, _THREADS_MAX)
+        run.write_all(threads)
+        if sync:
+            _sync(spec.data_folder)
+        complete = _finish(spec, expected, rank, world_size)
+    except OSError as e:
+        if isinstance(e, VolumeError):
+            raise
+        raise write_error(e, e.filename or spec.data_folder) from e
+    return run.report(complete=complete)
+
+
+class _Run:
+    """One rank's files, on their way to the disk."""
+
+    def __init__(
+        self, spec: DatasetSpec, numbers: range, progress: Progress | None, *, direct: bool
+    ) -> None:
+        self._spec, self._numbers, self._progress, self._direct = spec, numbers, progress, direct
+        self._format = format_of(spec)
+        self._shapes = spec.sample_shapes()
+        self._content = Content(spec.seed)
+        self._estimate = int(spec.sample_bytes()[numbers.start :: numbers.step].sum())
+        self._estimate *= spec.num_samples_per_file
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._todo = iter(numbers)
+        self._done = self._resumed = self._bytes = self._written = 0
+
+    def write_all(self, threads: int) -> None:
+        """Writes what is not there yet; the first error stops all."""
+        if self._numbers.start == 0:
+            done = sum(1 for n in self._numbers[:1] if self._is_there(self._job(n)))
+            if not done and self._spec.format not in ("jpeg", "synthetic"):
+                check_free_space(Path(self._spec.data_folder), self._estimate * self._numbers.step)
+        with ThreadPoolExecutor(max(1, threads), "generate") as pool:
+            futures = [pool.submit(self._write_some) for _ in range(max(1, threads))]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                raise
+
+    def _write_some(self) -> None:
+        buffer = WriteBuffer()
+        try:
+            for number in self._mine():
+                self._write_one(number, buffer)
+        except BaseException:
+            self._stop.set()
+            raise
+
+    def _mine(self) -> Iterator[int]:
+        while not self._stop.is_set():
+            with self._lock:
+                number = next(self._todo, None)
+            if number is None:
+                return
+            yield number
+
+    def _job(self, number: int) -> FileJob:
+        spec, train = self._spec, number < self._spec.num_files_train
+        return FileJob(
+            spec,
+            "train" if train else "valid",
+            number if train else number - spec.num_files_train,
+            tuple(self._shapes[number].tolist()),
+            self._content,
+        )
+
+    def _is_there(self, job: FileJob) -> bool:
+        """Whether a file is, whole: a power cut may leave a name with nothing behind it."""
+        try:
+            size = os.stat(job.path).st_size
+        except FileNotFoundError:
+            return False
+        expected = self._format.file_bytes(self._spec, job.shape)
+        return size > 0 if expected is None else size == expected
+
+    def _write_one(self, number: int, buffer: WriteBuffer) -> None:
+        job = self._job(number)
+        there = self._is_there(job)
+        written = 0
+        if not there:
+            with OutputFile(job.path, buffer, direct=self._direct) as out:
+                self._format.write(out, job)
+            written = out.written
+        with self._lock:
+            self._done += 1
+            self._resumed += there
+            self._written += written
+            self._bytes += job.sample_bytes * job.samples
+            done = self._done
+        if self._progress is not None:
+            each = self._spec.num_samples_per_file
+            self._progress(
+                done * each,
+                len(self._numbers) * each,
+                self._bytes,
+                max(self._estimate, self._bytes),
+            )
+
+    def report(self, *, complete: bool) -> GenerateReport:
+        """What was done."""
+        return GenerateReport(
+            path=self._spec.data_folder,
+            files=self._done,
+            resumed_files=self._resumed,
+            bytes=self._written,
+            seconds=time.monotonic() - self._started,
+            complete=complete,
+        )
+
+
+def _prepare(spec: DatasetSpec, expected: Manifest, *, overwrite: bool) -> None:
+    """Makes the folders and the manifest, unless something else is there."""
+    folder = spec.data_folder
+    found = read_manifest(folder)
+    if found is None:
+        if strange := foreign_files(spec):
+            raise SourceError(
+                f"{folder}: holds files that headrace has not generated, as {strange}.",
+                path=folder,
+                next_step="Choose another data_folder, or remove them.",
+            )
+    elif found.spec != expected.spec:
+        if not overwrite:
+            raise SourceError(
+                f"{folder}: holds another data set: {'; '.join(differences(found.spec, expected.spec))}.",
+                path=folder,
+                next_step="Choose another data_folder, or pass --overwrite to replace it.",
+            )
+        _remove(folder, found)
+        found = None
+    for split in _SPLITS:
+        for name in spec.subfolders(split):
+            os.makedirs(os.path.join(folder, name), exist_ok=True)
+    if found is None:
+        expected.write(folder)
+
+
+def _remove(folder: str, old: Manifest) -> None:
+    """Removes the files that an older manifest names, and no others. Its own goes last."""
+    from headrace.bench.dataset import DatasetSpec
+
+    spec = DatasetSpec.from_mapping({**old.spec, "data_folder": folder})
+    for split, index in spec.files():
+        path = Path(spec.path(split, index))
+        for name in (path, Path(f"{path}.off.idx"), Path(f"{path}.sz.idx")):
+            name.unlink(missing_ok=True)
+        Path(folder, "index", split, path.name + ".idx").unlink(missing_ok=True)
+    for marker in Path(folder).glob(".generated-*"):
+        marker.unlink(missing_ok=True)
+
+
+def _finish(spec: DatasetSpec, expected: Manifest, rank: int, world_size: int) -> bool:
+    """Says that this rank has finished; the one that sees all others marks the data set complete."""
+    folder = Path(spec.data_folder)
+    markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
+    if world_size > 1:
+        markers[rank].touch()
+        if not all(m.exists() for m in markers):
+            # The last one may have seen all and removed them already.
+            now = read_manifest(spec.data_folder)
+            return now is not None and now.complete
+    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder, rank)
+    for marker in folder.glob(".generated-*"):
+        marker.unlink(missing_ok=True)
+    return True
+
+
+def _sync(folder: str) -> None:
+    """Waits until the folder's file system has all on the disk: once, not for each small file."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), folder)
+    finally:
+        os.close(fd)

@@ -1,0 +1,107 @@
+"""Manifest: what a generated folder holds, and whether all of it is there.
+
+`headrace-dataset.json` in the data folder is written before the first file and again behind the last one. A
+folder without it was made by someone else: it is read, and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import SourceError
+from headrace.store.publish import replace_file
+
+if TYPE_CHECKING:
+    from headrace.bench.dataset import DatasetSpec
+
+__all__ = ["FILE_NAME", "Manifest", "differences", "read_manifest"]
+
+FILE_NAME = "headrace-dataset.json"
+_KIND = "headrace data set"
+_BYTES_MAX = 1 << 20
+_POLL_S = 0.05
+
+_NOT_DATA = ("data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize")
+"""Fields that the files do not depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A data folder's manifest."""
+
+    spec: dict[str, Any]
+    """The fields that the files depend on, as JSON has them."""
+    complete: bool
+    files: int
+
+    @classmethod
+    def of(cls, spec: DatasetSpec, *, complete: bool) -> Manifest:
+        """What `spec` asks for."""
+        fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
+        return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
+
+    def write(self, folder: str, rank: int = 0) -> None:
+        """Puts it in its place, durably. Several ranks may write the same at the same time."""
+        text = {"kind": _KIND, "version": 1, **dataclasses.asdict(self)}
+        replace_file(
+            Path(folder, FILE_NAME), json.dumps(text, indent=1).encode() + b"\n", writer=f".{rank}"
+        )
+
+
+def read_manifest(folder: str) -> Manifest | None:
+    """The manifest of a data folder; None where there is none.
+
+    Raises:
+        SourceError: it is damaged.
+    """
+    path = os.path.join(folder, FILE_NAME)
+    try:
+        with open(path, "rb") as f:
+            text = f.read(_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        if found["kind"] == _KIND and found["version"] == 1 and isinstance(found["spec"], dict):
+            return Manifest(found["spec"], bool(found["complete"]), int(found["files"]))
+    raise SourceError(
+        f"{path}: is no manifest of a data set that this version knows.",
+        path=path,
+        next_step="Generate the data set into another folder.",
+    )
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """What two manifests' specs differ in: "num_files_train 8 instead of 9"."""
+    return [
+        f"{key} {found.get(key)!r} instead of {value!r}"
+        for key, value in expected.items()
+        if found.get(key) != value
+    ]
+
+
+def wait_for(folder: str, expected: Manifest, deadline_s: float) -> None:
+    """Waits until rank 0 has prepared the folder.
+
+    Raises:
+        SourceError: it has not, in time.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        found = read_manifest(folder)
+        if found is not None and found.spec == expected.spec:
+            return
+        if time.monotonic() > end:
+            raise SourceError(
+                f"{folder}: rank 0 has not begun this data set within {deadline_s:g} s.",
+                path=folder,
+                next_step="Look at rank 0's error; all ranks need the same workload and folder.",
+            )
+        time.sleep(_POLL_S)

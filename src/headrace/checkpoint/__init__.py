@@ -1,0 +1,142 @@
+"""Checkpoints of a training job: saved while training goes on, whole or not there at all.
+
+    import headrace as hr
+
+    hr.checkpoint.save({"model": model.state_dict(), "step": step}, "checkpoints/", step)
+    ...
+    state = hr.checkpoint.load("checkpoints/").tree
+
+`save` returns when the arrays are copied in memory; a thread writes them, and an error of it is raised by
+the next call. Each rank saves its own tree; the checkpoint is whole when all have. `Checkpointer` is the
+same as an object, with a local folder that is written first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+from headrace.checkpoint.checkpointer import (
+    Checkpoint,
+    Checkpointer,
+    CheckpointOptions,
+    SaveReport,
+)
+from headrace.checkpoint.folder import steps
+from headrace.config import place_in_job
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointOptions",
+    "Checkpointer",
+    "SaveReport",
+    "latest",
+    "load",
+    "save",
+    "steps",
+    "wait",
+]
+
+_open: dict[tuple[str, int], Checkpointer] = {}
+
+
+def _checkpointer(
+    folder: str | os.PathLike[str],
+    rank: int | None,
+    world_size: int | None,
+    local: str | os.PathLike[str] | None = None,
+    options: CheckpointOptions | None = None,
+) -> Checkpointer:
+    """The folder's, kept from call to call; another one where the arguments are others."""
+    place = place_in_job(rank, world_size)
+    made = Checkpointer(
+        folder, rank=place.rank, world_size=place.world_size, local=local, options=options
+    )
+    key = (made.folder, place.rank)
+    old = _open.get(key)
+    if old is not None and old.pid == os.getpid():
+        if old.same_as(made):
+            return old
+        old.wait()
+    _open[key] = made
+    return made
+
+
+def save(
+    tree: Any,
+    folder: str | os.PathLike[str],
+    step: int,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local: str | os.PathLike[str] | None = None,
+    options: CheckpointOptions | None = None,
+) -> SaveReport:
+    """Saves this rank's tree, in the background.
+
+    Args:
+        tree: nested dicts, lists and tuples of numpy arrays, torch tensors, numbers, strings and None.
+        folder: where the checkpoints of the job go.
+        step: the checkpoint's number; larger is newer.
+        rank: of this process; not given, from torchrun, MPI or Slurm.
+        world_size: processes that save together; likewise.
+        local: a folder on this node's disk that is written first, and read first.
+        options: how to write.
+
+    Returns:
+        How long this call blocked; `wait` returns the rest.
+
+    Raises:
+        TypeError: something in the tree cannot be kept.
+        CheckpointError: there is a checkpoint of this step already.
+        VolumeError: the save before failed, or, not asynchronous, this one.
+    """
+    checkpointer = _checkpointer(folder, rank, world_size, local, options)
+    checkpointer.save(tree, step)
+    report = checkpointer.report
+    assert report is not None
+    return report
+
+
+def load(
+    folder: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local: str | os.PathLike[str] | None = None,
+) -> Checkpoint:
+    """Loads this rank's tree of the newest whole checkpoint, or of `step`; every byte is checked.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        CorruptCheckpoint: its bytes are not what was saved.
+        VolumeError: a save that was still running failed.
+    """
+    place = place_in_job(rank, world_size)
+    running = _open.get((os.path.abspath(folder), place.rank))
+    if running is not None and running.pid == os.getpid():
+        running.wait()
+    with Checkpointer(
+        folder, rank=place.rank, world_size=place.world_size, local=local
+    ) as checkpointer:
+        return checkpointer.load(step)
+
+
+def latest(folder: str | os.PathLike[str]) -> int | None:
+    """The step of the newest whole checkpoint in a folder; None if there is none."""
+    return max(steps(folder), default=None)
+
+
+def wait() -> list[SaveReport]:
+    """Waits until all saves of this process are on the disk.
+
+    Raises:
+        VolumeError: one of them failed.
+    """
+    reports = [c.wait() for c in list(_open.values()) if c.pid == os.getpid()]
+    return [r for r in reports if r is not None]
+
+
+atexit.register(wait)

@@ -1,0 +1,377 @@
+"""Checkpointer: saves trees while training goes on, and loads the newest whole one.
+
+`save` blocks for a copy in memory. A thread then writes it to the local folder, if there is one, and to
+the target, and makes it whole in one before it begins the other. One checkpoint is written at a time: a
+`save` that comes sooner waits, so that memory is bounded by one copy. An error of the thread is raised
+by the next call, whatever that is; nothing is lost silently.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.checkpoint.folder import (
+    RankRecord,
+    check_new,
+    commit,
+    read_manifest,
+    read_record,
+    remove_old,
+    shard_name,
+    step_folder,
+    steps,
+    withdraw,
+)
+from headrace.checkpoint.shard import Durability, ShardRecord, damaged, read_shard, write_shard
+from headrace.checkpoint.snapshot import Snapshot
+from headrace.checkpoint.tree import assemble, take_apart
+from headrace.closing import Closing
+from headrace.errors import CheckpointError, CheckpointNotFound, HeadraceError
+from headrace.store.output_file import WriteBuffer, write_error
+from headrace.store.publish import sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from headrace.checkpoint.folder import Manifest
+    from headrace.checkpoint.tree import Leaf
+
+__all__ = ["Checkpoint", "CheckpointOptions", "Checkpointer", "SaveReport"]
+
+_RUN_VARIABLES = (
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT",
+)  # fmt: skip
+_SHARD_BYTES_MIN = 16 << 20
+"""Smaller shards gain nothing from being written side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """How checkpoints are written. None of it changes what is loaded.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    keep: int | None = 3
+    """Whole checkpoints to keep in each folder; None keeps all."""
+
+    asynchronous: bool = True
+    """Whether `save` returns when the copy in memory is made. False: when all is on the disk, and without
+    the copy."""
+
+    durability: Durability = "direct"
+    """`direct` writes past the page cache, `fsync` through it; both wait for the disk. `none` does not: a
+    power cut may lose checkpoints that seemed whole; checksums tell."""
+
+    writers: int = 2
+    """Shards that are written side by side. Two reach an NVMe's bandwidth; file systems over a network
+    want more."""
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep is {self.keep}, expected at least 1, or None for all")
+        if self.durability not in ("none", "fsync", "direct"):
+            raise ValueError(f"durability is {self.durability!r}, expected none, fsync or direct")
+        if not 1 <= self.writers <= 256:
+            raise ValueError(f"writers is {self.writers}, expected 1 to 256")
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save took. Figures of a save that is still running are not final."""
+
+    step: int
+    nbytes: int
+    waited_s: float
+    """For the save before."""
+    blocking_s: float
+    """That training stood still, the wait included."""
+    local_s: float | None
+    """Until it was whole in the local folder, since `save` was called."""
+    total_s: float | None
+    """Until this rank's share was in the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was loaded."""
+
+    tree: Any
+    step: int
+    folder: str
+    """Where it was loaded from: the local folder, or the target."""
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder of checkpoints, and which rank of how many we are there."""
+
+    folder: str
+    rank: int
+    world_size: int
+
+
+class Checkpointer(Closing):
+    """The checkpoints of one rank of a training job.
+
+    Args:
+        folder: the target, of all ranks.
+        rank: of this process.
+        world_size: processes that save together.
+        local: a folder on this node's disk that is written first; each node has its own.
+        run: what tells this start of the job from an earlier one, the same on all ranks. Not given, it is
+            taken from torchrun or Slurm.
+        options: how to write.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        local: str | os.PathLike[str] | None = None,
+        run: str | None = None,
+        options: CheckpointOptions | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
+        self.folder = os.path.abspath(folder)
+        self.local = None if local is None else os.path.abspath(local)
+        if self.local == self.folder:
+            raise ValueError(f"local is {self.local}, expected another folder than the target")
+        self.rank, self.world_size = rank, world_size
+        self.options = options or CheckpointOptions()
+        self._run = _run_of(run, world_size)
+        self.pid = os.getpid()
+        self._given = run
+        self._target = _Place(self.folder, rank, world_size)
+        self._near: _Place | None = None
+        if self.local is not None:
+            # A node's own, so each rank's share is whole there by itself.
+            mine = f"/rank-{rank:05}-of-{world_size:05}" if world_size > 1 else ""
+            self._near = _Place(self.local + mine, 0, 1)
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._report: SaveReport | None = None
+        self._buffers: list[WriteBuffer] = []
+
+    @property
+    def report(self) -> SaveReport | None:
+        """Of the last save."""
+        return self._report
+
+    def same_as(self, other: Checkpointer) -> bool:
+        """Whether it was made with the same arguments."""
+        return (self._target, self._near, self.options, self._given) == (
+            other._target,
+            other._near,
+            other.options,
+            other._given,
+        )
+
+    def save(self, tree: Any, step: int) -> None:
+        """Saves a tree: nested dicts, lists and tuples of arrays, tensors, numbers and strings.
+
+        Raises:
+            TypeError: something in the tree cannot be kept.
+            CheckpointError: there is a checkpoint of this step already, or the save before failed.
+            VolumeError: the disk is full, or the operating system refused, now or in the save before.
+        """
+        started = time.monotonic()
+        self.wait()
+        waited = time.monotonic() - started
+        leaves, outline = take_apart(tree)
+        check_new(self.folder, step)
+        nbytes = sum(leaf.nbytes for leaf in leaves)
+        if self.options.asynchronous:
+            leaves = self._snapshot.take(leaves)
+            blocking = time.monotonic() - started
+            self._report = SaveReport(step, nbytes, waited, blocking, None, None)
+            self._thread = threading.Thread(
+                target=self._write, args=(leaves, outline, step, started), name="checkpoint"
+            )
+            self._thread.start()
+            return
+        self._report = SaveReport(step, nbytes, waited, 0.0, None, None)
+        self._write(leaves, outline, step, started)
+        report = self._report
+        self._report = SaveReport(
+            step, nbytes, waited, time.monotonic() - started, report.local_s, report.total_s
+        )
+        self.wait()
+
+    def wait(self) -> SaveReport | None:
+        """Waits until the last save is in the target, and raises its error if it had one."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self._report
+
+    def close(self) -> None:
+        """`wait`."""
+        self.wait()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except HeadraceError as e:
+            if error is None:
+                raise
+            error.add_note(f"and the last checkpoint failed: {e}")
+
+    def _write(self, leaves: Sequence[Leaf], outline: Any, step: int, started: float) -> None:
+        try:
+            for place in (self._near, self._target):
+                if place is not None:
+                    self._write_to(place, leaves, outline, step)
+                    self._note(step, time.monotonic() - started, local=place is self._near)
+        except OSError as e:
+            ours = isinstance(e, HeadraceError)
+            self._error = e if ours else write_error(e, e.filename or self.folder)
+        except BaseException as e:  # noqa: BLE001 - raised by the next call
+            self._error = e
+
+    def _note(self, step: int, seconds: float, *, local: bool) -> None:
+        old = self._report
+        assert old is not None
+        self._report = SaveReport(
+            step,
+            old.nbytes,
+            old.waited_s,
+            old.blocking_s,
+            seconds if local else old.local_s,
+            None if local else seconds,
+        )
+
+    def _write_to(self, at: _Place, leaves: Sequence[Leaf], outline: Any, step: int) -> None:
+        place = step_folder(at.folder, step)
+        os.makedirs(place, exist_ok=True)
+        withdraw(place)
+        sync_folder(at.folder)
+        groups = _share_out(leaves, self.options.writers)
+        while len(self._buffers) < len(groups):
+            self._buffers.append(WriteBuffer())
+
+        def write(number: int) -> ShardRecord:
+            path = str(place / shard_name(at.rank, at.world_size, number))
+            return write_shard(path, groups[number], self.options.durability, self._buffers[number])
+
+        if len(groups) == 1:
+            shards = [write(0)]
+        else:
+            with ThreadPoolExecutor(len(groups), "shard") as pool:
+                shards = list(pool.map(write, range(len(groups))))
+        sync_folder(place)
+        record = RankRecord(at.rank, at.world_size, self._run, outline, tuple(shards))
+        if commit(at.folder, step, record) is not None:
+            remove_old(at.folder, step, self.options.keep)
+
+    def load(self, step: int | None = None) -> Checkpoint:
+        """Loads this rank's tree of the newest whole checkpoint, or of `step`.
+
+        Raises:
+            CheckpointNotFound: there is none.
+            CorruptCheckpoint: its bytes are not what was saved.
+        """
+        self.wait()
+        return _load(self._target, self._near, step)
+
+
+def _run_of(run: str | None, world_size: int) -> str:
+    """What is the same on all ranks of a start of the job, and on no other."""
+    if run is not None:
+        return run
+    if world_size == 1:
+        return secrets.token_hex(8)
+    return "/".join(os.environ.get(name, "") for name in _RUN_VARIABLES)
+
+
+def _share_out(leaves: Sequence[Leaf], writers: int) -> list[list[Leaf]]:
+    """Arrays to shards of about one size: the largest first, each to the smallest shard."""
+    total = sum(leaf.nbytes for leaf in leaves)
+    count = max(1, min(writers, total // _SHARD_BYTES_MIN, len(leaves)))
+    groups: list[list[Leaf]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for leaf in sorted(leaves, key=lambda leaf: -leaf.nbytes):
+        smallest = sizes.index(min(sizes))
+        groups[smallest].append(leaf)
+        sizes[smallest] += leaf.nbytes
+    return groups
+
+
+def _load(target: _Place, near: _Place | None, step: int | None) -> Checkpoint:
+    """Loads the newest, or the wanted, step.
+
+    Ranks must agree on the step without asking each other, and the target is what they all see: what is
+    newer in a local folder counts only where there is one rank.
+    """
+    started = time.monotonic()
+    wanted = step
+    if wanted is None:
+        known = steps(target.folder)
+        if near is not None and target.world_size == 1:
+            known += steps(near.folder)
+        wanted = max(known, default=None)
+    found = None if wanted is None else _find(target, near, wanted)
+    if wanted is None or found is None:
+        what = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
+        raise CheckpointNotFound(
+            f"{target.folder}: there is {what}.",
+            path=target.folder,
+            next_step="Check the folder; what was interrupted while it was saved does not count.",
+        )
+    at, record = found
+    place = str(step_folder(at.folder, wanted))
+    arrays: dict[str, Any] = {}
+    with ThreadPoolExecutor(max(1, len(record.shards)), "restore") as pool:
+        for part in pool.map(lambda shard: read_shard(place, shard), record.shards):
+            arrays |= part
+    try:
+        tree = assemble(record.outline, arrays)
+    except (ValueError, TypeError, KeyError) as e:
+        raise damaged(os.path.join(place, record.file), "the tree", e, "one that was saved") from e
+    return Checkpoint(tree, wanted, at.folder, record.nbytes, time.monotonic() - started)
+
+
+def _find(target: _Place, near: _Place | None, step: int) -> tuple[_Place, RankRecord] | None:
+    """Where to read a step: near, unless the target's is of another start of the job."""
+    manifest = read_manifest(target.folder, step)
+    far = None
+    if manifest is not None:
+        _check_size(manifest, target, step)
+        far = read_record(target.folder, step, target.rank, target.world_size)
+    if near is not None and read_manifest(near.folder, step) is not None:
+        record = read_record(near.folder, step, near.rank, near.world_size)
+        if far is None or far.run == record.run:
+            return near, record
+    return None if far is None else (target, far)
+
+
+def _check_size(manifest: Manifest, target: _Place, step: int) -> None:
+    if manifest.world_size != target.world_size:
+        raise CheckpointError(
+            f"{step_folder(target.folder, step)}: was saved by {manifest.world_size} ranks, and is "
+            f"loaded by {target.world_size}.",
+            path=str(step_folder(target.folder, step)),
+            next_step="Load each of its ranks with rank= and world_size=, and share them out anew.",
+        )

@@ -1,0 +1,243 @@
+"""The folder of checkpoints: one folder for each step, and when that counts.
+
+    folder/step-000000000042/rank-00000-of-00002-000.safetensors   a rank's arrays, in a few shards
+    folder/step-000000000042/rank-00000-of-00002.json              the rank has written all of its shards
+    folder/step-000000000042/manifest.json                         all ranks have: the checkpoint is whole
+
+Each is written, synced and renamed to its name before the next. So a step without a manifest is what a
+kill or a power cut left; it is never loaded, and removed once a later step is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoint.shard import ShardRecord, damaged
+from headrace.errors import CheckpointError, CheckpointNotFound
+from headrace.store.publish import replace_file, sync_folder
+
+__all__ = [
+    "Manifest",
+    "RankRecord",
+    "commit",
+    "read_manifest",
+    "remove_old",
+    "step_folder",
+    "steps",
+    "withdraw",
+]
+
+_STEP = re.compile(r"step-(\d{12,})")
+_KIND = "headrace checkpoint"
+_JSON_BYTES_MAX = 1 << 30
+STEP_MAX = 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What a rank has written."""
+
+    rank: int
+    world_size: int
+    run: str
+    """Which start of the job wrote it: the records of one checkpoint are all of one."""
+    outline: Any
+    """Of the rank's tree."""
+    shards: tuple[ShardRecord, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its shards."""
+        return sum(s.nbytes for s in self.shards)
+
+    @property
+    def file(self) -> str:
+        """The record's name."""
+        return _record_name(self.rank, self.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole checkpoint."""
+
+    step: int
+    world_size: int
+    files: dict[str, int]
+    """Name and size of all that belongs to it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(self.files.values())
+
+
+def step_folder(folder: str, step: int) -> Path:
+    """Where a step's files are."""
+    return Path(folder, f"step-{step:012}")
+
+
+def shard_name(rank: int, world_size: int, number: int) -> str:
+    """Of a rank's shard."""
+    return f"rank-{rank:05}-of-{world_size:05}-{number:03}.safetensors"
+
+
+def _record_name(rank: int, world_size: int) -> str:
+    return f"rank-{rank:05}-of-{world_size:05}.json"
+
+
+def steps(folder: str | os.PathLike[str]) -> list[int]:
+    """The steps of which a whole checkpoint is in the folder, oldest first."""
+    found = [s for s in _all_steps(os.fspath(folder)) if read_manifest(os.fspath(folder), s)]
+    return sorted(found)
+
+
+def _all_steps(folder: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [int(m[1]) for name in names if (m := _STEP.fullmatch(name))]
+
+
+def read_manifest(folder: str, step: int) -> Manifest | None:
+    """The manifest of a step; None if the checkpoint is not whole."""
+    path = step_folder(folder, step) / "manifest.json"
+    text = _read_json(path)
+    if text is None:
+        return None
+    try:
+        manifest = Manifest(int(text["step"]), int(text["world_size"]), dict(text["files"]))
+        fits = text["kind"] == _KIND and text["version"] == 1 and manifest.step == step
+    except (KeyError, TypeError, ValueError) as e:
+        raise damaged(str(path), "the manifest", "damaged", "one that headrace wrote") from e
+    if not fits:
+        raise damaged(str(path), "the manifest", "of another kind or step", f"of step {step}")
+    for name, size in manifest.files.items():
+        try:
+            found = os.stat(path.with_name(name)).st_size
+        except FileNotFoundError:
+            return None  # being removed
+        if found != size:
+            raise damaged(str(path.with_name(name)), "the size", found, size)
+    return manifest
+
+
+def read_record(folder: str, step: int, rank: int, world_size: int) -> RankRecord:
+    """A rank's record of a whole checkpoint.
+
+    Raises:
+        CheckpointNotFound: the checkpoint is of another number of ranks.
+        CorruptCheckpoint: the record is damaged.
+    """
+    path = step_folder(folder, step) / _record_name(rank, world_size)
+    text = _read_json(path)
+    if text is None:
+        raise CheckpointNotFound(
+            f"{path.parent}: has nothing of rank {rank} of {world_size}.",
+            path=str(path.parent),
+            next_step="Load it with the rank and world size that saved it.",
+        )
+    try:
+        return _record(text)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise damaged(str(path), "the rank's record", "damaged", "one that headrace wrote") from e
+
+
+def _record(text: Any) -> RankRecord:
+    shards = tuple(
+        ShardRecord(s["file"], int(s["nbytes"]), int(s["header_crc32c"]), dict(s["crc32c"]))
+        for s in text["shards"]
+    )
+    if not all(os.path.basename(s.file) == s.file for s in shards):
+        raise ValueError("a shard lies elsewhere")
+    return RankRecord(
+        int(text["rank"]), int(text["world_size"]), str(text["run"]), text["outline"], shards
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        with path.open("rb") as f:
+            data = f.read(_JSON_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return json.loads(data)
+    except ValueError as e:
+        raise damaged(str(path), "the text", "no JSON", "one that headrace wrote") from e
+
+
+def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
+    """Says that a rank has finished; the last one makes the checkpoint whole.
+
+    The shards must be durable. Returns the manifest once the checkpoint is whole, else None.
+    """
+    place = step_folder(folder, step)
+    replace_file(place / record.file, _to_json(dataclasses.asdict(record)))
+    files: dict[str, int] = {}
+    for rank in range(record.world_size):
+        name = _record_name(rank, record.world_size)
+        text = _read_json(place / name)
+        if text is None:
+            return None
+        other = _record(text)
+        if other.run != record.run:
+            return None  # left by an earlier start of the job; the rank has not written yet
+        files |= {s.file: s.nbytes for s in other.shards}
+        files[name] = (place / name).stat().st_size
+    manifest = Manifest(step, record.world_size, files)
+    text = {"kind": _KIND, "version": 1, **dataclasses.asdict(manifest)}
+    # Ranks that finish at the same time write the same, each under a name of its own.
+    replace_file(place / "manifest.json", _to_json(text), writer=f".{record.rank}")
+    return manifest
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def check_new(folder: str, step: int) -> None:
+    """Refuses a step of which there is a whole checkpoint."""
+    if not 0 <= step < STEP_MAX:
+        raise ValueError(f"step is {step}, expected 0 to 10^18")
+    if step in _all_steps(folder) and read_manifest(folder, step) is not None:
+        raise CheckpointError(
+            f"{step_folder(folder, step)}: there is a checkpoint of step {step} already.",
+            path=str(step_folder(folder, step)),
+            next_step="Go on from it: headrace.checkpoint.load(folder) loads the newest.",
+        )
+
+
+def withdraw(place: Path) -> None:
+    """Takes back that the step was whole, before its files are written again."""
+    try:
+        (place / "manifest.json").unlink()
+    except FileNotFoundError:
+        return
+    sync_folder(place)
+
+
+def remove_old(folder: str, step: int, keep: int | None) -> None:
+    """Removes what is older than the `keep` newest whole checkpoints, and what was never finished.
+
+    `step` is whole. Its manifest goes first, so that a checkpoint that is half removed does not count.
+    """
+    older = sorted((s for s in _all_steps(folder) if s < step), reverse=True)
+    whole = 1
+    for each in older:
+        place = step_folder(folder, each)
+        is_whole = (place / "manifest.json").exists()
+        if is_whole and (keep is None or whole < keep):
+            whole += 1
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            (place / "manifest.json").unlink()
+        shutil.rmtree(place, ignore_errors=True)

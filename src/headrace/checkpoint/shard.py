@@ -1,0 +1,151 @@
+"""Shards: files of arrays in safetensors' layout, which others read, too.
+
+A length, a JSON header (names, types, shapes, places), then the arrays end to end. The header is padded so
+that the arrays begin at a whole disk block. Each array has its crc32c in the checkpoint's manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from headrace import _native
+from headrace.checkpoint.tree import DTYPES, leaf_bytes
+from headrace.errors import CorruptCheckpoint
+from headrace.store.output_file import OutputFile, WriteBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.checkpoint.tree import Leaf
+
+__all__ = ["Durability", "ShardRecord", "read_shard", "write_shard"]
+
+Durability = Literal["none", "fsync", "direct"]
+"""How bytes reach the disk: `none` leaves them to the page cache, `fsync` waits until the disk has them,
+`direct` writes past the page cache and then waits for what the file system has to say about them."""
+
+_HEADER_BYTES_MAX = 100 << 20
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A shard, as the manifest has it."""
+
+    file: str
+    nbytes: int
+    header_crc32c: int
+    crc32c: dict[str, int]
+    """Of each array."""
+
+
+def write_shard(
+    path: str, leaves: Sequence[Leaf], durability: Durability, buffer: WriteBuffer
+) -> ShardRecord:
+    """Writes arrays into a file that appears when it is whole.
+
+    Raises:
+        VolumeError: the disk is full, or the operating system refuses.
+    """
+    header = _header(leaves)
+    crcs = {}
+    with OutputFile(path, buffer, direct=durability == "direct", sync=durability != "none") as out:
+        out.write(header)
+        for leaf in leaves:
+            data = leaf_bytes(leaf)
+            crcs[leaf.name] = _native.crc32c(data)
+            out.write(data)
+    crc = _native.crc32c(np.frombuffer(header, np.uint8))
+    return ShardRecord(os.path.basename(path), out.written, crc, crcs)
+
+
+def _header(leaves: Sequence[Leaf]) -> bytes:
+    described: dict[str, Any] = {}
+    at = 0
+    for leaf in leaves:
+        described[leaf.name] = {
+            "dtype": leaf.dtype,
+            "shape": list(leaf.shape),
+            "data_offsets": [at, at + leaf.nbytes],
+        }
+        at += leaf.nbytes
+    text = json.dumps(described, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // _BLOCK) * _BLOCK - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded)
+
+
+def read_shard(
+    folder: str, record: ShardRecord
+) -> dict[str, tuple[NDArray[np.uint8], str, tuple[int, ...]]]:
+    """The arrays of a shard as (bytes, element type, shape), each checked.
+
+    Raises:
+        CorruptCheckpoint: they are not what was saved.
+    """
+    path = os.path.join(folder, record.file)
+    found = {}
+    with open(path, "rb", buffering=0) as f:
+        size = os.fstat(f.fileno()).st_size
+        if size != record.nbytes:
+            raise damaged(path, "the size", size, record.nbytes)
+        start = int.from_bytes(
+            _read(f.fileno(), np.empty(8, np.uint8), 0, path).tobytes(), "little"
+        )
+        if start > min(_HEADER_BYTES_MAX, size - 8):
+            raise damaged(path, "the header's length", start, f"at most {size - 8:,}")
+        head = _read(f.fileno(), np.empty(8 + start, np.uint8), 0, path)
+        crc = _native.crc32c(head)
+        if crc != record.header_crc32c:
+            raise damaged(
+                path, "the header's checksum", f"{crc:08x}", f"{record.header_crc32c:08x}"
+            )
+        described: Mapping[str, Any] = json.loads(head[8:].tobytes())
+        for name, leaf in described.items():
+            first, last = leaf["data_offsets"]
+            at, shape = 8 + start + first, tuple(leaf["shape"])
+            itemsize = _itemsize(leaf["dtype"])
+            if math.prod(shape) * itemsize != last - first or at + last - first > size:
+                raise damaged(path, f"the place of {name}", leaf["data_offsets"], "its size", at)
+            data = _read(f.fileno(), np.empty(last - first, np.uint8), at, path)
+            crc = _native.crc32c(data)
+            if crc != record.crc32c.get(name):
+                expected = f"{record.crc32c.get(name, 0):08x}"
+                raise damaged(path, f"the checksum of {name}", f"{crc:08x}", expected, at)
+            found[name] = (data, leaf["dtype"], shape)
+    return found
+
+
+def _itemsize(dtype: str) -> int:
+    if dtype == "BF16":
+        return 2
+    return 1 if dtype.startswith("F8") else np.dtype(DTYPES[dtype]).itemsize
+
+
+def _read(fd: int, into: NDArray[np.uint8], at: int, path: str) -> NDArray[np.uint8]:
+    view, done = memoryview(into.data), 0
+    while done < into.size:
+        count = os.preadv(fd, [view[done:]], at + done)
+        if not count:
+            raise damaged(path, "the end of the file", at + done, at + into.size, at)
+        done += count
+    return into
+
+
+def damaged(
+    path: str, what: str, found: object, expected: object, offset: int = 0
+) -> CorruptCheckpoint:
+    """The error for a file of a checkpoint that is not as it was written."""
+    return CorruptCheckpoint(
+        f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
+        path=path,
+        offset_bytes=offset,
+        next_step="Load an older checkpoint: headrace.checkpoint.steps(folder) lists them.",
+    )

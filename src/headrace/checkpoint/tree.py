@@ -1,0 +1,197 @@
+"""Trees: nested dicts, lists and tuples of arrays and plain values, taken apart and put together again.
+
+Taking apart gives a list of arrays with names, and an outline in JSON that says where they belong. Nothing
+is pickled: what is neither a container, an array nor a plain value is refused with its place.
+
+torch's tensors are arrays, too, without torch being imported here before it is needed: their bytes are
+taken, and they are made again when they are loaded. Tensors that share memory (tied weights) are kept once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["DTYPES", "Leaf", "assemble", "is_tensor", "leaf_bytes", "take_apart"]
+
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16",
+    "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64",
+    "I64": "int64", "F64": "float64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+"""Names of element types in files, and what numpy and torch call them."""
+
+_NAMES = {name: short for short, name in DTYPES.items()}
+_PLAIN = (bool, int, float, str, type(None))
+_DEPTH_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An array of a tree."""
+
+    name: str
+    dtype: str
+    """As in DTYPES' keys."""
+    shape: tuple[int, ...]
+    nbytes: int
+    source: Any
+    """A numpy array or a torch tensor."""
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a torch tensor, without importing torch."""
+    return any(
+        cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__
+    )
+
+
+def take_apart(tree: Any) -> tuple[list[Leaf], Any]:
+    """The arrays of a tree, and its outline.
+
+    Raises:
+        TypeError: something in it cannot be kept; says where.
+    """
+    taker = _Taker()
+    return taker.leaves, taker.outline(tree, (), 0)
+
+
+class _Taker:
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self._names: set[str] = set()
+        self._seen: dict[Any, str] = {}
+
+    def outline(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
+        if depth > _DEPTH_MAX:
+            raise TypeError(f"the tree is deeper than {_DEPTH_MAX} at {'.'.join(path[:5])}...")
+        if isinstance(value, _PLAIN) and type(value) in _PLAIN:
+            return {"value": value}
+        if isinstance(value, dict):
+            items = []
+            for key, part in value.items():
+                if type(key) not in (str, int):
+                    raise TypeError(
+                        f"{'.'.join(path) or 'the tree'} has the key {key!r}, expected str or int"
+                    )
+                items.append([key, self.outline(part, (*path, str(key)), depth + 1)])
+            return {"dict": items}
+        if type(value) in (list, tuple):
+            parts = [self.outline(p, (*path, str(i)), depth + 1) for i, p in enumerate(value)]
+            return {type(value).__name__: parts}
+        if is_tensor(value):
+            return {"tensor": self._leaf(value, path, _tensor_key(value, path))}
+        if isinstance(value, np.generic):
+            return {"scalar": self._leaf(np.asarray(value), path, None)}
+        if isinstance(value, np.ndarray):
+            return {"array": self._leaf(value, path, id(value))}
+        raise TypeError(
+            f"{'.'.join(path) or 'the tree'} is a {type(value).__name__}, expected a dict, list, tuple, "
+            "array, tensor, number, string or None"
+        )
+
+    def _leaf(self, source: Any, path: tuple[str, ...], key: Any) -> str:
+        if key is not None and key in self._seen:
+            return self._seen[key]
+        kind = str(source.dtype).removeprefix("torch.")
+        if kind not in _NAMES or (
+            isinstance(source, np.ndarray) and source.dtype.byteorder not in "=|<"
+        ):
+            raise TypeError(
+                f"{'.'.join(path)} has elements of type {source.dtype}, expected one of {sorted(_NAMES)}"
+            )
+        base = name = ".".join(path) or "tree"
+        count = 1
+        while name in self._names or name == "__metadata__":
+            count += 1
+            name = f"{base}#{count}"
+        self._names.add(name)
+        if key is not None:
+            self._seen[key] = name
+        nbytes = source.nbytes
+        self.leaves.append(Leaf(name, _NAMES[kind], tuple(source.shape), int(nbytes), source))
+        return name
+
+
+def _tensor_key(tensor: Any, path: tuple[str, ...]) -> Any:
+    """What is equal for tensors that are the same memory; refuses what has no memory of its own here."""
+    if hasattr(tensor, "to_local") or tensor.layout.__repr__() != "torch.strided":
+        raise TypeError(
+            f"{'.'.join(path)} is a {type(tensor).__name__} with layout {tensor.layout}, expected a plain "
+            "tensor: of a distributed tensor save to_local() on each rank"
+        )
+    if tensor.device.type == "meta":
+        raise TypeError(f"{'.'.join(path)} is a meta tensor: it has no values")
+    if not tensor.numel():
+        return None
+    return (
+        str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    )  # fmt: skip
+
+
+def leaf_bytes(leaf: Leaf) -> NDArray[np.uint8]:
+    """The bytes of an array, in C order; a view where it can be one."""
+    if isinstance(leaf.source, np.ndarray):
+        return np.ascontiguousarray(leaf.source).reshape(-1).view(np.uint8)
+    torch = importlib.import_module("torch")
+    tensor = leaf.source.detach().cpu().contiguous().reshape(-1)
+    flat: NDArray[np.uint8] = tensor.view(torch.uint8).numpy()
+    return flat
+
+
+def assemble(
+    outline: Any, arrays: Mapping[str, tuple[NDArray[np.uint8], str, tuple[int, ...]]]
+) -> Any:
+    """A tree of its outline.
+
+    Args:
+        outline: as `take_apart` made it.
+        arrays: (bytes, element type, shape) by name; what is made shares their memory.
+
+    Raises:
+        ValueError: it is no outline, or an array is missing.
+    """
+    tensors: dict[str, Any] = {}
+
+    def build(node: Any, depth: int) -> Any:
+        if not isinstance(node, dict) or len(node) != 1 or depth > _DEPTH_MAX + 1:
+            raise ValueError("the outline of the tree is damaged")
+        ((kind, value),) = node.items()
+        match kind:
+            case "value" if isinstance(value, _PLAIN):
+                return value
+            case "dict":
+                return {key: build(part, depth + 1) for key, part in value}
+            case "list":
+                return [build(part, depth + 1) for part in value]
+            case "tuple":
+                return tuple(build(part, depth + 1) for part in value)
+            case "tensor" | "array" | "scalar" if value in arrays:
+                if value not in tensors:
+                    make = _tensor if kind == "tensor" else _array
+                    tensors[value] = make(*arrays[value])
+                return tensors[value][()] if kind == "scalar" else tensors[value]
+        raise ValueError("the outline of the tree is damaged")
+
+    return build(outline, 0)
+
+
+def _array(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    return data.view(DTYPES[dtype]).reshape(shape)
+
+
+def _tensor(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:
+    torch = importlib.import_module("torch")
+    kind = getattr(torch, DTYPES[dtype])
+    if not data.size:
+        return torch.empty(shape, dtype=kind)
+    return torch.from_numpy(data).view(kind).reshape(shape)

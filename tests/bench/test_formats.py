@@ -1,0 +1,288 @@
+"""Files of each format are what the field's own libraries expect, and their extents hold the samples."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import headrace as hr
+from headrace.bench.content import BLOCK_BYTES, Content
+from headrace.bench.dataset import DatasetSpec
+from headrace.bench.formats import FileJob, format_of
+from headrace.bench.generate import generate
+from headrace.errors import SourceError
+
+
+def made(tmp_path, **section):
+    """A spec of 3 samples a file, unless said otherwise, and its files."""
+    image = section["format"] in ("jpeg", "png")
+    section = {"num_samples_per_file": 1 if image else 3, "record_length_bytes": 3000,
+               "num_files_train": 2, "data_folder": str(tmp_path / "data"), **section}  # fmt: skip
+    if "record_dims" not in section:
+        section.setdefault("record_length_bytes_stdev", 900)
+    spec = DatasetSpec.from_mapping(section)
+    generate(spec)
+    return spec, [spec.path("train", i) for i in range(spec.num_files_train)]
+
+
+def content_of(spec, index, count=None):
+    """The bytes that a file's samples are made of."""
+    shape = tuple(spec.sample_shapes()[index].tolist())
+    job = FileJob(spec, "train", index, shape, Content(spec.seed))
+    return job, job.stream().take(job.sample_bytes * (count or job.samples))
+
+
+def extent_bytes(path, spec, sample):
+    extents = format_of(spec).sample_extents(path, spec)
+    data = Path(path).read_bytes()
+    return b"".join(data[o : o + n] for o, n in zip(*extents.of(sample), strict=True))
+
+
+@pytest.mark.parametrize("section", [
+    {"format": "npz"}, {"format": "npz", "compression": "zip"}, {"format": "npy"},
+    {"format": "npz", "record_dims": [5, 4, 3], "record_element_type": "int16"},
+    {"format": "npz", "num_samples_per_file": 1, "record_length_bytes": 3 * BLOCK_BYTES},
+], ids=str)  # fmt: skip
+def test_numpy_reads_arrays_with_samples_on_the_last_axis(tmp_path, section):
+    spec, paths = made(tmp_path, **section)
+    job, expected = content_of(spec, 1)
+    found = np.load(paths[1])
+    if spec.format == "npz":
+        assert found.zip.testzip() is None  # all CRCs
+        assert found["y"].tolist() == [0] * job.samples
+        found = found["x"]
+    assert found.shape == (*job.shape, job.samples)
+    assert found.dtype == spec.dtype
+    assert found.tobytes() == expected.tobytes()
+    reader = format_of(spec).open_reader(paths[1], spec)
+    assert np.array_equal(reader.sample(job.samples - 1), found[..., -1])
+    whole = extent_bytes(paths[1], spec, 0)
+    assert whole == (
+        Path(paths[1]).read_bytes() if spec.compression == "zip" else expected.tobytes()
+    )
+
+
+@pytest.mark.parametrize("section", [
+    {"format": "hdf5"},
+    {"format": "hdf5", "record_length_bytes": 200_000},
+    {"format": "hdf5", "record_dims": [6, 5], "record_element_type": "float32",
+     "hdf5": {"num_dset_per_record": 3}},
+    {"format": "hdf5", "record_dims": [4, 9], "hdf5": {"chunk_dims": [1, 2, 9], "max_shape": [8, 9]}},
+    {"format": "hdf5", "compression": "gzip"},
+], ids=str)  # fmt: skip
+def test_h5py_reads_hdf5(tmp_path, section):
+    spec, paths = made(tmp_path, **section)
+    shape = tuple(spec.sample_shapes()[0].tolist())
+    pieces = spec.hdf5.num_dset_per_record
+    with h5py.File(paths[0]) as f:
+        assert f["labels"][:].tolist() == [0, 0, 0]
+        arrays = [f[f"records_{k}"][:] for k in range(pieces)]
+        assert arrays[0].shape == (3, shape[0] // pieces, *shape[1:])
+        assert arrays[0].dtype == spec.dtype
+        if pieces == 1:
+            assert np.array_equal(f["records"][:], arrays[0])
+        if spec.hdf5.max_shape:
+            assert f["records_0"].maxshape == (3, 8, 9)
+    reader = format_of(spec).open_reader(paths[0], spec)
+    assert reader.sample(2).tobytes() == b"".join(a[2].tobytes() for a in arrays)
+    reader.close()
+    if spec.compression == "none":
+        assert extent_bytes(paths[0], spec, 2) == b"".join(a[2].tobytes() for a in arrays)
+    # No two samples, and no two data sets, are alike.
+    rows = {row.tobytes() for a in arrays for row in a}
+    assert len(rows) == 3 * pieces
+
+
+@pytest.mark.parametrize("size", [900, 2 << 20], ids=["many at a time", "one by one"])
+def test_tfrecords_are_examples_with_checksums(tmp_path, size):
+    spec, paths = made(
+        tmp_path, format="tfrecord", record_length_bytes=size, record_length_bytes_stdev=0
+    )
+    job, expected = content_of(spec, 0)
+    images = expected.reshape(3, -1) if size < BLOCK_BYTES else None
+    with hr.open(hr.index(paths, tmp_path / "index.hr").path) as store:  # checks every record
+        messages = [bytes(store.read(i)) for i in range(6)]
+    reader = format_of(spec).open_reader(paths[0], spec)
+    seen = set()
+    for i in range(3):
+        assert extent_bytes(paths[0], spec, i) == messages[i]
+        assert reader.sample(i).size == job.sample_bytes
+        seen.add(reader.sample(i).tobytes())
+        if images is not None:
+            assert np.array_equal(reader.sample(i), images[i])
+    assert len(seen) == 3
+    reader.close()
+    index = (tmp_path / "data/index/train" / (Path(paths[0]).name + ".idx")).read_text().split("\n")
+    sizes = Path(paths[0]).stat().st_size // 3
+    assert index == [f"{i * sizes} {sizes}" for i in range(3)] + [""]
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_images_have_the_declared_dimensions(tmp_path, kind):
+    spec, paths = made(tmp_path, format=kind)
+    for path, shape in zip(paths, spec.sample_shapes().tolist(), strict=True):
+        with Image.open(path) as image:
+            image.load()
+            assert image.format == kind.upper()
+            assert list(np.asarray(image).shape) == shape
+    job, expected = content_of(spec, 0)
+    pixels = format_of(spec).open_reader(paths[0], spec).sample(0)
+    assert pixels.shape == job.shape
+    if kind == "png":
+        assert pixels.tobytes() == expected.tobytes()
+
+
+def test_a_large_png_is_written_in_pieces(tmp_path):
+    spec, paths = made(tmp_path, format="png", record_length_bytes=3_000_000, num_files_train=1)
+    with Image.open(paths[0]) as image:
+        assert list(np.asarray(image).shape) == spec.sample_shapes()[0].tolist()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "bz2", "xz", "zip"])
+def test_pandas_reads_csv(tmp_path, compression):
+    spec, paths = made(tmp_path, format="csv", compression=compression)
+    job, _ = content_of(spec, 0)
+    frame = pd.read_csv(paths[0], index_col=0)
+    assert frame.shape == (3, job.sample_bytes)
+    assert frame.columns[-1] == str(job.sample_bytes - 1)
+    rows = frame.to_numpy()
+    stream = job.stream()
+    assert all(np.array_equal(rows[i], stream.take(job.sample_bytes)) for i in range(3))
+    assert np.array_equal(format_of(spec).open_reader(paths[0], spec).sample(2), rows[2])
+    if compression == "none":
+        text = extent_bytes(paths[0], spec, 1).decode()
+        assert text == "1," + ",".join(map(str, rows[1])) + "\n"
+
+
+def test_csv_of_other_types_is_read_back(tmp_path):
+    spec, paths = made(tmp_path, format="csv", record_dims=[7, 3], record_element_type="int32")
+    _, expected = content_of(spec, 0, 1)
+    assert np.array_equal(
+        format_of(spec).open_reader(paths[0], spec).sample(0), expected.view(np.int32)
+    )
+
+
+@pytest.mark.parametrize("kind", ["indexed_binary", "mmap_indexed_binary"])
+def test_indexed_binaries_lie_end_to_end(tmp_path, kind):
+    spec, paths = made(tmp_path, format=kind)
+    job, expected = content_of(spec, 1)
+    assert Path(paths[1]).read_bytes() == expected.tobytes()
+    size = job.sample_bytes
+    assert np.fromfile(paths[1] + ".off.idx", np.uint64).tolist() == [0, size, 2 * size]
+    assert np.fromfile(paths[1] + ".sz.idx", np.uint64).tolist() == [size] * 3
+    assert extent_bytes(paths[1], spec, 2) == expected[2 * size :].tobytes()
+    middle = format_of(spec).open_reader(paths[1], spec).sample(1)
+    assert middle.tobytes() == expected[size : 2 * size].tobytes()
+
+
+COLUMNS = [
+    {"name": "x", "dtype": "float32", "size": 3},
+    {"name": "skipped", "dtype": "binary", "size": 500, "read": False},
+    {"name": "word", "dtype": "string"},
+    {"name": "blob", "dtype": "binary", "size": 7},
+    {"name": "flag", "dtype": "bool"},
+    {"name": "small", "dtype": "uint8"},
+    {"name": "listed", "dtype": "list", "size": 2},
+]
+
+
+def test_pyarrow_reads_parquet_columns(tmp_path):
+    spec, paths = made(tmp_path, format="parquet", num_samples_per_file=10, compression="zstd",
+                       parquet={"columns": COLUMNS, "row_group_size": 4,
+                                "generation_batch_size": 3})  # fmt: skip
+    file = pyarrow.parquet.ParquetFile(paths[0])
+    assert [file.metadata.row_group(i).num_rows for i in range(3)] == [4, 4, 2]
+    table = file.read()
+    kinds = [str(kind) for kind in table.schema.types]
+    assert kinds[1:-1] == ["binary", "string", "binary", "bool", "uint8"]
+    assert [kinds[0], kinds[-1]] == [f"fixed_size_list<element: float>[{n}]" for n in (3, 2)]
+    assert {len(v) for v in table["blob"].to_pylist()} == {7}
+    assert len(set(table["word"].to_pylist())) == 10
+    extents = format_of(spec).sample_extents(paths[0], spec)
+    assert extents.group.tolist() == [0] * 4 + [1] * 4 + [2] * 2
+    # What is not read is not in any extent: it lies between the first column and the third.
+    group = file.metadata.row_group(1)
+    chunks = [group.column(i) for i in range(7)]
+    wanted = sum(c.total_compressed_size for c in chunks if c.path_in_schema != "skipped")
+    assert extents.of(5)[1].sum() == wanted
+    reader = format_of(spec).open_reader(paths[0], spec)
+    row = reader.sample(9)
+    assert row[:12].tobytes() == np.array(table["x"][9].as_py(), np.float32).tobytes()
+    assert table["word"][9].as_py().encode() in row.tobytes()
+    reader.close()
+
+
+def test_parquet_without_columns_has_one_of_bytes(tmp_path):
+    spec, paths = made(tmp_path, format="parquet")
+    job, expected = content_of(spec, 0)
+    table = pyarrow.parquet.read_table(paths[0])
+    assert table.column_names == ["data"]
+    rows = np.array(table["data"].to_pylist(), np.uint8)
+    assert rows.tobytes() == expected.tobytes()
+    assert format_of(spec).open_reader(paths[0], spec).sample(1).tobytes() == rows[1].tobytes()
+    # 8-bit numbers are stored as 32 bits without a dictionary.
+    assert Path(paths[0]).stat().st_size < 1.5 * rows.size + 4000
+    assert job.samples == 3
+
+
+def test_synthetic_files_hold_their_number(tmp_path):
+    spec, paths = made(tmp_path, format="synthetic")
+    assert Path(paths[1]).read_text() == "1"
+    assert format_of(spec).open_reader(paths[1], spec).sample(2).tobytes() == b"1"
+
+
+def damaged(data, kind):
+    if kind == "cut":
+        return data[: len(data) // 2]
+    return b"" if kind == "empty" else b"\0" * len(data)
+
+
+@pytest.mark.parametrize("kind", ["cut", "empty", "zeros"])
+@pytest.mark.parametrize(
+    "form", ["npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet", "jpeg", "png"]
+)
+def test_damaged_files_are_named(tmp_path, form, kind):
+    spec, paths = made(tmp_path, format=form)
+    path = Path(paths[0])
+    path.write_bytes(damaged(path.read_bytes(), kind))
+    if form == "indexed_binary" and kind == "zeros":
+        return  # any bytes are its samples
+    module = format_of(spec)
+    with pytest.raises(SourceError, match=path.name):
+        module.sample_extents(paths[0], spec)
+        module.open_reader(paths[0], spec)
+
+
+def test_another_number_of_samples_is_refused(tmp_path):
+    for form in ("npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet"):
+        _, paths = made(tmp_path / form, format=form)
+        wrong = DatasetSpec.from_mapping({"format": form, "num_samples_per_file": 4})
+        with pytest.raises(SourceError, match="4"):
+            format_of(wrong).sample_extents(paths[0], wrong)
+
+
+def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(SourceError, match=r"pip install 'headrace\[bench\]'"):
+        made(tmp_path, format="hdf5")
+    assert not list((tmp_path / "data/train").iterdir())
+
+
+def test_zip_members_are_numpys(tmp_path):
+    """The archive has what numpy.savez writes, so that tools that know npz only see npz."""
+    _, paths = made(tmp_path, format="npz")
+    text = io.BytesIO()
+    np.savez(text, x=np.zeros(3), y=np.zeros(3))
+    with zipfile.ZipFile(paths[0]) as ours, zipfile.ZipFile(text) as numpys:
+        assert ours.namelist() == numpys.namelist()
+        assert [i.compress_type for i in ours.infolist()] == [
+            i.compress_type for i in numpys.infolist()
+        ]

@@ -1,0 +1,219 @@
+"""Generation: the same files whoever writes them; interrupted, it goes on; a full disk leaves nothing half."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.bench.dataset import DatasetSpec
+from headrace.bench.dataset_files import find_files
+from headrace.bench.generate import generate
+from headrace.bench.manifest import FILE_NAME, read_manifest
+from headrace.errors import SourceError, VolumeError
+from headrace.store import output_file
+
+
+def spec_in(folder, **section):
+    return DatasetSpec.from_mapping({
+        "data_folder": str(folder), "format": "npz", "num_files_train": 7, "num_files_eval": 3,
+        "num_subfolders_train": 2, "record_length_bytes": 9000, "record_length_bytes_stdev": 2000,
+        **section,
+    })  # fmt: skip
+
+
+def digests(folder):
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_any_number_of_ranks_and_threads_writes_the_same(tmp_path):
+    one = generate(spec_in(tmp_path / "one"), threads=1)
+    assert (one.files, one.resumed_files, one.complete) == (10, 0, True)
+    reports = [
+        generate(spec_in(tmp_path / "three"), rank=r, world_size=3, threads=2) for r in range(3)
+    ]
+    assert [r.complete for r in reports] == [False, False, True]
+    assert [r.files for r in reports] == [4, 3, 3]
+    assert digests(tmp_path / "one") == digests(tmp_path / "three")
+    assert len(find_files(spec_in(tmp_path / "three"), "train")) == 7
+
+
+@pytest.mark.parametrize("form", ["npy", "tfrecord", "hdf5", "csv"])
+def test_buffered_and_direct_files_are_the_same(tmp_path, form):
+    section = {"format": form, "num_files_train": 2, "num_files_eval": 0, "num_samples_per_file": 2,
+               "record_length_bytes": 5 << 20 if form != "csv" else 100_000}  # fmt: skip
+    sizes = [generate(spec_in(tmp_path / str(d), **section), direct=d).bytes for d in (True, False)]
+    assert sizes[0] == sizes[1] > 200_000
+    assert digests(tmp_path / "True") == digests(tmp_path / "False")
+
+
+def test_the_same_command_again_does_nothing(tmp_path):
+    generate(spec_in(tmp_path))
+    before = digests(tmp_path)
+    report = generate(spec_in(tmp_path))
+    assert (report.resumed_files, report.bytes) == (10, 0)
+    assert digests(tmp_path) == before
+
+
+def test_a_name_without_its_bytes_is_written_again(tmp_path):
+    """What a power cut leaves of a file that was not synced."""
+    spec = spec_in(tmp_path)
+    generate(spec)
+    before = digests(tmp_path)
+    os.truncate(spec.path("train", 3), 100)
+    assert generate(spec).resumed_files == 9
+    assert digests(tmp_path) == before
+
+
+_PROGRAM = """
+import sys
+from headrace.bench.dataset import DatasetSpec
+from headrace.bench.generate import generate
+spec = DatasetSpec(data_folder=sys.argv[1], format=sys.argv[2], num_files_train=60,
+                   record_length_bytes=600_000, num_samples_per_file=int(sys.argv[3]))
+print("begun", flush=True)
+generate(spec, sync=False)
+"""
+
+
+@pytest.mark.parametrize("form", ["npz", "hdf5", "jpeg"])
+def test_a_killed_run_leaves_whole_files_and_is_resumed(tmp_path, form):
+    folder, samples = tmp_path / "killed", "1"
+    command = [sys.executable, "-c", _PROGRAM, str(folder), form, samples]
+    rng = random.Random(form)
+    interrupted = 0
+    for _ in range(4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.02, 0.2))
+        process.kill()
+        interrupted += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    assert interrupted
+    spec = DatasetSpec(data_folder=str(folder), format=form, num_files_train=60,
+                       record_length_bytes=600_000)  # fmt: skip
+    if interrupted == 4:
+        with pytest.raises(SourceError, match="half-generated"):
+            find_files(spec, "train")
+    report = generate(spec, sync=False)
+    assert report.files == 60
+    clean = DatasetSpec(data_folder=str(tmp_path / "clean"), format=form, num_files_train=60,
+                        record_length_bytes=600_000)  # fmt: skip
+    generate(clean, sync=False)
+    found = digests(folder)
+    assert found == digests(tmp_path / "clean") or form == "hdf5"  # HDF5 keeps the time
+    assert len(find_files(spec, "train")) == 60
+    assert not [name for name in found if ".part" in name]
+
+
+def test_a_disk_that_fills_up_stops_all_and_leaves_nothing_half(tmp_path, monkeypatch):
+    spec = spec_in(tmp_path, num_files_train=30)
+    real, left = os.write, [60_000]
+
+    def small_disk(fd, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(output_file.os, "write", small_disk)
+    with pytest.raises(VolumeError, match=r"img_\d+_of_30.npz: the disk is full") as raised:
+        generate(spec)
+    monkeypatch.undo()
+    assert left[0] < 0
+    assert raised.value.errno == errno.ENOSPC
+    files = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != FILE_NAME]
+    assert 0 < len(files) < 30
+    assert all(p.stat().st_size > 2000 and p.suffix == ".npz" for p in files)
+    assert read_manifest(str(tmp_path)).complete is False
+    assert generate(spec).resumed_files == len(files)
+
+
+def test_what_cannot_fit_is_not_begun(tmp_path):
+    with pytest.raises(VolumeError, match="are needed"):
+        generate(spec_in(tmp_path, record_length_bytes=1 << 47, record_length_bytes_stdev=0))
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_a_folder_of_others_is_never_written(tmp_path):
+    (tmp_path / "train/0").mkdir(parents=True)
+    (tmp_path / "train/0/mine.npz").write_bytes(b"x")
+    for overwrite in (False, True):
+        with pytest.raises(SourceError, match=r"not generated, as .*mine.npz"):
+            generate(spec_in(tmp_path), overwrite=overwrite)
+    assert digests(tmp_path) == {"train/0/mine.npz": hashlib.sha256(b"x").hexdigest()}
+
+
+def test_another_data_set_is_replaced_only_when_asked(tmp_path):
+    generate(spec_in(tmp_path, format="tfrecord"))
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SourceError, match=r"format 'tfrecord' instead of 'npz'.*--overwrite"):
+        generate(spec_in(tmp_path))
+    generate(spec_in(tmp_path), overwrite=True)
+    names = set(digests(tmp_path))
+    assert "notes.txt" in names
+    assert not [n for n in names if "tfrecord" in n]
+    assert len(names) == 12
+
+
+def test_a_rank_without_a_leader_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.bench.generate._RANK_0_DEADLINE_S", 0.1)
+    with pytest.raises(SourceError, match="rank 0 has not begun"):
+        generate(spec_in(tmp_path), rank=1, world_size=2)
+
+
+def test_progress_counts_all_samples(tmp_path):
+    seen = []
+    generate(spec_in(tmp_path, num_samples_per_file=5), progress=lambda *a: seen.append(a))
+    assert max(seen)[:2] == (50, 50)
+    assert max(s[2] for s in seen) == spec_in(tmp_path, num_samples_per_file=5).total_bytes()
+
+
+def test_too_few_files_are_counted(tmp_path):
+    generate(spec_in(tmp_path))
+    Path(spec_in(tmp_path).path("train", 2)).unlink()
+    with pytest.raises(
+        SourceError, match=r"has 6 files that end with \.npz, expected num_files_train = 7"
+    ):
+        find_files(spec_in(tmp_path), "train")
+    assert len(find_files(spec_in(tmp_path, num_files_train=5), "train")) == 5
+
+
+def test_a_data_set_of_another_shape_is_refused(tmp_path):
+    generate(spec_in(tmp_path))
+    with pytest.raises(SourceError, match="generated with num_samples_per_file 1 instead of 2"):
+        find_files(spec_in(tmp_path, num_samples_per_file=2), "train")
+
+
+def test_files_that_someone_else_made_are_found_by_their_ending(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("b.npz", "a.npz", ".c.npz", "d.txt"):
+        (tmp_path / "train" / name).touch()
+    found = find_files(spec_in(tmp_path, num_files_train=2, num_subfolders_train=0), "train")
+    assert [Path(p).name for p in found] == ["a.npz", "b.npz"]
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(SourceError, match=r"no/train/0: cannot be listed"):
+        find_files(spec_in(tmp_path / "no"), "train")
+
+
+def test_a_damaged_manifest_is_an_error(tmp_path):
+    generate(spec_in(tmp_path))
+    path = tmp_path / FILE_NAME
+    text = json.loads(path.read_text())
+    for wrong in ("{", "[]", json.dumps(text | {"version": 2}), json.dumps(text | {"spec": 3})):
+        path.write_text(wrong)
+        with pytest.raises(SourceError, match="is no manifest"):
+            find_files(spec_in(tmp_path), "train")

@@ -1,0 +1,139 @@
+"""Sizes of checkpoints, against the figures that MLPerf Storage states for its models."""
+
+import pytest
+
+from headrace.bench.model import ModelSpec, Parallelism, Transformer
+
+GIB = 1 << 30
+
+
+def llama(vocab, hidden, ffn, layers, heads, kv, tensor=1, pipeline=1, zero=3):
+    return ModelSpec(
+        type="transformer", num_layers=layers,
+        transformer=Transformer(vocab_size=vocab, hidden_size=hidden, ffn_hidden_size=ffn,
+                                num_attention_heads=heads, num_kv_heads=kv),
+        parallelism=Parallelism(tensor=tensor, pipeline=pipeline, zero_stage=zero),
+    )  # fmt: skip
+
+
+LLAMAS = {
+    "7b": llama(32000, 4096, 11008, 32, 32, 32, zero=1),
+    "8b": llama(128256, 4096, 14336, 32, 32, 8),
+    "70b": llama(128256, 8192, 28672, 80, 128, 8, tensor=8),
+    "405b": llama(128256, 16384, 53248, 126, 128, 8, tensor=8, pipeline=32, zero=1),
+    "1t": llama(128256, 25872, 98304, 128, 192, 32, tensor=8, pipeline=64, zero=1),
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("7b", 6_738_415_616), ("8b", 8_030_261_248),
+])  # fmt: skip
+def test_parameters_are_the_models_own(name, parameters):
+    """As Llama 2 7B and Llama 3 8B have them."""
+    assert LLAMAS[name].parameters == parameters
+
+
+@pytest.mark.parametrize(("name", "ranks", "gib"), [
+    ("8b", 8, 105), ("70b", 64, 912), ("405b", 512, 5290),
+])  # fmt: skip
+def test_checkpoints_are_as_large_as_mlperf_says(name, ranks, gib):
+    """105 GB, 912 GB and 5.29 TB of MLPerf Storage 2.0, which counts in GiB."""
+    assert LLAMAS[name].total_bytes(ranks) / GIB == pytest.approx(gib, rel=0.003)
+
+
+def test_the_largest_model_is_of_a_trillion_parameters():
+    """MLPerf says 18 TB; DLIO's formula with its dimensions gives 15.4 TiB, by hand:"""
+    h, ffn, kv = 25872, 98304, 25872 // 192 * 32
+    by_hand = 2 * 128256 * h + h + 128 * (2 * h + h * (h + 2 * kv) + h * h + 3 * h * ffn)
+    assert LLAMAS["1t"].parameters == by_hand
+    assert 1.15e12 < by_hand < 1.2e12
+
+
+def test_shares_add_up_whatever_the_parallelism():
+    whole = LLAMAS["8b"].parameters * 2
+    for tensor, pipeline, zero, ranks in [
+        (1, 1, 0, 4),
+        (4, 2, 1, 16),
+        (8, 1, 3, 16),
+        (2, 3, 2, 12),
+    ]:
+        spec = llama(128256, 4096, 14336, 32, 32, 8, tensor, pipeline, zero)
+        shares = [spec.share(r, ranks) for r in range(ranks)]
+        # The norms are written by each rank of a tensor group.
+        norms = (tensor - 1) * 2 * (2 * 32 + 1) * 4096
+        assert sum(s.model_bytes for s in shares) == whole + norms
+        optimizer = sum(s.optimizer_bytes for s in shares)
+        assert optimizer == pytest.approx(12 * spec.parameters, rel=1e-3)
+
+
+def test_only_the_first_copy_writes_without_zero():
+    spec = llama(1000, 64, 128, 4, 4, 4, zero=0)
+    assert [spec.share(r, 3).nbytes > 0 for r in range(3)] == [True, False, False]
+    assert spec.share(0, 3).model_bytes == 2 * spec.parameters
+
+
+def test_files_are_named_as_dlio_names_them():
+    pipeline = llama(1000, 64, 128, 4, 4, 4, tensor=2, pipeline=2, zero=1)
+    files = pipeline.share(2, 8).model
+    assert list(files) == [f"layer_{i}-model_2_model_states.pt" for i in (3, 4, 5, 6)]
+    assert list(pipeline.share(5, 8).optimizer) == ["zero_pp_rank_1_mp_rank_1_optim_states.pt"]
+    assert not pipeline.share(5, 8).model
+    third = llama(1000, 64, 128, 4, 4, 4, zero=3).share(1, 2)
+    assert list(third.model) == ["zero_pp_rank_1_mp_rank_0_model_states.pt"]
+    first = llama(1000, 64, 128, 4, 4, 4, zero=1).share(0, 2)
+    assert list(first.model) == ["model_0_model_states.pt"]
+
+
+def test_layers_are_shared_out_over_uneven_stages():
+    spec = llama(1000, 64, 128, 7, 4, 4, pipeline=3, zero=0)
+    found = [[int(n.split("-")[0][6:]) for n in spec.share(r, 3).model] for r in range(3)]
+    assert found == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+def test_an_opaque_model_is_one_file_of_rank_0():
+    spec = ModelSpec(model_size_bytes=499153191)
+    assert spec.share(0, 4).model == {"model_states-0.pt": [499153191]}
+    assert spec.total_bytes(4) == 499153191
+
+
+def test_legacy_groups_and_layers_are_bytes():
+    """Of megatron_deepspeed_LLNL: each group twice, and all of them together."""
+    spec = ModelSpec(
+        type="transformer", num_layers=40, optimization_groups=(1009254400, 865075200, 793600),
+        layer_parameters=(52583936, 209715200),
+        parallelism=Parallelism(tensor=4, pipeline=8, zero_stage=1),
+    )  # fmt: skip
+    share = spec.share(0, 32)
+    assert share.optimizer_bytes == 3 * (1009254400 + 865075200 + 793600)
+    assert len(share.model) == 5
+    assert share.model_bytes == 5 * (52583936 + 209715200) // 4
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"model_datatype": "fp8"}, "model.model_datatype is 'fp8'"),
+    ({"model_size_bytes": -1}, "model.model_size_bytes"),
+    ({"num_layers": 2, "parallelism": Parallelism(pipeline=4)}, "model.num_layers is 2"),
+])  # fmt: skip
+def test_impossible_models_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ModelSpec(**arguments)
+
+
+def test_impossible_ranks_are_refused():
+    with pytest.raises(ValueError, match="ZeRO stage 3"):
+        Parallelism(pipeline=2, zero_stage=3)
+    with pytest.raises(ValueError, match="6 ranks are no multiple"):
+        LLAMAS["70b"].share(0, 6)
+    with pytest.raises(ValueError, match="are more than"):
+        ModelSpec(parallelism=Parallelism(data=2)).share(0, 3)
+
+
+def test_a_subset_is_of_the_whole_jobs_shares():
+    """Eight processes stand for the first eight of 64 data parallel ones."""
+    spec = llama(128256, 4096, 14336, 32, 32, 8)
+    subset = ModelSpec(
+        type="transformer", num_layers=32, transformer=spec.transformer,
+        parallelism=Parallelism(data=64, zero_stage=3),
+    )  # fmt: skip
+    assert subset.share(0, 8) == spec.share(0, 64)
+    assert subset.total_bytes(8) == pytest.approx(spec.total_bytes(64) / 8, rel=0.01)
