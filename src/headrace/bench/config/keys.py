@@ -111,7 +111,7 @@ KEYS: Final[dict[str, Key]] = {
     "dataset.skip_listing": Key(v.boolean),
     "dataset.listing_validation_interval": Key(v.integer(1)),
     "dataset.num_files_generated": Key(reason="set num_files_train to the files that are there"),
-    "reader.engine": Key(v.text),
+    "reader.engine": Key(v.word),
     "reader.data_loader": Key(v.choice(
         "pytorch", "tensorflow", "dali", "native_dali", "synthetic", "custom", "none"
     )),

@@ -247,7 +247,7 @@ class _Merging:
             return None
         workload = sections.Workload(**made)
         root = workload.storage.storage_root
-        folder = os.path.normpath(os.path.join(root, dataset.data_folder))  # noqa: PTH118 - may be a URL
+        folder = os.path.normpath(os.path.join(root, dataset.data_folder))
         return replace(workload, dataset=replace(dataset, data_folder=folder))
 
     def _dataset(self, flat: dict[str, Any]) -> DatasetSpec:

@@ -22,6 +22,7 @@ __all__ = [
     "shuffle",
     "text",
     "texts",
+    "word",
 ]
 
 Converter = Callable[[Any], Any]
@@ -79,6 +80,11 @@ def text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise ValueError("text")
     return str(value)
+
+
+def word(value: Any) -> str:
+    """Text, where YAML takes the word null for nothing."""
+    return "null" if value is None else text(value)
 
 
 def choice(*names: str) -> Converter:

@@ -34,7 +34,8 @@ def block_au(block: Block, window: Window) -> float:
     """DLIO's AU of a block in percent: compute of the window by its time; 0 without steps."""
     compute = float(block.compute_s[window.bounds(block.steps)].sum())
     time = counted_time_s(block, window)
-    return 100 * compute / time if compute > 0 and time > 0 else 0.0
+    # A clock's last digits must not make more than all of it.
+    return min(100.0, 100 * compute / time) if compute > 0 and time > 0 else 0.0
 
 
 def block_throughput(block: Block, batch: int, window: Window, formula: Formula) -> float:
