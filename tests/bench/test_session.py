@@ -131,6 +131,24 @@ def test_dlios_files_are_written_with_dlios_keys(words, tmp_path):
     assert set(report.lines) <= {line.split(" ", 2)[2] for line in log.splitlines()}
 
 
+def test_checkpoints_between_epochs_have_the_models_size(words, tmp_path):
+    folder = tmp_path / "ckpt"
+    report = run_session(words(
+        "unet3d_h100", GENERATE, "++workload.workflow.checkpoint=True",
+        "++workload.model.model_size=3000001", "++workload.checkpoint.fsync=True",
+        "++workload.checkpoint.checkpoint_after_epoch=1", "++workload.train.epochs=3",
+        f"++workload.checkpoint.checkpoint_folder={folder}",
+    ))  # fmt: skip
+    written = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*.pt")}
+    assert written == {f"global_epoch{e}_step8/model_states-0.pt": 3000001 for e in (1, 3)}
+    metric = report.summary["metric"]
+    assert metric["checkpoint_size_GB"] == 3000001 / 2**30
+    assert metric["save_checkpoint_io_mean_GB_per_second"] > 0
+    stats = json.loads((tmp_path / "out/0_per_epoch_stats.json").read_text())
+    assert ["save_ckpt1" in stats[epoch] for epoch in "123"] == [True, False, True]
+    assert stats["3"]["save_ckpt1"]["duration"] > 0
+
+
 def test_a_slow_storage_lowers_au_and_is_named(words):
     """250 kB/s of 16 kB a step: 65 ms, of which 2 ms are computing."""
     from headrace.io.simulation import Simulation
@@ -204,7 +222,8 @@ def test_custom_engines(words, name, said):
     [
         (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
         (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
-        (["++workload.workflow.checkpoint=True"], WorkloadError, "does not write checkpoints"),
+        (["++workload.workflow.checkpoint=True", "++workload.model.type=transformer"], WorkloadError,
+         "layers and shards are not written"),
         (["++workload.storage.storage_type=s3"], WorkloadError, "s3 is not read"),
         (["++workload.workflow.train=False"], WorkloadError, "nothing to run"),
         (["++workload.reader.engine=dali"], WorkloadError, "expected one of headrace, torch, null"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
@@ -270,7 +270,7 @@ class _Session:
                 self._folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
                 batches=(reader.batch_size, reader.batch_size_eval), window=self._window(),
-                formula=self._options.formula, host=host,
+                formula=self._options.formula, host=host, saved=recorded.checkpoints,
             )  # fmt: skip
 
     def _gather(
@@ -290,6 +290,7 @@ class _Session:
             "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
             "host": host_document(),
             "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
+            "saved": [asdict(saved) for saved in recorded.checkpoints],
             "waits": waits[:: len(waits) // _WAITS_MAX + 1],
         }, 300.0)  # fmt: skip
         if not every:
@@ -310,6 +311,10 @@ class _Session:
             device_bytes=int(numbers[1]),
             cpu_s=numbers[2],
             batch_waits_s=[wait for part in every for wait in part["waits"]],
+            checkpoints=[
+                (max(s["duration_s"] for s in saved), sum(s["nbytes"] for s in saved))
+                for saved in zip(*(part["saved"] for part in every), strict=True)
+            ],
             residency=residency,
             provenance=provenance(self._workload.dataset.data_folder, [*sys.argv[:1], *words])
             | {"engine": recorded.engine_figures, "launcher": self._group.place.launcher},

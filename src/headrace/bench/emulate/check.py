@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.bench.emulate.checkpoint import checkpoint_problems
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -26,15 +27,11 @@ def check_supported(loaded: LoadedWorkload) -> None:
             f"{workload.storage.storage_type} is not read by the benchmark: mount it, give local_fs",
         ))  # fmt: skip
     if workload.workflow.checkpoint:
-        problems.append((
-            "workflow.checkpoint",
-            (
-                "the benchmark does not write checkpoints; ++workload.workflow.checkpoint=False runs "
-                "the rest"
-            ),
-        ))  # fmt: skip
+        if not workload.workflow.train:
+            problems.append(("workflow.checkpoint", "runs of checkpoints alone are not done"))
+        problems += checkpoint_problems(loaded)
     if not (workload.workflow.train or workload.workflow.generate_data):
-        problems.append(("workflow.train", "is false, and so there is nothing to run"))
+        problems.append(("workflow.train", "is false, so there is nothing to run"))
     if not workload.dataset.keep_files:
         problems.append(("dataset.keep_files", "false is not done: data sets are never deleted"))
     if problems:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from headrace.bench.emulate.checkpoint import Checkpointer, Saved
 from headrace.bench.emulate.engines.base import EngineContext
 from headrace.bench.emulate.engines.choose import engine_name, make_engine
 from headrace.bench.emulate.loop import LoopOptions, StepLoop
@@ -72,6 +73,7 @@ class Recorded:
     wall_s: float = 0.0
     epoch_times: list[tuple[float, float]] = field(default_factory=list)
     engine_figures: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[Saved] = field(default_factory=list)
 
 
 def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, Plan]:
@@ -154,6 +156,9 @@ class _Epochs:
         self._done = 0
         self._progress = progress
         self._deadline_s = options.deadline_s + 30
+        self._checkpointer = None
+        if loaded.workload.workflow.checkpoint:
+            self._checkpointer = Checkpointer(loaded, self._first, self._count)
         self.loop = StepLoop(LoopOptions(
             first=self._first,
             barrier_every_step=options.barrier == "step",
@@ -180,6 +185,9 @@ class _Epochs:
             ):
                 steps = self._plans["valid"].steps
                 recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
+            if self._checkpointer is not None and self._checkpointer.due(epoch):
+                saved = self._checkpointer.save(epoch, plan.steps, self._group)
+                recorded.checkpoints.append(saved)
             recorded.epoch_times.append((started, time.time()))
         recorded.wall_s = time.perf_counter() - begin
         recorded.engine_figures = self._engine.figures()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.bench.config import CommandLine, LoadedWorkload
+    from headrace.bench.emulate.checkpoint import Saved
     from headrace.bench.metrics.dlio import Formula
     from headrace.bench.metrics.timeline import Block, Window
 
@@ -108,6 +109,7 @@ def write_rank_files(
     window: Window,
     formula: Formula,
     host: dict[str, Any],
+    saved: Sequence[Saved] = (),
 ) -> None:
     """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator.
 
@@ -120,6 +122,7 @@ def write_rank_files(
         window: the steps that count.
         formula: of throughput.
         host: this machine's document.
+        saved: the checkpoints of this process.
     """
     output: dict[str, Any] = {
         "hostname": host.get("hostname", ""),
@@ -147,6 +150,15 @@ def write_rank_files(
         of_epoch[name] = {
             "start": timestamp(start), "end": timestamp(end), "duration": f"{end - start:.2f}",
         }  # fmt: skip
+    for one in saved:
+        of_epoch = stats[str(one.epoch)]
+        end_s = one.start_s + one.duration_s
+        of_epoch["save_ckpt1"] = {
+            "start": timestamp(one.start_s), "end": timestamp(end_s), "duration": one.duration_s,
+            "throughput": one.nbytes / 2**30 / one.duration_s,
+        }  # fmt: skip
+        of_epoch["end"] = timestamp(end_s)
+        of_epoch["duration"] = f"{end_s - of_epoch['_from']:.2f}"
     for of_epoch in stats.values():
         del of_epoch["_from"]
     write_json(folder / f"{rank}_output.json", output)

@@ -33,6 +33,7 @@ class Figures:
         repeats: training's AU in percent of every repeat.
         ceiling: blocks of the same steps on a null store, or none.
         hosts: one document for each host.
+        checkpoints: seconds and bytes of each: the slowest rank's time, all ranks' bytes.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class Figures:
     device_bytes: int = 0
     cpu_s: float = 0.0
     batch_waits_s: Sequence[float] = ()
+    checkpoints: Sequence[tuple[float, int]] = ()
     residency: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -125,6 +127,17 @@ def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
             f"{kind}_throughput_stdev_samples_per_second": phase.throughput_stdev,
             f"{kind}_io_mean_MB_per_second": io_mean,
             f"{kind}_io_stdev_MB_per_second": io_stdev,
+        }
+    if figures.checkpoints:
+        sizes = [nbytes / 2**30 for _, nbytes in figures.checkpoints]
+        seconds = [duration for duration, _ in figures.checkpoints]
+        rates = [size / duration for size, duration in zip(sizes, seconds, strict=True)]
+        found |= {
+            "save_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
+            "save_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
+            "save_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
+            "save_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
+            "checkpoint_size_GB": sizes[-1],
         }
     return found
 
