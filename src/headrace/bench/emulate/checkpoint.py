@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.bench.content import BLOCK_BYTES, Content
-from headrace.bench.output_file import write_error
+from headrace.store.output_file import write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:

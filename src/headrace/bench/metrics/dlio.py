@@ -22,7 +22,7 @@ __all__ = ["Formula", "PhaseFigures", "block_au", "block_throughput", "phase_fig
 Formula = Literal["upstream", "mlcommons"]
 
 
-def counted_time_s(block: Block, window: Window) -> float:
+def _counted_time_s(block: Block, window: Window) -> float:
     """The block's time without what the steps outside of the window took."""
     counted = window.bounds(block.steps)
     process = block.process_s
@@ -33,7 +33,7 @@ def counted_time_s(block: Block, window: Window) -> float:
 def block_au(block: Block, window: Window) -> float:
     """DLIO's AU of a block in percent: compute of the window by its time; 0 without steps."""
     compute = float(block.compute_s[window.bounds(block.steps)].sum())
-    time = counted_time_s(block, window)
+    time = _counted_time_s(block, window)
     # A clock's last digits must not make more than all of it.
     return min(100.0, 100 * compute / time) if compute > 0 and time > 0 else 0.0
 
@@ -42,7 +42,7 @@ def block_throughput(block: Block, batch: int, window: Window, formula: Formula)
     """Samples per second of a block; of evaluation: all its steps by all its time, as DLIO does."""
     if block.kind == "eval":
         return block.steps / block.duration_s * batch if block.duration_s > 0 else 0.0
-    time = counted_time_s(block, window)
+    time = _counted_time_s(block, window)
     if time <= 0:
         return 0.0
     counted = window.bounds(block.steps)
