@@ -24,6 +24,8 @@
   x ControlError      the controller cannot be started, reached or stopped, or refuses
   x JobError          a job's nodes cannot meet, or its store cannot be opened
   x DecodeError        the user's own decode function failed on a sample
+  x BenchError         a benchmark cannot be run, or its result would not be one
+    + WorkloadError    (also ValueError) its workload is wrong, or asks for what is not done
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
 
@@ -37,6 +39,7 @@ from typing import Any
 
 __all__ = [
     "AuthenticationFailed",
+    "BenchError",
     "CheckpointError",
     "CheckpointNotFound",
     "ControlError",
@@ -60,6 +63,7 @@ __all__ = [
     "StoreNotFound",
     "VolumeError",
     "VolumeTimeout",
+    "WorkloadError",
 ]
 
 
@@ -212,3 +216,11 @@ class DecodeError(HeadraceError):
 
     index: int = -1
     name: str = ""
+
+
+class BenchError(HeadraceError):
+    """A benchmark cannot be run as it is asked for, or was cut short: there is no result."""
+
+
+class WorkloadError(BenchError, ValueError):
+    """A workload is wrong, or asks for what is not done here; the message names file, line and key."""

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from headrace.cli import (
     append,
+    bench,
     cache,
     cat,
     control,
@@ -128,6 +129,7 @@ for _command in (
 ):
     app.command()(_command)
 app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
 app.add_typer(control.app, name="control")

@@ -34,13 +34,15 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         as_json: print a JSON document on stdout; else text on stderr.
         verbose: with the traceback.
     """
-    from headrace.errors import HeadraceError
+    from headrace.errors import HeadraceError, WorkloadError
 
     if isinstance(error, KeyboardInterrupt):
         code, next_step = exit_codes.INTERRUPTED, next(iter(getattr(error, "__notes__", ())), None)
         message = "interrupted"
     elif isinstance(error, HeadraceError):
-        code, next_step = exit_codes.STORE_ERROR, error.next_step
+        wrong_words = isinstance(error, WorkloadError)
+        code = exit_codes.USAGE if wrong_words else exit_codes.STORE_ERROR
+        next_step = error.next_step
         message = error.message
     elif isinstance(error, (ValueError, TypeError)):
         code, next_step = exit_codes.USAGE, None

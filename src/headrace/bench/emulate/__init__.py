@@ -1,0 +1,10 @@
+"""Emulation: accelerators that compute by the clock and wait for real data.
+
+* plan: which samples each accelerator reads in each step
+* ranks: this process among others, from the launcher's environment; barrier and gather without MPI
+* engines: what reads
+* feeder: one thread for each accelerator that waits for its batches
+* loop: all accelerators' step loops on one timer
+* cache: what of the data set lies in the page cache, and evicting it
+* run: from a workload to recorded timelines
+"""

@@ -1,0 +1,70 @@
+"""Which engine a workload is run with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.bench.emulate.engines.custom import CustomEngine
+from headrace.bench.emulate.engines.extents import ExtentsEngine
+from headrace.bench.emulate.engines.files import FilesEngine
+from headrace.bench.emulate.engines.null import NullEngine
+from headrace.bench.emulate.engines.torch import TorchEngine
+from headrace.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace.bench.config.load import LoadedWorkload
+    from headrace.bench.emulate.engines.base import Engine, EngineContext
+
+__all__ = ["engine_name", "make_engine"]
+
+
+def _native_engine(context: EngineContext) -> Engine:
+    """Whole files by path, or samples by their places where files hold many."""
+    whole = context.workload.dataset.num_samples_per_file == 1
+    return FilesEngine(context) if whole else ExtentsEngine(context)
+
+
+_ENGINES: Mapping[str, Callable[[EngineContext], Engine]] = {
+    "headrace": _native_engine,
+    "torch": TorchEngine,
+    "null": NullEngine,
+}
+
+
+def engine_name(loaded: LoadedWorkload) -> str:
+    """The engine's name, checked against what it can do.
+
+    Raises:
+        WorkloadError: there is no such engine, or it cannot do what the workload asks for.
+    """
+    reader = loaded.workload.reader
+    if reader.engine.startswith("custom:"):
+        return reader.engine
+    if reader.engine not in _ENGINES:
+        raise WorkloadError(
+            f"{loaded.at('reader.engine')} is {reader.engine!r}, expected one of "
+            f"{', '.join(_ENGINES)} or custom:MODULE:CLASS."
+        )
+    if reader.data_loader == "synthetic":
+        return "null"
+    if reader.engine == "headrace" and reader.preprocess_time.mean_s:
+        raise WorkloadError(
+            f"{loaded.at('reader.preprocess_time')} is not done by the engine headrace, which delivers "
+            "bytes.",
+            next_step="Give ++workload.reader.engine=torch, or take the key away.",
+        )
+    if reader.odirect and reader.engine == "torch":
+        raise WorkloadError(
+            f"{loaded.at('reader.odirect')} is not done by the engine torch.",
+            next_step="Give ++workload.reader.engine=headrace.",
+        )
+    return reader.engine
+
+
+def make_engine(name: str, context: EngineContext) -> Engine:
+    """Make an engine; errors as for its class."""
+    if name.startswith("custom:"):
+        return CustomEngine(context, name.removeprefix("custom:"))
+    return _ENGINES[name](context)

@@ -1,0 +1,84 @@
+"""Feeders: one thread for each accelerator that waits for its batches and notes when each was there.
+
+A feeder waits for one batch at a time, when it is permitted to. Engines that read ahead are permitted when
+the batch before is taken; the others when the accelerator is idle, as a training loop asks its loader.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.bench.emulate.engines.base import Delivered, Source
+
+__all__ = ["Arrival", "Feeder"]
+
+
+class Arrival:
+    """A batch that is there, or why there is none.
+
+    Attributes:
+        number: of the accelerator, among those of this process.
+        at_s: when it was there, of `time.perf_counter`.
+        asked_s: when it was asked for.
+    """
+
+    __slots__ = ("asked_s", "at_s", "batch", "error", "number")
+
+    def __init__(
+        self,
+        number: int,
+        asked_s: float,
+        batch: Delivered | None,
+        error: BaseException | None,
+        at_s: float,
+    ) -> None:
+        self.at_s = at_s
+        self.number = number
+        self.asked_s = asked_s
+        self.batch = batch
+        self.error = error
+
+
+class Feeder:
+    """Feeds one accelerator for one epoch.
+
+    Args:
+        number: of the accelerator, among those of this process.
+        source: its batches.
+        inbox: where arrivals go.
+    """
+
+    def __init__(self, number: int, source: Source, inbox: SimpleQueue[Arrival]) -> None:
+        self._number = number
+        self._source = source
+        self._inbox = inbox
+        self._permits: SimpleQueue[bool] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._feed, name=f"headrace-bench-{number}", daemon=True
+        )
+        self._thread.start()
+
+    def permit(self) -> None:
+        """Let it wait for one more batch."""
+        self._permits.put(True)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """End the thread; one that is stuck in a read is left behind."""
+        self._permits.put(False)
+        self._thread.join(seconds)
+        if not self._thread.is_alive():
+            self._source.close()
+
+    def _feed(self) -> None:
+        while self._permits.get():
+            asked_s = time.perf_counter()
+            try:
+                batch = self._source.next()
+            except BaseException as e:  # noqa: BLE001 - raised in the loop's thread
+                self._inbox.put(Arrival(self._number, asked_s, None, e, time.perf_counter()))
+                return
+            self._inbox.put(Arrival(self._number, asked_s, batch, None, time.perf_counter()))

@@ -1,0 +1,244 @@
+"""Run: from a workload to the recorded timelines of all its accelerators."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from headrace.bench.emulate.checkpoint import Checkpointer, Saved
+from headrace.bench.emulate.engines.base import EngineContext
+from headrace.bench.emulate.engines.choose import engine_name, make_engine
+from headrace.bench.emulate.loop import LoopOptions, StepLoop
+from headrace.bench.emulate.plan import plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.bench.config.load import LoadedWorkload
+    from headrace.bench.config.times import TimeDistribution
+    from headrace.bench.emulate.engines.base import Engine, Source
+    from headrace.bench.emulate.plan import Plan
+    from headrace.bench.emulate.ranks import Group
+    from headrace.bench.metrics.timeline import Block
+
+__all__ = ["Recorded", "RunOptions", "plans_of", "run_ceiling", "run_epochs"]
+
+_CEILING_S: Final = 15.0
+"""How long a ceiling is measured, about: it has one epoch of as many steps."""
+
+_CEILING_STEPS_LEAST: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a workload is run; what it is about is in the workload.
+
+    Attributes:
+        accelerators: of each process.
+        barrier: at every step, as DLIO has it, or at the end of every epoch only.
+        simulate: a slow storage to simulate: a preset's name or a SlowVolume.
+        deadline_s: how long a batch may take.
+    """
+
+    accelerators: int = 1
+    barrier: Literal["step", "epoch"] = "step"
+    simulate: Any = None
+    deadline_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a run left, of this process's accelerators.
+
+    Attributes:
+        nbytes: that the engine delivered; 0 where it cannot tell.
+        device_bytes: that this process and its workers read from devices.
+        cpu_s: user and system time of this process and its workers.
+        epoch_times: start and end of each epoch, seconds since 1970.
+    """
+
+    engine: str
+    blocks: list[Block] = field(default_factory=list)
+    batch_waits_s: list[NDArray[np.float64]] = field(default_factory=list)
+    nbytes: int = 0
+    device_bytes: int = 0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    epoch_times: list[tuple[float, float]] = field(default_factory=list)
+    engine_figures: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[Saved] = field(default_factory=list)
+
+
+def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, Plan]:
+    """The plans of what the workload does, by split; errors as for `plan_of`."""
+    workload = loaded.workload
+    plans: dict[str, Plan] = {}
+    seed = workload.train.seed
+    if workload.workflow.train:
+        plans["train"] = plan_of(loaded, "train", world_accelerators, seed)
+    if workload.workflow.evaluation and workload.workflow.train:
+        plans["valid"] = plan_of(loaded, "valid", world_accelerators, seed + 1)
+    return plans
+
+
+def run_epochs(
+    loaded: LoadedWorkload,
+    options: RunOptions,
+    group: Group,
+    files: Mapping[str, Sequence[str]],
+    progress: Callable[[int, int], None] | None = None,
+) -> Recorded:
+    """Train, and evaluate when it is due, for all epochs.
+
+    Args:
+        loaded: the workload.
+        options: how.
+        group: all processes.
+        files: of each split, as `find_files` gives them.
+        progress: called with (steps done, steps) of this process's accelerators.
+
+    Raises:
+        WorkloadError: the workload cannot be run so.
+        BenchError: a batch cannot be read, or a rank is gone.
+    """
+    plans = plans_of(loaded, options.accelerators * group.place.world)
+    context = EngineContext(
+        loaded.workload, plans, files, options.accelerators, options.simulate, options.deadline_s
+    )
+    engine = make_engine(engine_name(loaded), context)
+    try:
+        return _Epochs(loaded, options, group, engine, plans=plans, progress=progress).run()
+    finally:
+        engine.close()
+
+
+def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Recorded:
+    """The same steps on a null store, one epoch of about 15 seconds."""
+    plan = plans_of(loaded, options.accelerators * group.place.world)["train"]
+    step_s = loaded.workload.train.computation_time.mean_s
+    steps = int(_CEILING_S / step_s) if step_s > 0 else plan.steps
+    steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
+    context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
+    engine = make_engine("null", context)
+    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan})
+    recorded = Recorded("null")
+    recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
+    recorded.batch_waits_s = epochs.loop.batch_waits_s
+    return recorded
+
+
+class _Epochs:
+    """One run's epochs, with one loop and one engine."""
+
+    def __init__(
+        self,
+        loaded: LoadedWorkload,
+        options: RunOptions,
+        group: Group,
+        engine: Engine,
+        *,
+        plans: dict[str, Plan],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._workload = loaded.workload
+        self._group = group
+        self._engine = engine
+        self._plans = plans
+        self._count = options.accelerators
+        self._first = options.accelerators * group.place.rank
+        self._done = 0
+        self._progress = progress
+        self._deadline_s = options.deadline_s + 30
+        self._checkpointer = None
+        if loaded.workload.workflow.checkpoint:
+            self._checkpointer = Checkpointer(loaded, self._first, self._count)
+        self.loop = StepLoop(LoopOptions(
+            first=self._first,
+            barrier_every_step=options.barrier == "step",
+            ahead=engine.ahead,
+            meet=self._meet if group.place.world > 1 else None,
+            progress=self._tell,
+            deadline_s=self._deadline_s,
+        ))  # fmt: skip
+
+    def run(self) -> Recorded:
+        recorded = Recorded(self._engine.name)
+        train, evaluation = self._workload.train, self._workload.evaluation
+        before = _used()
+        begin = time.perf_counter()
+        for epoch in range(1, train.epochs + 1):
+            started = time.time()
+            plan = self._plans["train"]
+            recorded.blocks += self.block("train", epoch, plan.steps, train.computation_time)
+            since = epoch - evaluation.eval_after_epoch
+            if (
+                "valid" in self._plans
+                and since >= 0
+                and not since % evaluation.epochs_between_evals
+            ):
+                steps = self._plans["valid"].steps
+                recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
+            if self._checkpointer is not None and self._checkpointer.due(epoch):
+                saved = self._checkpointer.save(epoch, plan.steps, self._group)
+                recorded.checkpoints.append(saved)
+            recorded.epoch_times.append((started, time.time()))
+        recorded.wall_s = time.perf_counter() - begin
+        recorded.engine_figures = self._engine.figures()
+        cpu_s, device_bytes = _used()
+        recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
+        recorded.nbytes = self.loop.nbytes
+        recorded.batch_waits_s = self.loop.batch_waits_s
+        return recorded
+
+    def block(self, split: str, epoch: int, steps: int, times: TimeDistribution) -> list[Block]:
+        """Run one epoch's steps of training or evaluation on all accelerators."""
+        sources: list[Callable[[], Source]] = []
+        compute_s = np.zeros((self._count, steps))
+        for number in range(self._count):
+            accelerator = self._first + number
+            sources.append(self._opening(split, epoch, accelerator))
+            seed = (self._workload.train.seed, epoch, accelerator, split == "valid")
+            compute_s[number] = times.draw(np.random.default_rng(seed), steps)
+        self._meet()
+        kind: Literal["train", "eval"] = "train" if split == "train" else "eval"
+        blocks = self.loop.run(sources, compute_s, epoch, kind)
+        self._done += steps * self._count
+        return blocks
+
+    def _opening(self, split: str, epoch: int, accelerator: int) -> Callable[[], Source]:
+        return lambda: self._engine.open(split, epoch, accelerator)
+
+    def _meet(self) -> None:
+        self._group.barrier(self._deadline_s)
+
+    def _tell(self, steps: int) -> None:
+        if self._progress is not None:
+            total = sum(plan.steps for plan in self._plans.values()) * self._count
+            self._progress(self._done + steps, total * self._workload.train.epochs)
+
+
+def _used() -> tuple[float, int]:
+    """CPU seconds, and bytes from devices, of this process and the children that ended."""
+    seconds = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        seconds += used.ru_utime + used.ru_stime
+    return seconds, _device_bytes()
+
+
+def _device_bytes() -> int:
+    try:
+        with open(f"/proc/{os.getpid()}/io", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("read_bytes:"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return 0

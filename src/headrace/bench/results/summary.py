@@ -1,0 +1,212 @@
+"""Summary: the figures of all ranks as one document: DLIO's keys, and below `headrace` our own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.bench.metrics.dlio import Formula, phase_figures
+from headrace.bench.metrics.mlperf import mlperf_au
+from headrace.bench.metrics.own import confidence, percentiles, shares_of, steadiness_of
+from headrace.bench.metrics.timeline import Block, Window
+from headrace.bench.metrics.verdict import verdict_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.bench.config.sections import Workload
+
+__all__ = ["Figures", "block_document", "block_of", "metric_lines", "summary_document", "timestamp"]
+
+_ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What rank 0 knows of a run.
+
+    Attributes:
+        blocks: of all accelerators, of the last repeat.
+        repeats: training's AU in percent of every repeat.
+        ceiling: blocks of the same steps on a null store, or none.
+        hosts: one document for each host.
+        checkpoints: seconds and bytes of each: the slowest rank's time, all ranks' bytes.
+    """
+
+    engine: str
+    formula: Formula
+    start_s: float
+    end_s: float
+    accelerators: int
+    blocks: Sequence[Block]
+    repeats: Sequence[float]
+    ceiling: Sequence[Block] = ()
+    hosts: Sequence[dict[str, Any]] = ()
+    nbytes: int = 0
+    device_bytes: int = 0
+    cpu_s: float = 0.0
+    batch_waits_s: Sequence[float] = ()
+    checkpoints: Sequence[tuple[float, int]] = ()
+    residency: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def block_document(block: Block) -> dict[str, Any]:
+    """A block for JSON."""
+    plain = {
+        name: getattr(block, name) for name in ("epoch", "accelerator", "kind", "start_s", "end_s")
+    }
+    return plain | {name: getattr(block, name).tolist() for name in _ARRAYS}
+
+
+def block_of(document: dict[str, Any]) -> Block:
+    """A block from JSON."""
+    arrays = {name: np.array(document[name], np.float64) for name in _ARRAYS}
+    return Block(**{**document, **arrays})
+
+
+def timestamp(seconds: float) -> str:
+    """DLIO's: local time, without a zone."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+def summary_document(workload: Workload, figures: Figures) -> dict[str, Any]:
+    """summary.json."""
+    data = workload.dataset
+    first = figures.hosts[0] if figures.hosts else {}
+    size_gb = data.num_samples("train") * data.nominal_bytes / 2**30
+    per_host_gb = size_gb / max(1, len(figures.hosts))
+    return {
+        "start": timestamp(figures.start_s),
+        "end": timestamp(figures.end_s),
+        "num_accelerators": figures.accelerators,
+        "num_hosts": len(figures.hosts),
+        "hostname": first.get("hostname", ""),
+        "epochs": workload.train.epochs,
+        "metric": _metric(workload, figures),
+        "num_files_train": data.num_files_train,
+        "num_files_eval": data.num_files_eval,
+        "num_samples_per_file": data.num_samples_per_file,
+        "host_cpu_count": [host["cpu_count"] for host in figures.hosts],
+        "host_processor_name": first.get("processor", ""),
+        "potential_caching": [int(h["memory_gb"] > per_host_gb) for h in figures.hosts],
+        "host_cpuinfo": first.get("cpuinfo", {}),
+        "host_meminfo": first.get("meminfo", {}),
+        "host_memory_GB": [host["memory_gb"] for host in figures.hosts],
+        "data_size_per_host_GB": per_host_gb,
+        "headrace": _own(workload, figures),
+    }
+
+
+def _window(workload: Workload) -> Window:
+    output = workload.output
+    return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
+
+
+def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    reader = workload.reader
+    for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
+        blocks = [block for block in figures.blocks if block.kind == kind]
+        if not blocks:
+            continue
+        phase = phase_figures(blocks, batch, _window(workload), figures.formula)
+        io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
+        passed = phase.au_mean_percent >= workload.metric.au * 100
+        found |= {
+            f"{kind}_au_percentage": list(phase.au_percent),
+            f"{kind}_au_mean_percentage": phase.au_mean_percent,
+            f"{kind}_au_meet_expectation": "success" if passed else "fail",
+            f"{kind}_au_stdev_percentage": phase.au_stdev_percent,
+            f"{kind}_throughput_samples_per_second": list(phase.throughput),
+            f"{kind}_throughput_mean_samples_per_second": phase.throughput_mean,
+            f"{kind}_throughput_stdev_samples_per_second": phase.throughput_stdev,
+            f"{kind}_io_mean_MB_per_second": io_mean,
+            f"{kind}_io_stdev_MB_per_second": io_stdev,
+        }
+    if figures.checkpoints:
+        sizes = [nbytes / 2**30 for _, nbytes in figures.checkpoints]
+        seconds = [duration for duration, _ in figures.checkpoints]
+        rates = [size / duration for size, duration in zip(sizes, seconds, strict=True)]
+        found |= {
+            "save_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
+            "save_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
+            "save_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
+            "save_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
+            "checkpoint_size_GB": sizes[-1],
+        }
+    return found
+
+
+def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
+    window = _window(workload)
+    train = [block for block in figures.blocks if block.kind == "train"]
+    step_s = workload.train.computation_time.mean_s
+    shares = shares_of(train, window)
+    late = percentiles(np.concatenate([b.late_s for b in figures.blocks])) if train else {}
+    steady = steadiness_of(train, window)
+    au = phase_figures(train, workload.reader.batch_size, window, figures.formula).au_mean_percent
+    ceiling_au = None
+    if figures.ceiling:
+        ceiling = phase_figures(figures.ceiling, workload.reader.batch_size, window, "mlcommons")
+        ceiling_au = ceiling.au_mean_percent
+    verdict = verdict_of(au, ceiling_au, shares, late.get("p99", 0.0), step_s)
+    counted = [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
+    gigabytes = figures.nbytes / 1e9
+    rates: dict[str, float] = {}
+    for formula in ("upstream", "mlcommons"):
+        phase = phase_figures(train, workload.reader.batch_size, window, formula)
+        rates[formula] = phase.throughput_mean
+    return {
+        "engine": figures.engine,
+        "data_loader": workload.reader.data_loader,
+        "not_mlperf": "This is not an MLPerf result.",
+        "throughput_formula": figures.formula,
+        "throughput_by_formula_samples_per_s": rates,
+        "au_mlperf_percent": mlperf_au(train, step_s),
+        "au_percent": confidence(list(figures.repeats)).document() if figures.repeats else {},
+        "ceiling_au_percent": ceiling_au,
+        "bound": verdict.bound,
+        "bound_reason": verdict.reason,
+        "time": asdict(shares),
+        "wait_s": percentiles(counted),
+        "batch_wait_s": percentiles(figures.batch_waits_s),
+        "late_s": late,
+        "steady": steady.steady,
+        "drift": steady.drift,
+        "bytes": figures.nbytes,
+        "device_bytes": figures.device_bytes,
+        "page_cache_bytes": max(0, figures.nbytes - figures.device_bytes),
+        "cpu_s": figures.cpu_s,
+        "cpu_s_per_gb": figures.cpu_s / gigabytes if gigabytes else None,
+        "residency_before": figures.residency,
+        "provenance": figures.provenance,
+        "notes": list(figures.notes),
+    }
+
+
+def metric_lines(summary: dict[str, Any]) -> list[str]:
+    """The `[METRIC]` lines that DLIO logs at the end."""
+    metric, line = summary["metric"], "=" * 58
+    found = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
+    found.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
+    for kind, name, io in (
+        ("train", "Training", "Training I/O Throughput"),
+        ("eval", "Eval", "Eval Throughput"),
+    ):
+        if f"{kind}_au_mean_percentage" not in metric:
+            continue
+        au = (metric[f"{kind}_au_mean_percentage"], metric[f"{kind}_au_stdev_percentage"])
+        rate = [metric[f"{kind}_throughput_{m}_samples_per_second"] for m in ("mean", "stdev")]
+        bandwidth = [metric[f"{kind}_io_{m}_MB_per_second"] for m in ("mean", "stdev")]
+        found += [
+            f"[METRIC] {name} Accelerator Utilization [AU] (%): {au[0]:.4f} ({au[1]:.4f})",
+            f"[METRIC] {name} Throughput (samples/second): {rate[0]:.4f} ({rate[1]:.4f})",
+            f"[METRIC] {io} (MB/second): {bandwidth[0]:.4f} ({bandwidth[1]:.4f})",
+            f"[METRIC] {kind}_au_meet_expectation: {metric[f'{kind}_au_meet_expectation']}",
+        ]
+    return [*found, f"[METRIC] {line}"]

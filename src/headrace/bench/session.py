@@ -1,0 +1,322 @@
+"""Session: one `bench run` from its command line to its results. What each rank does, and rank 0 besides."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.dataset_files import find_files
+from headrace.bench.emulate.cache import evict, residency_of
+from headrace.bench.emulate.check import check_supported
+from headrace.bench.emulate.engines.choose import engine_name
+from headrace.bench.emulate.ranks import join, place_of
+from headrace.bench.emulate.run import RunOptions, plans_of, run_ceiling, run_epochs
+from headrace.bench.metrics.dlio import phase_figures
+from headrace.bench.metrics.timeline import Window
+from headrace.bench.results.files import (
+    default_folder,
+    write_configuration,
+    write_json,
+    write_log,
+    write_rank_files,
+)
+from headrace.bench.results.hosts import host_document, provenance
+from headrace.bench.results.summary import (
+    Figures,
+    block_document,
+    block_of,
+    metric_lines,
+    summary_document,
+)
+from headrace.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from headrace.bench.config import CommandLine, LoadedWorkload
+    from headrace.bench.dataset import Split
+    from headrace.bench.emulate.ranks import Group
+    from headrace.bench.emulate.run import Recorded
+    from headrace.bench.metrics.dlio import Formula
+
+__all__ = ["SessionOptions", "SessionReport", "run_session"]
+
+_RESIDENCY_FILES: Final = 2000
+"""Files that are looked at before a run, at most."""
+
+_COLD_SHARE_MOST: Final = 0.02
+"""More than this of the data still in the page cache is not a cold start."""
+
+_WAITS_MAX: Final = 200_000
+"""Waits of a rank that are sent to rank 0 for percentiles, at most, evenly taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How a workload is run and judged.
+
+    Attributes:
+        run: how steps are run.
+        cold: put the data set out of the page cache before every repeat, and see that it is.
+        ceiling: run the same steps on a null store, too.
+        repeats: of the whole run; more than one give a confidence interval.
+        formula: DLIO's throughput formula in summary.json.
+        progress: called with (what, done, total).
+    """
+
+    run: RunOptions = field(default_factory=RunOptions)
+    cold: bool = False
+    ceiling: bool = False
+    repeats: int = 1
+    formula: Formula = "mlcommons"
+    progress: Callable[[str, int, int | None], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """What a session did.
+
+    Attributes:
+        summary: summary.json's document, in rank 0 of a run that trained; else None.
+        generated_bytes: of this rank; None when nothing was to be generated.
+    """
+
+    folder: str
+    rank: int
+    summary: dict[str, Any] | None
+    lines: tuple[str, ...]
+    notes: tuple[str, ...]
+    generated_bytes: int | None = None
+
+
+def run_session(words: Sequence[str], options: SessionOptions | None = None) -> SessionReport:
+    """Run DLIO's command line: generate if the workload says so, then train and evaluate.
+
+    Args:
+        words: the command line after the program's name.
+        options: what DLIO has no words for.
+
+    Raises:
+        WorkloadError: the command line or the workload is wrong, or asks for what is not done.
+        BenchError: the data set is not whole, a rank is gone, a batch cannot be read.
+        SourceError: the data set is another one.
+        VolumeError: the disk is full.
+    """
+    options = options or SessionOptions()
+    line = parse_command_line(words)
+    loaded = load_workload(line)
+    check_supported(loaded)
+    place = place_of(os.environ)
+    folder = default_folder(line, loaded)
+    if place.world > 1 and not (line.run_dir or loaded.workload.output.folder):
+        raise BenchError(
+            f"{place.world} ranks need one folder for their results.",
+            next_step="Give ++hydra.run.dir=DIR.",
+        )
+    workflow = loaded.workload.workflow
+    if workflow.train:
+        plans_of(loaded, options.run.accelerators * place.world)
+        engine_name(loaded)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BenchError(f"{folder} cannot be made: {e.strerror}.", path=str(folder)) from e
+    group = join(place, folder)
+    try:
+        return _Session(line, loaded, options, group, folder).run(list(words))
+    finally:
+        group.close()
+
+
+class _Session:
+    """One rank's part."""
+
+    def __init__(
+        self,
+        line: CommandLine,
+        loaded: LoadedWorkload,
+        options: SessionOptions,
+        group: Group,
+        folder: Path,
+    ) -> None:
+        self._loaded = loaded
+        self._workload = loaded.workload
+        self._options = options
+        self._group = group
+        self._folder = folder
+        self._rank = group.place.rank
+        self._first = options.run.accelerators * self._rank
+        if group.place.is_first:
+            write_configuration(folder, line, loaded)
+
+    def run(self, words: list[str]) -> SessionReport:
+        started = time.time()
+        generated = self._generate() if self._workload.workflow.generate_data else None
+        if not self._workload.workflow.train:
+            lines = [f"Generated data in {self._workload.dataset.data_folder}"]
+            self._log(lines)
+            return self._report(None, lines, generated)
+        files = self._files()
+        residency = self._residency(files)
+        aus: list[float] = []
+        recorded: Recorded | None = None
+        for _ in range(self._options.repeats):
+            if self._options.cold:
+                residency = self._make_cold(files)
+            recorded = run_epochs(self._loaded, self._options.run, self._group, files, self._tell)
+            aus.append(self._au(recorded))
+        assert recorded is not None
+        ceiling = self._ceiling()
+        self._write_ranks(recorded)
+        figures = self._gather(
+            recorded, ceiling, aus=aus, residency=residency, started=started, words=words
+        )
+        if figures is None:
+            return self._report(None, [], generated)
+        summary = summary_document(self._workload, figures)
+        write_json(self._folder / "summary.json", summary)
+        lines = metric_lines(summary)
+        self._log(lines)
+        return self._report(summary, lines, generated)
+
+    def _report(
+        self, summary: dict[str, Any] | None, lines: list[str], generated: int | None
+    ) -> SessionReport:
+        return SessionReport(
+            str(self._folder), self._rank, summary, tuple(lines), self._loaded.notes, generated
+        )
+
+    def _log(self, lines: list[str]) -> None:
+        if self._group.place.is_first:
+            write_log(self._folder, self._workload.output.log_file, lines)
+
+    def _generate(self) -> int:
+        from headrace.bench.generate import generate
+
+        def tell(done: int, total: int | None, *_: Any) -> None:
+            if self._options.progress is not None:
+                self._options.progress("generating", done, total)
+
+        report = generate(
+            self._workload.dataset, rank=self._rank, world_size=self._group.place.world,
+            progress=tell,
+        )  # fmt: skip
+        self._group.barrier(24 * 3600.0)
+        time.sleep(self._workload.storage.post_generation_settle_seconds)
+        return report.bytes
+
+    def _files(self) -> dict[str, list[str]]:
+        splits: list[Split] = ["train"]
+        if self._workload.workflow.evaluation:
+            splits.append("valid")
+        if self._workload.dataset.format == "synthetic":
+            return {split: [] for split in splits}
+        return {split: find_files(self._workload.dataset, split) for split in splits}
+
+    def _residency(self, files: dict[str, list[str]]) -> dict[str, Any]:
+        if not self._group.place.is_first:
+            return {}
+        found = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
+        return {"files": found.files, "bytes": found.nbytes, "share": found.share}
+
+    def _make_cold(self, files: dict[str, list[str]]) -> dict[str, Any]:
+        every = [path for paths in files.values() for path in paths]
+        mine = every[self._rank :: self._group.place.world]
+        evict(mine)
+        self._group.barrier()
+        found = residency_of(mine, _RESIDENCY_FILES)
+        if found.share is None or found.share > _COLD_SHARE_MOST:
+            told = "nobody can tell" if found.share is None else f"{found.share:.1%} is still there"
+            raise BenchError(
+                f"the data set cannot be put out of the page cache: {told}.",
+                path=self._workload.dataset.data_folder,
+                next_step="Another process may have the files open or mapped; on tmpfs it is "
+                "impossible. Run without --cold, or with reader.odirect.",
+            )
+        return {"files": found.files, "bytes": found.nbytes, "share": found.share, "cold": True}
+
+    def _au(self, recorded: Recorded) -> float:
+        train = [block for block in recorded.blocks if block.kind == "train"]
+        window = self._window()
+        batch = self._workload.reader.batch_size
+        own = phase_figures(train, batch, window, "mlcommons").au_mean_percent
+        every = self._group.gather(own)
+        return sum(every) / len(every) if every else own
+
+    def _window(self) -> Window:
+        output = self._workload.output
+        return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
+
+    def _ceiling(self) -> Recorded | None:
+        if not self._options.ceiling:
+            return None
+        return run_ceiling(self._loaded, self._options.run, self._group)
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._options.progress is not None and self._group.place.is_first:
+            self._options.progress("running", done, total)
+
+    def _write_ranks(self, recorded: Recorded) -> None:
+        host = host_document()
+        reader = self._workload.reader
+        for number in range(self._options.run.accelerators):
+            rank = self._first + number
+            write_rank_files(
+                self._folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
+                offset_s=time.time() - time.perf_counter(),
+                batches=(reader.batch_size, reader.batch_size_eval), window=self._window(),
+                formula=self._options.formula, host=host, saved=recorded.checkpoints,
+            )  # fmt: skip
+
+    def _gather(
+        self,
+        recorded: Recorded,
+        ceiling: Recorded | None,
+        *,
+        aus: list[float],
+        residency: dict[str, Any],
+        started: float,
+        words: list[str],
+    ) -> Figures | None:
+        """All ranks' figures; None in ranks other than 0."""
+        waits = [float(wait) for part in recorded.batch_waits_s for wait in part]
+        every = self._group.gather({
+            "blocks": [block_document(block) for block in recorded.blocks],
+            "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
+            "host": host_document(),
+            "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
+            "saved": [asdict(saved) for saved in recorded.checkpoints],
+            "waits": waits[:: len(waits) // _WAITS_MAX + 1],
+        }, 300.0)  # fmt: skip
+        if not every:
+            return None
+        hosts = {part["host"]["hostname"]: part["host"] for part in every}
+        numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
+        return Figures(
+            engine=recorded.engine,
+            formula=self._options.formula,
+            start_s=started,
+            end_s=time.time(),
+            accelerators=self._options.run.accelerators * self._group.place.world,
+            blocks=[block_of(b) for part in every for b in part["blocks"]],
+            repeats=aus,
+            ceiling=[block_of(b) for part in every for b in part["ceiling"]],
+            hosts=list(hosts.values()),
+            nbytes=int(numbers[0]),
+            device_bytes=int(numbers[1]),
+            cpu_s=numbers[2],
+            batch_waits_s=[wait for part in every for wait in part["waits"]],
+            checkpoints=[
+                (max(s["duration_s"] for s in saved), sum(s["nbytes"] for s in saved))
+                for saved in zip(*(part["saved"] for part in every), strict=True)
+            ],
+            residency=residency,
+            provenance=provenance(self._workload.dataset.data_folder, [*sys.argv[:1], *words])
+            | {"engine": recorded.engine_figures, "launcher": self._group.place.launcher},
+            notes=self._loaded.notes,
+        )

@@ -1,0 +1,144 @@
+"""The step loops: what is recorded of them, and the AU that follows from a storage of known bandwidth.
+
+Most run on a virtual clock: what they say does not depend on how busy the machine is.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from headrace.bench.emulate.clock import ModelSource, VirtualClock
+from headrace.bench.emulate.engines.base import Delivered, batches_ahead
+from headrace.bench.emulate.loop import LoopOptions, StepLoop
+from headrace.bench.metrics.dlio import phase_figures
+from headrace.bench.metrics.timeline import Window
+from headrace.errors import BenchError
+from headrace.io.simulation import Simulation
+
+BATCH = Delivered(1, 10)
+
+
+class After:
+    """Each batch is there some time after it was asked for."""
+
+    def __init__(self, wait_s=0.0):
+        self.wait_s = wait_s
+
+    def ready(self, asked_s):
+        return asked_s + self.wait_s, BATCH
+
+
+class Real:
+    """The same on the machine's clock; may fail."""
+
+    def __init__(self, wait_s=0.0, fails_at=None):
+        self.wait_s, self.fails_at, self.given = wait_s, fails_at, 0
+        self.closed = False
+
+    def next(self):
+        if self.given == self.fails_at:
+            raise BenchError("file 7 cannot be read")
+        self.given += 1
+        time.sleep(self.wait_s)
+        return BATCH
+
+    def close(self):
+        self.closed = True
+
+
+def run(sources, compute_s, **options):
+    loop = StepLoop(LoopOptions(**options))
+    return loop, loop.run([lambda s=s: s for s in sources], np.array(compute_s), 1)
+
+
+def virtually(sources, compute_s, **options):
+    return run(sources, compute_s, clock=VirtualClock(), **options)[1]
+
+
+def test_steps_follow_one_another_without_drift():
+    """Whatever the lateness of each end: steps and waits add up to the block, exactly."""
+    _, [block] = run([Real()], np.full((1, 20), 0.005))
+    assert block.duration_s - block.load_s.sum() == pytest.approx(0.1, abs=1e-9)
+    assert (block.late_s > 0).all()
+    assert (block.compute_s == 0.005).all()
+
+
+def test_a_batch_is_waited_for_while_the_step_before_computes():
+    [block] = virtually([After(0.02)], np.full((1, 5), 0.01))
+    assert block.load_s == pytest.approx([0.02, 0.01, 0.01, 0.01, 0.01])
+    [block] = virtually([After(0.005)], np.full((1, 5), 0.01))
+    assert block.load_s == pytest.approx([0.005, 0, 0, 0, 0])
+
+
+def test_loaders_that_prefetch_themselves_are_asked_after_the_step():
+    [block] = virtually([After(0.02)], np.full((1, 4), 0.01), ahead=False)
+    assert block.load_s == pytest.approx([0.02] * 4)
+    assert block.duration_s == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize(("barrier", "quick_s"), [(True, 0.15), (False, 0.05)])
+def test_the_barrier_makes_all_wait_for_the_slowest(barrier, quick_s):
+    times = np.array([[0.01] * 5, [0.03] * 5])
+    quick, slow = virtually([After(), After()], times, barrier_every_step=barrier)
+    assert (quick.duration_s, slow.duration_s) == pytest.approx((quick_s, 0.15))
+
+
+def test_steps_of_no_time_at_all_are_loops_of_waits():
+    [block] = virtually([After(0.001)], np.zeros((1, 50)))
+    assert block.duration_s == pytest.approx(0.05)
+
+
+def test_a_batch_that_fails_ends_the_run_at_once():
+    sources = [Real(), Real(fails_at=2)]
+    with pytest.raises(BenchError, match="file 7"):
+        run(sources, np.full((2, 50), 0.002))
+    assert sources[0].closed
+    assert sources[0].given < 10
+
+
+def test_an_engine_that_hangs_is_given_up():
+    with pytest.raises(BenchError, match=r"no batch came for 0\.1 s"):
+        run([Real(0.7)], np.full((1, 2), 0.001), deadline_s=0.1)
+
+
+def test_bytes_and_waits_are_counted():
+    loop, _ = run([Real(), Real()], np.full((2, 5), 0.001))
+    assert loop.nbytes == 100
+    assert [len(waits) for waits in loop.batch_waits_s] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("threads", "prefetch", "batches"), [(4, 2, 4), (1, 2, 2), (0, 2, 2), (2, 5, 6), (4, 0, 8)]
+)
+def test_batches_ahead_are_pytorchs(threads, prefetch, batches):
+    assert batches_ahead(threads, prefetch) == batches
+
+
+# accelerators, batch, step s, bandwidth as a share of what the steps need
+TABLE = [
+    (accelerators, batch, step_s, share)
+    for accelerators, batch in ((1, 4), (1, 12), (2, 3), (8, 7), (64, 2))
+    for step_s, share in ((0.323, 0.35), (0.03, 0.6), (0.0005, 0.85), (0.224, 2.0))
+]
+
+
+@pytest.mark.parametrize(("accelerators", "batch", "step_s", "share"), TABLE)
+def test_au_is_what_the_bandwidth_allows(accelerators, batch, step_s, share):
+    """A step needs accelerators x batch x size bytes; AU is bandwidth x step / bytes, at most 1."""
+    size, steps, ahead = 100_000, 200, 4
+    bandwidth = share * accelerators * batch * size / step_s
+    model = Simulation(name="table", bandwidth_bytes_per_s=bandwidth).model()
+    clock = VirtualClock()
+
+    def source():
+        return ModelSource(model, clock, batches=steps, ahead=ahead, files=batch, file_bytes=size,
+                           delivered=Delivered(batch, batch * size))  # fmt: skip
+
+    blocks = StepLoop(LoopOptions(clock=clock)).run(
+        [source] * accelerators, np.full((accelerators, steps), step_s), 1
+    )
+    figures = phase_figures(blocks, batch, Window(), "mlcommons")
+    assert figures.au_mean_percent == pytest.approx(100 * min(1, share), rel=0.01)
+    throughput = accelerators * batch / step_s * min(1, share)
+    assert figures.throughput_mean == pytest.approx(throughput, rel=0.01)

@@ -1,0 +1,153 @@
+"""The formulas against timelines that were worked out by hand."""
+
+import numpy as np
+import pytest
+
+from headrace.bench.metrics.dlio import block_au, block_throughput, phase_figures
+from headrace.bench.metrics.mlperf import mlperf_au
+from headrace.bench.metrics.own import (
+    confidence,
+    percentiles,
+    shares_of,
+    steadiness_of,
+)
+from headrace.bench.metrics.timeline import Block, Window
+from headrace.bench.metrics.verdict import verdict_of
+
+DEFAULT = Window(1, 0)
+
+
+def block(
+    load, compute, *, start=0.0, end=None, epoch=1, accelerator=0, kind="train", harness=None
+):
+    load, compute = np.array(load, float), np.array(compute, float)
+    harness = np.zeros(len(load)) if harness is None else np.array(harness, float)
+    end = start + (load + compute + harness).sum() if end is None else end
+    return Block(
+        epoch=epoch, accelerator=accelerator, kind=kind, start_s=start, end_s=end, load_s=load,
+        compute_s=compute, harness_s=harness, late_s=np.zeros(len(load)),
+    )  # fmt: skip
+
+
+def test_au_is_the_windows_compute_by_the_remaining_time():
+    # 4.6 s of loads and compute, and barriers up to 5.8 s. Step 0 took 2.0 s and does not count.
+    late = block([1.0, 0.1, 0.2, 0.3], [1.0] * 4, end=5.8)
+    assert block_au(late, DEFAULT) == pytest.approx(100 * 3.0 / (5.8 - 2.0))
+    # Without the last one, too: 2 steps; proc of step 3 (1.3 s) comes off.
+    assert block_au(late, Window(1, 1)) == pytest.approx(100 * 2.0 / (5.8 - 2.0 - 1.3))
+    assert block_au(late, Window(0, 0)) == pytest.approx(100 * 4.0 / 5.8)
+
+
+def test_both_throughput_formulas():
+    late = block([1.0, 0.1, 0.2, 0.3], [1.0] * 4, end=5.8)
+    assert block_throughput(late, 7, DEFAULT, "upstream") == pytest.approx((4 - 2) / 3.8 * 7)
+    assert block_throughput(late, 7, DEFAULT, "mlcommons") == pytest.approx(3 / 3.8 * 7)
+
+
+def test_upstreams_two_steps_are_none_and_one_is_negative_as_it_reports():
+    two = block([0.0, 0.0], [1.0, 1.0])
+    assert block_throughput(two, 7, DEFAULT, "upstream") == 0
+    assert block_throughput(two, 7, DEFAULT, "mlcommons") == pytest.approx(7)
+    three = block([0.0] * 3, [1.0] * 3)
+    assert block_throughput(three, 7, DEFAULT, "upstream") == pytest.approx(3.5)
+
+
+def test_no_steps_and_no_compute_are_zero_and_no_division():
+    assert block_au(block([], []), DEFAULT) == 0
+    assert block_au(block([1, 1], [0, 0]), DEFAULT) == 0
+    assert block_throughput(block([], []), 4, DEFAULT, "upstream") == 0
+    assert mlperf_au([], 1.0) == 0
+    assert phase_figures([], 4, DEFAULT, "upstream").au_mean_percent == 0
+
+
+def test_evaluation_counts_all_steps_in_all_time():
+    evaluation = block([1.0, 0.0], [0.5, 0.5], end=2.5, kind="eval")
+    assert block_throughput(evaluation, 3, DEFAULT, "upstream") == pytest.approx(2 / 2.5 * 3)
+    assert block_au(evaluation, DEFAULT) == pytest.approx(100 * 0.5 / 1.0)
+
+
+def test_epochs_are_means_of_ranks_and_sums_of_throughput():
+    blocks = [
+        block([1, 0, 0], [1, 1, 1], accelerator=0),  # AU 100, 2 steps in 2 s
+        block([1, 1, 1], [1, 1, 1], accelerator=1),  # AU 50, 2 steps in 4 s
+        block([1, 0, 0], [1, 1, 1], accelerator=0, epoch=2, start=10),
+        block([1, 0, 0], [1, 1, 1], accelerator=1, epoch=2, start=10),
+    ]
+    figures = phase_figures(blocks, 4, DEFAULT, "mlcommons")
+    assert figures.au_percent == pytest.approx((75, 100))
+    assert figures.throughput == pytest.approx((4 + 2, 8))
+    assert figures.au_mean_percent == pytest.approx(87.5)
+    assert figures.au_stdev_percent == pytest.approx(12.5)  # of the population
+    assert figures.mb_per_s(2**20) == pytest.approx((7, 1))
+
+
+def test_blocks_of_an_epoch_are_weighted_by_their_steps():
+    blocks = [
+        block([0] * 9, [1] * 9),  # AU 100
+        block([0, 1, 1], [1, 1, 1], start=9),  # AU 50
+    ]
+    assert phase_figures(blocks, 1, DEFAULT, "mlcommons").au_percent == pytest.approx(
+        ((100 * 9 + 50 * 3) / 12,)
+    )
+
+
+def test_mlperf_counts_what_was_asked_for_by_the_running_time():
+    # Two accelerators, 2 epochs of 3 steps of 1 s; the first wait of the run (2 s) does not count.
+    blocks = [
+        block([2, 0.5, 0.5], [1] * 3, accelerator=0, end=6),
+        block([2, 0.5, 0.5], [1] * 3, accelerator=1, end=6.5),
+        block([1, 0, 0], [1] * 3, accelerator=0, epoch=2, start=7, end=11),
+        block([1, 0, 0], [1] * 3, accelerator=1, epoch=2, start=7, end=11),
+    ]
+    assert mlperf_au(blocks, 1.0) == pytest.approx(100 * 6 / (6.5 + 4 - 2))
+    assert mlperf_au([blocks[0]], 1.0) == pytest.approx(100 * 3 / 4)
+
+
+def test_shares_add_up_and_leave_the_barrier():
+    late = block([1.0, 0.1, 0.2], [1.0] * 3, end=5.0, harness=[0, 0.05, 0.05])
+    shares = shares_of([late], DEFAULT)
+    assert shares.total_s == pytest.approx(3.0)
+    assert (shares.compute_s, shares.wait_s) == pytest.approx((2.0, 0.3))
+    assert (shares.harness_s, shares.barrier_s) == pytest.approx((0.1, 0.6))
+    assert shares.of("wait") == pytest.approx(0.1)
+
+
+def test_percentiles_of_known_numbers():
+    found = percentiles(np.arange(1, 1001))
+    assert found["p50"] == pytest.approx(500.5)
+    assert found["p99"] == pytest.approx(990.01)
+    assert (found["max"], found["mean"]) == (1000, 500.5)
+    assert percentiles([]) == {}
+
+
+def test_a_run_that_slows_down_is_not_steady():
+    assert steadiness_of([block([0] * 20, [1] * 20)], DEFAULT).steady is True
+    slower = block([0] * 10 + [0.2] * 10, [1] * 20)
+    assert steadiness_of([slower], DEFAULT).steady is False
+    assert steadiness_of([slower], DEFAULT).drift == pytest.approx(0.2, rel=0.1)
+    assert steadiness_of([block([0] * 4, [1] * 4)], DEFAULT).steady is None
+
+
+def test_the_confidence_interval_is_students():
+    found = confidence([90.0, 92.0, 94.0])
+    # s = 2, sqrt(3) = 1.732, t(2) = 4.303
+    assert (found.mean, found.half_width) == pytest.approx((92, 4.303 * 2 / 3**0.5))
+    assert confidence([5.0]).half_width is None
+    assert confidence([1.0] * 40).half_width == 0
+    with pytest.raises(ValueError, match="empty"):
+        confidence([])
+
+
+def verdict(au, ceiling, *, wait=0.3, harness=0.0, late=0.0, step=0.1):
+    one = block([wait] * 3, [1.0] * 3, harness=[harness] * 3)
+    return verdict_of(au, ceiling, shares_of([one], DEFAULT), late, step).bound
+
+
+def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
+    assert verdict(99.5, None) == "compute"
+    assert verdict(70, None) == "unknown"
+    assert verdict(70, 99.9) == "storage"
+    assert verdict(70, 80) == "harness"  # the null run loses 20 of the 30 lost
+    assert verdict(20, 98) == "storage"  # 2 of 80
+    assert verdict(70, 99.9, wait=0.1, harness=0.3) == "harness"
+    assert verdict(70, 99.9, late=0.02) == "harness"

@@ -1,0 +1,120 @@
+"""Ranks: the launchers' environments, and what happens when a rank is missing or dies."""
+
+import threading
+
+import pytest
+
+from headrace.bench.emulate.ranks import Place, join, place_of
+from headrace.errors import BenchError
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
+        ({"SLURM_PROCID": "0"}, (0, 1)),
+    ],
+)
+def test_the_launchers_environment_says_rank_and_world(environ, place):
+    found = place_of(environ)
+    assert (found.rank, found.world) == place
+
+
+@pytest.mark.parametrize("values", [("8", "8"), ("x", "2"), ("-1", "2"), ("0", "0")])
+def test_an_environment_that_makes_no_sense_is_an_error(values):
+    with pytest.raises(BenchError, match="RANK"):
+        place_of({"RANK": values[0], "WORLD_SIZE": values[1]})
+
+
+def together(world, folder, do, deadline_s=10.0):
+    """What `do(group)` returns or raises in each rank."""
+    found = [None] * world
+
+    def rank(number):
+        try:
+            group = join(Place(number, world), folder, deadline_s)
+            try:
+                found[number] = do(group)
+            finally:
+                group.close()
+        except BenchError as e:
+            found[number] = e
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_values_are_gathered_by_rank_and_sent_to_all(tmp_path):
+    def do(group):
+        group.barrier()
+        gathered = group.gather({"of": group.place.rank})
+        return gathered, group.broadcast([1, 2] if group.place.is_first else None)
+
+    found = together(4, tmp_path, do)
+    assert found[0] == ([{"of": n} for n in range(4)], [1, 2])
+    assert found[1:] == [([], [1, 2])] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_needs_nobody(tmp_path):
+    group = join(Place(), tmp_path)
+    group.barrier()
+    assert (group.gather(3), group.broadcast(4)) == ([3], 4)
+
+
+def test_missing_ranks_are_named(tmp_path):
+    with pytest.raises(BenchError, match=r"rank 1, 2 did not come within 0\.2 s"):
+        join(Place(0, 3), tmp_path, 0.2)
+    with pytest.raises(BenchError, match=r"rank 0 did not come"):
+        join(Place(1, 3), tmp_path, 0.2)
+
+
+def test_an_address_that_a_killed_run_left_is_not_believed(tmp_path):
+    done = []
+    join_later = threading.Timer(0.3, lambda: done.append(join(Place(0, 2), tmp_path, 5)))
+    with pytest.raises(BenchError):
+        join(Place(0, 2), tmp_path, 0.05)
+    for left in tmp_path.glob(".meeting-*"):
+        left.unlink()
+    name = ".meeting-x.json"
+    (tmp_path / name).write_text("{")
+    join_later.start()
+    group = join(Place(1, 2), tmp_path, 5)
+    join_later.join()
+    assert len(done) == 1
+    group.close()
+    done[0].close()
+
+
+def test_a_rank_that_dies_is_named_at_once(tmp_path):
+    def do(group):
+        if group.place.rank == 1:
+            return None  # and closes
+        return group.gather(1, 20.0)
+
+    found = together(2, tmp_path, do)
+    assert "rank 1 is gone" in str(found[0])
+    assert "Look at what that rank printed" in str(found[0])
+
+
+def test_a_rank_that_hangs_meets_the_deadline(tmp_path):
+    waiting = threading.Event()
+
+    def do(group):
+        if group.place.rank == 1:
+            waiting.wait(5)
+            return None
+        try:
+            return group.gather(1, 0.1)
+        finally:
+            waiting.set()
+
+    assert "rank 1 did not answer within 0.1 s" in str(together(2, tmp_path, do)[0])

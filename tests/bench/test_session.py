@@ -1,0 +1,281 @@
+"""Whole runs: shrunken workloads, every engine, DLIO's files, and what must not become a result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.bench.emulate.run import RunOptions
+from headrace.bench.session import SessionOptions, run_session
+from headrace.errors import BenchError, HeadraceError, SourceError, WorkloadError
+
+SHRUNKEN = [
+    "++workload.dataset.num_files_train=8", "++workload.dataset.num_samples_per_file=4",
+    "++workload.dataset.record_length_bytes=4096", "++workload.dataset.record_length_bytes_stdev=0",
+    "++workload.reader.batch_size=4", "++workload.reader.read_threads=2",
+    "++workload.train.epochs=2", "++workload.train.computation_time=0.002",
+    "++workload.workflow.checkpoint=False",
+]  # fmt: skip
+
+
+@pytest.fixture
+def words(tmp_path):
+    """The command line of a shrunken run."""
+
+    def make(workload, *overrides):
+        return [
+            f"workload={workload}", *SHRUNKEN,
+            f"++workload.dataset.data_folder={tmp_path / 'data'}",
+            f"++hydra.run.dir={tmp_path / 'out'}", "++hydra.output_subdir=dlio_config", *overrides,
+        ]  # fmt: skip
+
+    return make
+
+
+GENERATE = "++workload.workflow.generate_data=True"
+
+
+@pytest.mark.parametrize(
+    ("format_name", "engine"),
+    [(name, "headrace")
+     for name in ("npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet")]
+    + [("npz", "torch"), ("tfrecord", "torch"), ("npz", "null")],
+)  # fmt: skip
+def test_engines_run_formats(words, format_name, engine):
+    if engine == "torch":
+        pytest.importorskip("torch")
+    report = run_session(words(
+        "unet3d_h100", GENERATE, f"++workload.dataset.format={format_name}",
+        f"++workload.reader.engine={engine}", "++workload.train.epochs=1",
+        "++workload.reader.read_threads=0",
+    ))  # fmt: skip
+    own = report.summary["headrace"]
+    assert own["engine"] == engine
+    assert len(report.summary["metric"]["train_au_percentage"]) == 1
+    if engine == "headrace":  # 8 steps of 4 samples: every sample at least once
+        assert own["bytes"] >= 8 * 4 * 4096
+
+
+@pytest.mark.parametrize(
+    "workload", ["unet3d_h100", "resnet50_h100", "cosmoflow_h100", "retinanet_b200", "default"]
+)
+def test_shipped_workloads_run_shrunken(words, workload):
+    one = ["++workload.dataset.num_samples_per_file=1"]
+    one += ["++workload.dataset.num_files_eval=2"] if workload == "default" else []
+    one += ["++workload.evaluation.eval_time=0.001"]
+    report = run_session(words(workload, GENERATE, "++workload.train.epochs=1", *one))
+    assert 0 <= report.summary["metric"]["train_au_mean_percentage"] <= 100
+    assert ("eval_au_mean_percentage" in report.summary["metric"]) == (workload == "default")
+
+
+SUMMARY_KEYS = {
+    "start", "end", "num_accelerators", "num_hosts", "hostname", "epochs", "metric",
+    "num_files_train", "num_files_eval", "num_samples_per_file", "host_cpu_count",
+    "host_processor_name", "potential_caching", "host_cpuinfo", "host_meminfo", "host_memory_GB",
+    "data_size_per_host_GB",
+}  # fmt: skip
+METRIC_KEYS = {
+    f"{kind}_{name}"
+    for kind in ("train", "eval")
+    for name in (
+        "au_percentage", "au_mean_percentage", "au_stdev_percentage", "au_meet_expectation",
+        "throughput_samples_per_second", "throughput_mean_samples_per_second",
+        "throughput_stdev_samples_per_second", "io_mean_MB_per_second", "io_stdev_MB_per_second",
+    )
+}  # fmt: skip
+
+
+def test_dlios_files_are_written_with_dlios_keys(words, tmp_path):
+    given = words(
+        "default", GENERATE, "++workload.dataset.num_files_eval=2",
+        "++workload.evaluation.eval_time=0.001", "++workload.model.name=tiny",
+    )  # fmt: skip
+    report = run_session(given, SessionOptions(run=RunOptions(accelerators=2)))
+    out = tmp_path / "out"
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary) >= SUMMARY_KEYS
+    assert set(summary["metric"]) == METRIC_KEYS
+    assert (summary["num_accelerators"], summary["num_hosts"]) == (2, 1)
+    assert len(summary["metric"]["train_au_percentage"]) == 2
+    assert isinstance(summary["host_memory_GB"][0], float)
+    for rank in (0, 1):
+        output = json.loads((out / f"{rank}_output.json").read_text())
+        assert set(output["1"]) >= {
+            "load",
+            "proc",
+            "throughput",
+            "au",
+            "compute",
+            "host_meminfo",
+            "end",
+        }
+        assert [len(output["2"]["load"][k]) for k in ("block1", "eval")] == [4, 4]
+        stats = json.loads((out / f"{rank}_per_epoch_stats.json").read_text())
+        assert set(stats["2"]) == {"start", "end", "duration", "block1", "eval"}
+        assert float(stats["1"]["duration"]) >= float(stats["1"]["block1"]["duration"])
+    composed = yaml.safe_load((out / "dlio_config/config.yaml").read_text())
+    assert composed["workload"]["reader"]["batch_size"] == 4
+    assert composed["workload"]["model"]["name"] == "tiny"
+    overrides = yaml.safe_load((out / "dlio_config/overrides.yaml").read_text())
+    assert "++workload.model.name=tiny" in overrides
+    assert not [word for word in overrides if "hydra" in word]
+    hydra = yaml.safe_load((out / "dlio_config/hydra.yaml").read_text())
+    assert hydra["hydra"]["run"]["dir"] == str(out)
+    log = (out / "dlio.log").read_text()
+    assert "[METRIC] Training Accelerator Utilization [AU] (%): " in log
+    assert "[METRIC] train_au_meet_expectation: " in log
+    assert set(report.lines) <= {line.split(" ", 2)[2] for line in log.splitlines()}
+
+
+def test_checkpoints_between_epochs_have_the_models_size(words, tmp_path):
+    folder = tmp_path / "ckpt"
+    report = run_session(words(
+        "unet3d_h100", GENERATE, "++workload.workflow.checkpoint=True",
+        "++workload.model.model_size=3000001", "++workload.checkpoint.fsync=True",
+        "++workload.checkpoint.checkpoint_after_epoch=1", "++workload.train.epochs=3",
+        f"++workload.checkpoint.checkpoint_folder={folder}",
+    ))  # fmt: skip
+    written = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*.pt")}
+    assert written == {f"global_epoch{e}_step8/model_states-0.pt": 3000001 for e in (1, 3)}
+    metric = report.summary["metric"]
+    assert metric["checkpoint_size_GB"] == 3000001 / 2**30
+    assert metric["save_checkpoint_io_mean_GB_per_second"] > 0
+    stats = json.loads((tmp_path / "out/0_per_epoch_stats.json").read_text())
+    assert ["save_ckpt1" in stats[epoch] for epoch in "123"] == [True, False, True]
+    assert stats["3"]["save_ckpt1"]["duration"] > 0
+
+
+def test_a_slow_storage_lowers_au_and_is_named(words):
+    """250 kB/s of 16 kB a step: 65 ms, of which 2 ms are computing."""
+    from headrace.io.simulation import Simulation
+
+    simulate = Simulation(name="thin", bandwidth_bytes_per_s=250e3)
+    given = words("unet3d_h100", GENERATE, "++workload.dataset.num_samples_per_file=1",
+                  "++workload.dataset.num_files_train=24", "++workload.train.epochs=1",
+                  "++workload.reader.prefetch_size=1", "++workload.reader.read_threads=1")  # fmt: skip
+    report = run_session(given, SessionOptions(run=RunOptions(simulate=simulate), ceiling=True))
+    own = report.summary["headrace"]
+    assert report.summary["metric"]["train_au_mean_percentage"] < 15
+    assert report.summary["metric"]["train_au_meet_expectation"] == "fail"
+    assert own["ceiling_au_percent"] > own["au_percent"]["mean"]
+    assert own["time"]["wait_s"] > own["time"]["compute_s"]
+
+
+def test_cold_means_that_the_page_cache_was_seen_to_be_empty(words):
+    run_session(words("unet3d_h100", GENERATE, "++workload.workflow.train=False"))
+    try:
+        report = run_session(words("unet3d_h100"), SessionOptions(cold=True))
+    except BenchError as e:
+        if "page cache" not in str(e):
+            raise
+        pytest.skip("this file system keeps its pages")
+    assert report.summary["headrace"]["residency_before"]["cold"] is True
+    assert report.summary["headrace"]["residency_before"]["share"] <= 0.02
+
+
+class CountingEngine:
+    """A custom engine."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def open(self, split, epoch, accelerator):
+        plan = self.context.plans[split]
+        for step in range(plan.steps):
+            paths = self.context.paths(split, plan.indices(epoch, accelerator, step))
+            assert all(Path(os.fsdecode(path)).exists() for path in paths)
+            yield b"".join(Path(os.fsdecode(path)).read_bytes() for path in paths)
+
+
+class ShortEngine(CountingEngine):
+    def open(self, *_):
+        return iter([b""])
+
+
+class BrokenEngine(CountingEngine):
+    def open(self, *_):
+        raise KeyError("oh")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("Counting", None), ("Short", "ended before the epoch"), ("Broken", "failed: KeyError: 'oh'"),
+     ("Missing", "cannot be imported")],
+)  # fmt: skip
+def test_custom_engines(words, name, said):
+    given = words(
+        "unet3d_h100", GENERATE, f"++workload.reader.engine=custom:{__name__}:{name}Engine"
+    )
+    if said is None:
+        assert run_session(given).summary["headrace"]["engine"].endswith("CountingEngine")
+    else:
+        with pytest.raises(BenchError, match=said):
+            run_session(given)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
+        (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
+        (["++workload.workflow.checkpoint=True", "++workload.model.type=transformer"], WorkloadError,
+         "layers and shards are not written"),
+        (["++workload.storage.storage_type=s3"], WorkloadError, "s3 is not read"),
+        (["++workload.workflow.train=False"], WorkloadError, "nothing to run"),
+        (["++workload.reader.engine=dali"], WorkloadError, "expected one of headrace, torch, null"),
+        (["++workload.reader.preprocess_time=1"], WorkloadError, "not done by the engine headrace"),
+        (["++workload.dataset.num_files_train=9"], SourceError, "expected num_files_train = 9"),
+        (["++workload.dataset.data_folder=/nowhere"], SourceError, "/nowhere"),
+        (["++workload.dataset.format=npy"], SourceError, "npy"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_no_result(words, tmp_path, overrides, error, said):
+    run_session(words("unet3d_h100", GENERATE, "++workload.workflow.train=False"))
+    with pytest.raises(error, match=said):
+        run_session(words("unet3d_h100", *overrides))
+    assert not (tmp_path / "out/summary.json").exists()
+
+
+def test_a_file_that_vanishes_while_it_runs_is_named(words, tmp_path):
+    run_session(words("cosmoflow_h100", GENERATE, "++workload.workflow.train=False",
+                      "++workload.dataset.num_samples_per_file=1"))  # fmt: skip
+    gone = sorted((tmp_path / "data/train").glob("*.tfrecord"))[3]
+    gone.unlink()
+    gone.symlink_to("nothing")  # it is still listed
+    with pytest.raises(HeadraceError, match="No such file") as caught:
+        run_session(words("cosmoflow_h100", "++workload.dataset.num_samples_per_file=1"))
+    assert gone.name in str(caught.value)
+
+
+def test_two_ranks_are_one_run(words, tmp_path):
+    program = "from headrace.cli.dlio import main; main()"
+    given = words("unet3d_h100", GENERATE)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *given], text=True,
+            env=os.environ | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ended
+    assert "Number of Simulated Accelerators: 2" in ended[0][0]
+    assert "[METRIC]" not in ended[1][0]
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["num_accelerators"] == 2
+    assert {p.name for p in (tmp_path / "out").glob("*_output.json")} == {
+        "0_output.json", "1_output.json"
+    }  # fmt: skip
+
+
+def test_ranks_without_a_common_folder_are_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BenchError, match=r"hydra\.run\.dir"):
+        run_session(["workload=default"])
