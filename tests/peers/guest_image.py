@@ -77,7 +77,9 @@ def build_kernel(folder: Path, *, backports: bool = False) -> Kernel:
         shutil.copy(_INIT, root / "init")
         _copy_modules(tree, version, _EARLY, root)
         packed = initramfs.with_suffix(".part")
-        _run("sh", "-c", f"find . | cpio -o -H newc --quiet | gzip -1 >{packed.absolute()}", cwd=root)
+        _run(
+            "sh", "-c", f"find . | cpio -o -H newc --quiet | gzip -1 >{packed.absolute()}", cwd=root
+        )
         packed.rename(initramfs)
     return Kernel(version, tree / f"boot/vmlinuz-{version}", initramfs, modules)
 
@@ -90,7 +92,19 @@ def build_tools(folder: Path, kernels: list[Kernel]) -> Path:
         return disk
     root = folder / "tools-root"
     shutil.rmtree(root, ignore_errors=True)
-    for name in ("bin", "sbin", "dev", "etc/nvme", "proc", "run", "sys", "tmp", "tools", "mnt", "lib64"):
+    for name in (
+        "bin",
+        "sbin",
+        "dev",
+        "etc/nvme",
+        "proc",
+        "run",
+        "sys",
+        "tmp",
+        "tools",
+        "mnt",
+        "lib64",
+    ):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", root / "bin")
     for applet in _run("/bin/busybox", "--list").split():
@@ -148,7 +162,9 @@ def _copy_modules(tree: Path, version: str, names: list[str], root: Path) -> Non
             ["modprobe", "-d", tree, "-S", version, "--show-depends", name],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
         )  # fmt: skip
-        wanted.update(Path(file) for file in re.findall(r"^insmod (\S+)", shown.stdout, re.MULTILINE))
+        wanted.update(
+            Path(file) for file in re.findall(r"^insmod (\S+)", shown.stdout, re.MULTILINE)
+        )
     for file in wanted:
         copied = root / file.relative_to(tree.absolute() if file.is_absolute() else tree)
         copied.parent.mkdir(parents=True, exist_ok=True)
@@ -164,5 +180,7 @@ def _copy_modules(tree: Path, version: str, names: list[str], root: Path) -> Non
 def _run(*command: str, cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
