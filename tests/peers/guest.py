@@ -39,10 +39,10 @@ class Guest:
         kernel: what is booted.
         tools: the disk of programs; shared, read-only.
         folder: for the console's log and the socket of commands.
-        disks: images that the guest sees as /dev/vdb and on; read-only.
+        disks: images that the guest sees as /dev/vdb and on, and the bytes of a block of each.
     """
 
-    def __init__(self, kernel: Kernel, tools: Path, folder: Path, disks: list[Path]) -> None:
+    def __init__(self, kernel: Kernel, tools: Path, folder: Path, disks: list[tuple[Path, int]]) -> None:
         self.kernel = kernel
         self.boots = 0
         self.console = folder / "console"
@@ -155,10 +155,16 @@ class Guest:
             "-chardev", f"socket,id=control,path={self._control},server=on,wait=off",
             "-device", "virtserialport,chardev=control,name=control",
         ]  # fmt: skip
-        for number, disk in enumerate([self._tools, *self._disks]):
+        words += [
+            "-drive", f"if=none,id=tools,file={self._tools},format=raw,readonly=on",
+            "-device", "virtio-blk-pci,drive=tools",
+        ]  # fmt: skip
+        for number, (path, block_bytes) in enumerate(self._disks):
+            # nvmet opens its devices for writing: what is written goes nowhere.
             words += [
-                "-drive", f"if=none,id=disk{number},file={disk},format=raw,readonly=on",
-                "-device", f"virtio-blk-pci,drive=disk{number}",
+                "-drive", f"if=none,id=disk{number},file={path},format=raw,snapshot=on",
+                "-device", f"virtio-blk-pci,drive=disk{number},"
+                f"logical_block_size={block_bytes},physical_block_size={block_bytes}",
             ]  # fmt: skip
         return words
 
