@@ -120,3 +120,9 @@ def boot(
     yield make
     while running:
         running.pop().close()
+
+
+@pytest.fixture(scope="session")
+def debian(boot: Callable[..., Guest], known: tuple[Path, np.ndarray]) -> Guest:
+    """A guest of Debian 12's kernel, with the known image twice: of 512 bytes a block, and of 4096."""
+    return boot("debian", [(known[0], 512), (known[0], 4096)])

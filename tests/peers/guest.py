@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from peers.guest_image import Kernel
 
-__all__ = ["BOOTS_MAX", "Guest", "GuestFailed"]
+__all__ = ["BOOTS_MAX", "HOST", "Guest", "GuestFailed", "free_port"]
 
 BOOTS_MAX = 5
 _BOOT_S = 60.0
@@ -42,7 +42,9 @@ class Guest:
         disks: images that the guest sees as /dev/vdb and on, and the bytes of a block of each.
     """
 
-    def __init__(self, kernel: Kernel, tools: Path, folder: Path, disks: list[tuple[Path, int]]) -> None:
+    def __init__(
+        self, kernel: Kernel, tools: Path, folder: Path, disks: list[tuple[Path, int]]
+    ) -> None:
         self.kernel = kernel
         self.boots = 0
         self.console = folder / "console"
@@ -108,7 +110,7 @@ class Guest:
 
     def _boot(self) -> None:
         self._control.unlink(missing_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self._process = subprocess.Popen(
             self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT, preexec_fn=_lower,  # noqa: PLW1509 - nothing of ours runs in threads yet
@@ -169,7 +171,8 @@ class Guest:
         return words
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -36,10 +36,8 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def linux(boot, known):
-    # The same image twice: 512 bytes a block, and 4096.
-    guest = boot("debian", [(known[0], 512), (known[0], 4096)])
-    return Nvmet(guest, NQN, ["/dev/vdb", "/dev/vdc"])
+def linux(debian):
+    return Nvmet(debian, NQN, ["/dev/vdb", "/dev/vdc"])
 
 
 def engine(host=None, **options):
@@ -56,7 +54,7 @@ def check(fabric, url, data, offsets, lengths, deadline_s=60.0):
 
 
 def test_discovery_and_identity(linux, known, passed):
-    assert [entry.subnqn for entry in discover(linux.address, HOST)] == [NQN]
+    assert NQN in [entry.subnqn for entry in discover(linux.address, HOST)]
     passed("discovery log names the subsystem")
     with Host(linux.address, NQN, HOST, HostOptions(timeout_s=20)) as host:
         assert host.controller.serial.strip() == "HEADRACETEST"
