@@ -18,7 +18,8 @@ __all__ = ["Kernel", "build_kernel", "build_tools"]
 
 _INIT = Path(__file__).parent / "init"
 
-_BACKPORTS = "http://deb.debian.org/debian bookworm-backports main"
+_MIRROR = "http://deb.debian.org/debian"
+_BACKPORTS = "bookworm-backports main"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _META = "linux-image-cloud-amd64"
 
@@ -133,7 +134,7 @@ def _download(folder: Path, *, backports: bool) -> Path:
         lists, cache, sources = folder / "lists", folder / "cache", folder / "sources.list"
         (lists / "partial").mkdir(parents=True, exist_ok=True)
         (cache / "archives/partial").mkdir(parents=True, exist_ok=True)
-        sources.write_text(f"deb [signed-by={_KEYRING}] {_BACKPORTS}\n")
+        sources.write_text(f"deb [signed-by={_KEYRING}] {_mirror()} {_BACKPORTS}\n")
         given = {
             "Dir::Etc::sourcelist": sources,
             "Dir::Etc::sourceparts": "/dev/null",
@@ -152,6 +153,12 @@ def _download(folder: Path, *, backports: bool) -> Path:
         raise RuntimeError(f"apt-cache knows no kernel behind {_META}: {needed!r}")
     _run("apt-get", *options, "download", "-q", package[1], cwd=folder)
     return next(folder.glob(f"{package[1]}_*.deb"))
+
+
+def _mirror() -> str:
+    """Where this system has Debian from."""
+    known = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Codename: bookworm")
+    return next((line.rstrip("/") for line in known.splitlines() if line), _MIRROR)
 
 
 def _copy_modules(tree: Path, version: str, names: list[str], root: Path) -> None:
