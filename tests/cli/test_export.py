@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.errors import AuthenticationFailed
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions, discover
 from headrace.fabric.identity import HostIdentity
+from headrace.fabric.secret import Hash, Secret
 
 HOST = HostIdentity("nqn.2026-11.io.example:host-a", bytes(range(1, 17)))
 OTHER = HostIdentity("nqn.2026-11.io.example:host-b", bytes(range(2, 18)))
@@ -41,8 +43,8 @@ def refusal(*arguments, listen="127.0.0.1:0"):
     return process.returncode, stderr
 
 
-def read(url, count, identity=HOST):
-    with FabricEngine(identity, EngineOptions(host=HostOptions(timeout_s=5))) as fabric:
+def read(url, count, identity=HOST, **host):
+    with FabricEngine(identity, EngineOptions(host=HostOptions(timeout_s=5, **host))) as fabric:
         fabric.open(url)
         dest = np.zeros(count, np.uint8)
         assert fabric.read_many(url, np.array([0]), np.array([count]), dest).tolist() == [count]
@@ -114,6 +116,27 @@ def test_only_named_hosts_are_let_in(files):
     assert discover(tuple(told["address"]), OTHER) == []
     process.terminate()
     process.communicate(timeout=20)
+
+
+def test_hosts_of_the_file_of_secrets_authenticate(files, tmp_path):
+    (_, host), (_, controller) = Secret.generate(), Secret.generate(Hash.SHA512)
+    path = tmp_path / "secrets"
+    path.touch(0o600)
+    path.write_text(f"# two ways\n{HOST.nqn} {host} {controller}\n")
+    process = start(files[0], "--json", "--secrets", path)
+    told = first_document(process)
+    known = {"dhchap_secret": host, "dhchap_controller_secret": controller}
+    assert read(told["url"], 512, **known) == files[0].read_bytes()[:512]
+    with pytest.raises(AuthenticationFailed):
+        read(told["url"], 512, dhchap_secret=Secret.generate()[1])
+    with pytest.raises(AuthenticationFailed):
+        read(told["url"], 512)
+    with pytest.raises(OSError, match="connect invalid host"):
+        read(told["url"], 512, OTHER)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=20)
+    assert host not in stdout + stderr
+    assert process.returncode == 0
 
 
 def test_digests_can_be_declined(files):

@@ -26,7 +26,7 @@ _META = "linux-image-cloud-amd64"
 _EARLY = ["virtio_pci", "virtio_blk"]
 _LATER = [
     *_EARLY, "virtio_net", "virtio_console", "virtio_rng", "configfs", "crc32c_intel", "crc32c_generic",
-    "nvme_core", "nvme_fabrics", "nvme_tcp", "nvmet", "nvmet_tcp", "nvme_auth", "hmac", "sha256_generic",
+    "nvme_core", "nvme_fabrics", "nvme_tcp", "nvmet", "nvmet_tcp", "nvme_auth", "hmac", "sha512_generic", "sha256_generic",
     "dh_generic", "loop",
 ]  # fmt: skip
 """Kernels that lack one (nvme_auth before 6.7) do without."""
@@ -111,6 +111,7 @@ def build_tools(folder: Path, kernels: list[Kernel]) -> Path:
     for applet in _run("/bin/busybox", "--list").split():
         if applet != "busybox":
             (root / "bin" / applet).symlink_to("busybox")
+    (root / "sbin/modprobe").symlink_to("../bin/busybox")  # the kernel asks it for what it lacks
     for program in _PROGRAMS:
         for file in [program, *re.findall(r"(/\S+) \(0x", _run("ldd", program))]:
             copied = root / file.lstrip("/")

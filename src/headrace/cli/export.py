@@ -17,6 +17,7 @@ from headrace.cli.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement
+    from headrace.fabric.secret import HostSecret
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import Target
 
@@ -50,6 +51,14 @@ def export(
             help="A host that may connect; may be repeated. Default: all.", metavar="HOSTNQN"
         ),
     ] = None,
+    secrets: Annotated[
+        str | None,
+        typer.Option(
+            help="Hosts that may connect and what they authenticate with (DH-HMAC-CHAP): a line each, "
+            "HOSTNQN SECRET [CONTROLLER'S SECRET].",
+            metavar="FILE",
+        ),
+    ] = None,
     digests: Annotated[
         bool, typer.Option("--digests/--no-digests", help="Agree to digests that a host offers.")
     ] = True,
@@ -68,7 +77,7 @@ def export(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
         log_to_stderr()
-        subsystem = _subsystem(things, nqn, allow)
+        subsystem = _subsystem(things, nqn, _hosts(allow, secrets))
         target, walls = _serve(subsystem, address, digests=digests, confine=confine)
         with target:
             _tell(Output(as_json=as_json), subsystem, target.address, walls)
@@ -89,7 +98,19 @@ def _address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - ":4420" asks for it
 
 
-def _subsystem(things: list[str], nqn: str | None, allow: list[str] | None) -> Subsystem:
+def _hosts(allow: list[str] | None, secrets: str | None) -> dict[str, HostSecret | None] | None:
+    """Who may connect, and with what; None: everybody."""
+    from headrace.fabric.secret import read_host_secrets
+
+    if not allow and secrets is None:
+        return None
+    named: dict[str, HostSecret | None] = dict.fromkeys(allow or ())
+    return named if secrets is None else {**named, **read_host_secrets(secrets)}
+
+
+def _subsystem(
+    things: list[str], nqn: str | None, hosts: dict[str, HostSecret | None] | None
+) -> Subsystem:
     from headrace.errors import FabricError
     from headrace.fabric.identity import HostIdentity
     from headrace.fabric.subsystem import Subsystem
@@ -99,7 +120,7 @@ def _subsystem(things: list[str], nqn: str | None, allow: list[str] | None) -> S
         paths = "\n".join(str(Path(thing).resolve()) for thing in things)
         own = uuid.uuid5(uuid.UUID(bytes=HostIdentity.of_machine().id), paths)
         nqn = f"nqn.2014-08.org.nvmexpress:uuid:{own}"
-    subsystem = Subsystem(nqn, allow or None)
+    subsystem = Subsystem(nqn, hosts)
     for thing in things:
         if Path(thing).is_dir():
             raise FabricError(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
+import hmac
 import os
 import platform
 import struct
@@ -73,6 +75,9 @@ def _load_what_comes_late() -> None:
     time.localtime()
     "".encode("idna")
     traceback.format_exc()
+    for name in ("sha256", "sha384", "sha512"):
+        hashlib.new(name)
+        hmac.digest(b"key", b"", name)
 
 
 def _libc() -> ctypes.CDLL:
