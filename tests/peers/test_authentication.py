@@ -119,7 +119,7 @@ def nvmet(guest):
 
 
 def read(nvmet, **options):
-    made = EngineOptions(host=HostOptions(timeout_s=40, **options))
+    made = EngineOptions(host=HostOptions(timeout_s=15, **options))
     with FabricEngine(HOST, made) as fabric:
         fabric.open(nvmet.url())
         dest = np.zeros(100_000, np.uint8)
