@@ -59,7 +59,7 @@ class LinuxHost:
         end_s = time.monotonic() + 20
         while True:
             text = self.guest.run(
-                "for d in /sys/block/nvme*; do case ${d##*/} in *c*) ;; nvme*)"
+                "for d in /sys/block/nvme*; do [ -e $d/nsid ] || continue; case ${d##*/} in *c*) ;; nvme*)"
                 ' echo "$(cat $d/nsid) /dev/${d##*/}";; esac; done'
             )
             found = dict(line.split() for line in text.splitlines())
