@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import headrace as hr
 from headrace.errors import AuthenticationFailed
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions, discover
@@ -70,6 +71,16 @@ def test_files_are_served_until_a_signal(files, ends):
     process.send_signal(ends)
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (0, "", "")
+
+
+def test_a_store_is_opened_by_its_url(packed_photos):
+    process = start(packed_photos, "--json")
+    url = first_document(process)["url"]
+    with hr.open(packed_photos) as local, hr.open(url) as remote:
+        assert remote.names == local.names
+        assert [bytes(remote[i]) for i in range(len(local))] == [bytes(s) for s in local]
+    process.terminate()
+    assert process.communicate(timeout=20) == ("", "")
 
 
 def test_one_line_says_where_and_how_confined(files):

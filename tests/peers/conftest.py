@@ -8,33 +8,26 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from headrace.fabric.image import write_image
 from peers.guest import Guest
 from peers.guest_image import Kernel, build_kernel, build_tools
 from tests_shared import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 FOLDER = ROOT / "build/peers"
 """Kernels and tools are kept from run to run."""
 
 _TOOLS = (
-    "qemu-system-x86_64",
-    "nvme",
-    "fio",
-    "e2fsck",
-    "mkfs.ext4",
-    "cpio",
-    "modprobe",
-    "apt-get",
-    "tshark",
-)
+    "qemu-system-x86_64", "nvme", "fio", "e2fsck", "mkfs.ext4", "cpio", "modprobe", "apt-get", "tshark"
+)  # fmt: skip
 _KNOWN_BYTES = 24 << 20
 
 _started_s = time.monotonic()
@@ -53,7 +46,7 @@ def _what_guests_need() -> None:
         if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
     ]
     if missing:
-        text = f"not here, so nothing of this is checked: {', '.join(missing)} (`make test-peers` installs them)"
+        text = f"nothing of this is checked: no {', '.join(missing)}; make test-peers as root installs them"
         if os.environ.get("CI"):
             pytest.fail(text)
         pytest.skip(text)
@@ -123,6 +116,14 @@ def boot(
 
 
 @pytest.fixture(scope="session")
-def debian(boot: Callable[..., Guest], known: tuple[Path, np.ndarray]) -> Guest:
-    """A guest of Debian 12's kernel, with the known image twice: of 512 bytes a block, and of 4096."""
-    return boot("debian", [(known[0], 512), (known[0], 4096)])
+def store_image(packed_photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed store as one image."""
+    path = tmp_path_factory.mktemp("image") / "store"
+    write_image(packed_photos, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def debian(boot: Callable[..., Guest], known: tuple[Path, np.ndarray], store_image: Path) -> Guest:
+    """A guest of Debian 12's kernel. Disks: the known image in blocks of 512, and of 4096; a store."""
+    return boot("debian", [(known[0], 512), (known[0], 4096), (store_image, 512)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from peers.guest import free_port
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
 __all__ = ["Exporting", "exporting"]

@@ -163,10 +163,10 @@ class Guest:
         ]  # fmt: skip
         for number, (path, block_bytes) in enumerate(self._disks):
             # nvmet opens its devices for writing: what is written goes nowhere.
+            blocks = f"logical_block_size={block_bytes},physical_block_size={block_bytes}"
             words += [
                 "-drive", f"if=none,id=disk{number},file={path},format=raw,snapshot=on",
-                "-device", f"virtio-blk-pci,drive=disk{number},"
-                f"logical_block_size={block_bytes},physical_block_size={block_bytes}",
+                "-device", f"virtio-blk-pci,drive=disk{number},{blocks}",
             ]  # fmt: skip
         return words
 

@@ -26,8 +26,8 @@ _META = "linux-image-cloud-amd64"
 _EARLY = ["virtio_pci", "virtio_blk"]
 _LATER = [
     *_EARLY, "virtio_net", "virtio_console", "virtio_rng", "configfs", "crc32c_intel", "crc32c_generic",
-    "nvme_core", "nvme_fabrics", "nvme_tcp", "nvmet", "nvmet_tcp", "nvme_auth", "hmac", "sha512_generic", "sha256_generic",
-    "dh_generic", "loop",
+    "nvme_core", "nvme_fabrics", "nvme_tcp", "nvmet", "nvmet_tcp", "nvme_auth", "dh_generic", "hmac",
+    "sha256_generic", "sha512_generic",
 ]  # fmt: skip
 """Kernels that lack one (nvme_auth before 6.7) do without."""
 

@@ -14,6 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from headrace.closing import Closing
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -110,7 +112,7 @@ class _Recorded:
         )
 
 
-class Relay:
+class Relay(Closing):
     """Listens on a port of loopback and passes on to another.
 
     Args:
@@ -152,12 +154,6 @@ class Relay:
             each.close()
         if self._recorder:
             self._recorder.close()
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _start(self, function, *arguments) -> None:
         thread = threading.Thread(target=function, args=arguments, daemon=True)

@@ -23,8 +23,11 @@ ICREQ, ICRESP, CAPSULE_CMD, CAPSULE_RESP, C2H_DATA = 0, 1, 4, 5, 7
 def fields(capture, *names, only=""):
     """A row for each packet that has one of the fields; each a list of values."""
     wanted = [word for name in names for word in ("-e", name)]
+    options = ["-o", "nvme-tcp.check_hdgst:TRUE", "-o", "nvme-tcp.check_ddgst:TRUE"]
+    if only:
+        options += ["-Y", only]
     done = subprocess.run(
-        ["tshark", "-o", "nvme-tcp.check_hdgst:TRUE", "-o", "nvme-tcp.check_ddgst:TRUE", "-r", capture, "-T", "fields", *wanted, "-E", "separator=/t", *(["-Y", only] if only else [])],
+        ["tshark", *options, "-r", capture, "-T", "fields", *wanted, "-E", "separator=/t"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     rows = [line.split("\t") for line in done.stdout.splitlines() if line.strip()]
@@ -34,7 +37,7 @@ def fields(capture, *names, only=""):
 @pytest.mark.parametrize("hdgst", [False, True], ids=["", "hdgst"])
 @pytest.mark.parametrize("ddgst", [False, True], ids=["", "ddgst"])
 def test_what_we_say_is_well_formed(known, tmp_path, passed, hdgst, ddgst):
-    path, data = known
+    path, _ = known
     capture = tmp_path / "capture.pcap"
     options = HostOptions(timeout_s=20, hdgst=hdgst, ddgst=ddgst)
     with exporting(path) as running:

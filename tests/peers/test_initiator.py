@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+import headrace as hr
 from headrace.errors import FabricError
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions, discover
@@ -37,7 +38,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def linux(debian):
-    return Nvmet(debian, NQN, ["/dev/vdb", "/dev/vdc"])
+    return Nvmet(debian, NQN, ["/dev/vdb", "/dev/vdc", "/dev/vdd"])
 
 
 def engine(host=None, **options):
@@ -53,7 +54,7 @@ def check(fabric, url, data, offsets, lengths, deadline_s=60.0):
     assert np.array_equal(dest, wanted)
 
 
-def test_discovery_and_identity(linux, known, passed):
+def test_discovery_and_identity(linux, known, store_image, passed):
     assert NQN in [entry.subnqn for entry in discover(linux.address, HOST)]
     passed("discovery log names the subsystem")
     with Host(linux.address, NQN, HOST, HostOptions(timeout_s=20)) as host:
@@ -200,3 +201,12 @@ def test_an_unknown_subsystem(linux, passed):
     with pytest.raises(FabricError, match="connect invalid parameters"):
         Host(linux.address, f"{NQN}-other", HOST, HostOptions(timeout_s=20))
     passed("a subsystem that there is not: Connect Invalid Parameters")
+
+
+def test_a_store_on_a_namespace(linux, packed_photos, passed):
+    with hr.open(packed_photos) as local, hr.open(linux.url(3)) as remote:
+        assert remote.names == local.names
+        order = np.random.default_rng(4).permutation(len(local))
+        for i in order.tolist():
+            assert bytes(remote[i]) == bytes(local[i])
+    passed(f"headrace.open of a store on the guest's namespace: {len(order)} samples right")

@@ -111,7 +111,6 @@ def _hosts(allow: list[str] | None, secrets: str | None) -> dict[str, HostSecret
 def _subsystem(
     things: list[str], nqn: str | None, hosts: dict[str, HostSecret | None] | None
 ) -> Subsystem:
-    from headrace.errors import FabricError
     from headrace.fabric.identity import HostIdentity
     from headrace.fabric.subsystem import Subsystem
 
@@ -123,12 +122,9 @@ def _subsystem(
     subsystem = Subsystem(nqn, hosts)
     for thing in things:
         if Path(thing).is_dir():
-            raise FabricError(
-                f"{thing} is a folder, expected a file or a block device.",
-                path=thing,
-                next_step="Name the files of the store one by one.",
-            )
-        subsystem.add(thing)
+            subsystem.add_store(thing)
+        else:
+            subsystem.add(thing)
     return subsystem
 
 

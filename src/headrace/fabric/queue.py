@@ -272,24 +272,7 @@ class Queue:
     def _take(self, pdu: Pdu, received: bytearray, expect: int, less: bool) -> Completion | None:
         """One PDU of the controller's: our completion, or None."""
         if pdu.type is Type.C2H_DATA:
-            cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
-            if cccid != self._cid:
-                raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
-            if datao != len(received) or datao + datal > expect:
-                raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
-            last = bool(pdu.layout.flags & _LAST)
-            if (datao + datal == expect) != last and not (less and last):
-                raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
-            if not pdu.intact:
-                raise CommandFailed(
-                    f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
-                )
-            received += pdu.data
-            if not pdu.layout.flags & SUCCESS:
-                return None
-            if self._flow_control:
-                raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
-            return Completion(self._cid)  # no response follows
+            return self._take_data(pdu, received, expect, less)
         if pdu.type is not Type.CAPSULE_RESP:
             raise Fault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
         completion = Completion.unpack(pdu.header[COMMON.size : COMMON.size + 16])
@@ -300,6 +283,29 @@ class Queue:
         if completion.cid != self._cid:
             raise Fault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
         return completion
+
+    def _take_data(
+        self, pdu: Pdu, received: bytearray, expect: int, less: bool
+    ) -> Completion | None:
+        """Data of our command; with SUCCESS, no response follows."""
+        cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
+        if cccid != self._cid:
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
+        if datao != len(received) or datao + datal > expect:
+            raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
+        last = bool(pdu.layout.flags & _LAST)
+        if (datao + datal == expect) != last and not (less and last):
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
+        if not pdu.intact:
+            raise CommandFailed(
+                f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
+            )
+        received += pdu.data
+        if not pdu.layout.flags & SUCCESS:
+            return None
+        if self._flow_control:
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
+        return Completion(self._cid)
 
     def _next_pdu(self, deadline_s: float) -> Pdu:
         for pdu in self._pdus(b""):
