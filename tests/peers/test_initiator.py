@@ -209,5 +209,5 @@ def test_a_store_on_a_namespace(linux, packed_photos, passed):
         assert list(remote.names) == list(local.names)
         order = np.random.default_rng(4).permutation(len(local))
         for i in order.tolist():
-            assert bytes(remote[i]) == bytes(local[i])
+            assert bytes(remote.read(i)) == bytes(local.read(i))
     passed(f"headrace.open of a store on the guest's namespace: {len(order)} samples right")
