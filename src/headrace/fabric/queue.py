@@ -163,6 +163,18 @@ class Queue:
         Raises:
             AuthenticationFailed: one side does not believe the other.
         """
+        try:
+            self._converse(exchange)
+        except FabricError as e:
+            if e.errno not in {errno.ECONNRESET, errno.EPIPE}:
+                raise
+            # Linux ends the connection at a wrong secret, often before its answer has left.
+            raise AuthenticationFailed(
+                f"{self} closed the connection instead of believing this host.",
+                next_step="Do host and target have the same DH-HMAC-CHAP secret for this host's NQN?",
+            ) from e
+
+    def _converse(self, exchange: Exchange) -> None:
         self._auth_send(exchange.start())
         while not exchange.done:
             try:
@@ -181,14 +193,6 @@ class Queue:
                     f"{self} did not prove who it is: {fault}.",
                     next_step="Is it the right target, and does it have the controller's secret?",
                 ) from None
-            except FabricError as e:
-                if e.errno != errno.ECONNRESET:
-                    raise
-                # Linux ends the connection at a wrong secret, often before its answer has left.
-                raise AuthenticationFailed(
-                    f"{self} closed the connection instead of believing this host.",
-                    next_step="Do host and target have the same DH-HMAC-CHAP secret for this host's NQN?",
-                ) from e
             if answer is not None:
                 self._auth_send(answer)
 
