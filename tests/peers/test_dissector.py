@@ -74,7 +74,8 @@ def test_what_we_say_is_well_formed(known, tmp_path, passed, hdgst, ddgst):
     for name, on in (("hdgst", hdgst), ("ddgst", ddgst)):
         judged = [status for row in fields(capture, f"nvme-tcp.{name}.status") for status in row[0]]
         assert set(judged) == ({GOOD} if on else set())
+    digests = [name for name, on in (("header", hdgst), ("data", ddgst)) if on]
     passed(
         f"tshark: {sum(types.values())} PDUs of {connections} connections, none malformed, no expert "
-        f"information, digests {'header ' * hdgst}{'data ' * ddgst or ''}".rstrip()
+        f"information, digests: {' and '.join(digests) or 'none'}"
     )
