@@ -39,6 +39,7 @@ help:
 	@echo 'make demo        pack real images, train on them, interrupt, resume, compare (DATA=folder)'
 	@echo 'make test        build; check; native tests; Python tests (PYTEST="-k name")'
 	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
+	@echo 'make test-peers  NVMe/TCP against the Linux kernel in QEMU guests, and tshark; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
 	@echo 'make soak        SOAK_KILLS=$(SOAK_KILLS) kills of node daemon and clients; SOAK="--seed 1"'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
@@ -125,6 +126,7 @@ test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory test-frameworks
+	@$(MAKE) --no-print-directory test-peers
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
 test-slow: $(DONE)/test $(DONE)/build
@@ -140,6 +142,11 @@ soak: $(DONE)/test $(DONE)/build
 test-frameworks: $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/tensorflow
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/grain tests/store/test_array_record.py
+
+# Kernels and the guests' disk are made once, in build/peers. Each check is printed as it passes.
+.PHONY: test-peers
+test-peers: $(DONE)/debian-peers $(DONE)/test $(DONE)/build
+	$(BIN)/python -m pytest -q tests/peers
 
 # The same build folder as the extension's, so that each native source is compiled once.
 .PHONY: native-test

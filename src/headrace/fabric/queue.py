@@ -7,6 +7,7 @@ queue is connected here and then handed over (`detach`) to the native data path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from headrace.fabric.pdu import (
     DATA,
     DDGST,
     HDGST,
+    SUCCESS,
     Fatal,
     Fault,
     Format,
@@ -109,6 +111,7 @@ class Queue:
         self._timeout_s = timeout_s
         self._splitter = Splitter(Rules(to_host=True, established=False, data_max=_DATA_MAX))
         self._cid = 0
+        self._flow_control = True
         self._events_asked: list[int] = []
         self.events: list[Completion] = []
         try:
@@ -150,7 +153,9 @@ class Queue:
         """
         data = CONNECT_DATA.pack(identity.id, cntlid, subnqn.encode(), identity.nqn.encode())
         sqe = connect_command(qid, entries, flow_control=qid == 0, kato_ms=kato_ms)
-        return self.command(sqe, data=data, what=f"Connect to {subnqn} as {identity.nqn}")[0]
+        connected = self.command(sqe, data=data, what=f"Connect to {subnqn} as {identity.nqn}")[0]
+        self._flow_control = connected.sqhd != _NO_FLOW_CONTROL
+        return connected
 
     def authenticate(self, exchange: Exchange) -> None:
         """Proves to the controller who we are, and has it prove itself if the exchange asks for that.
@@ -158,6 +163,18 @@ class Queue:
         Raises:
             AuthenticationFailed: one side does not believe the other.
         """
+        try:
+            self._converse(exchange)
+        except FabricError as e:
+            if e.errno not in {errno.ECONNRESET, errno.EPIPE}:
+                raise
+            # Linux ends the connection at a wrong secret, often before its answer has left.
+            raise AuthenticationFailed(
+                f"{self} closed the connection instead of believing this host.",
+                next_step="Do host and target have the same DH-HMAC-CHAP secret for this host's NQN?",
+            ) from e
+
+    def _converse(self, exchange: Exchange) -> None:
         self._auth_send(exchange.start())
         while not exchange.done:
             try:
@@ -259,20 +276,7 @@ class Queue:
     def _take(self, pdu: Pdu, received: bytearray, expect: int, less: bool) -> Completion | None:
         """One PDU of the controller's: our completion, or None."""
         if pdu.type is Type.C2H_DATA:
-            cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
-            if cccid != self._cid:
-                raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
-            if datao != len(received) or datao + datal > expect:
-                raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
-            last = bool(pdu.layout.flags & _LAST)
-            if (datao + datal == expect) != last and not (less and last):
-                raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
-            if not pdu.intact:
-                raise CommandFailed(
-                    f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
-                )
-            received += pdu.data
-            return None
+            return self._take_data(pdu, received, expect, less)
         if pdu.type is not Type.CAPSULE_RESP:
             raise Fault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
         completion = Completion.unpack(pdu.header[COMMON.size : COMMON.size + 16])
@@ -283,6 +287,29 @@ class Queue:
         if completion.cid != self._cid:
             raise Fault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
         return completion
+
+    def _take_data(
+        self, pdu: Pdu, received: bytearray, expect: int, less: bool
+    ) -> Completion | None:
+        """Data of our command; with SUCCESS, no response follows."""
+        cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
+        if cccid != self._cid:
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
+        if datao != len(received) or datao + datal > expect:
+            raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
+        last = bool(pdu.layout.flags & _LAST)
+        if (datao + datal == expect) != last and not (less and last):
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
+        if not pdu.intact:
+            raise CommandFailed(
+                f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
+            )
+        received += pdu.data
+        if not pdu.layout.flags & SUCCESS:
+            return None
+        if self._flow_control:
+            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
+        return Completion(self._cid)
 
     def _next_pdu(self, deadline_s: float) -> Pdu:
         for pdu in self._pdus(b""):
@@ -300,7 +327,7 @@ class Queue:
             except OSError as e:
                 raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
             if not received:
-                raise FabricError(f"{self} closed the connection.")
+                raise FabricError(f"{self} closed the connection.", errno=errno.ECONNRESET)
             for pdu in self._pdus(received):
                 return pdu
 

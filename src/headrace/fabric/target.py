@@ -496,6 +496,6 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     except OSError as e:
         raise FabricError(
             f"NVMe/TCP target cannot listen on {address[0]}:{address[1]}: {e.strerror or e}.",
-            next_step="Choose another --port, or stop who listens there.",
+            next_step="Choose another address or port, or stop who listens there.",
             errno=e.errno,
         ) from e
