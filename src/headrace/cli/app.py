@@ -14,6 +14,7 @@ from headrace.cli import (
     append,
     cache,
     cat,
+    config,
     control,
     demo,
     exit_codes,
@@ -124,6 +125,7 @@ for _command in (
     stage.job,
     demo.demo,
     top.top,
+    config.config,
     version.version,
 ):
     app.command()(_command)
