@@ -150,7 +150,7 @@ def test_single_samples(library, own_store):
         for index in (0, 17, len(store) - 1):
             name = store.names[index]
             sample = library.open(mount, os.fsencode(name))
-            data = bytes(store[index].data)
+            data = bytes(store.read(index))
             label = ctypes.c_int64()
             library.call("hr_sample_label", sample, ctypes.byref(label))
             assert library.call("hr_sample_index", sample) == index
