@@ -129,6 +129,4 @@ void mount_namespace(const std::string& url, Mounted* mounted) {
   NamespaceStore(url, mounted).open();
 }
 
-void mount_job(const std::string& url, Mounted*) { throw Failure(HR_ERR_UNSUPPORTED, url); }
-
 }  // namespace headrace::capi
