@@ -46,7 +46,8 @@ T understood(const T* given, size_t least, const char* what) {
   const auto* bytes = reinterpret_cast<const char*>(given);
   for (size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
-    throw Failure(HR_ERR_VERSION, std::string(what) + " is of a newer headrace.h, and sets what this "
+    throw Failure(HR_ERR_VERSION, std::string(what) +
+                                      " is of a newer headrace.h, and sets what this "
                                       "library does not know. Install the newer libheadrace.so.");
   }
   T out{};
@@ -225,8 +226,7 @@ int hr_sequence(hr_mount_t* mount, uint64_t seed, uint32_t rank, uint32_t world,
                 hr_sequence_t** sequence) {
   return guarded([&] {
     checked(sequence, "sequence") = nullptr;
-    *sequence = new hr_sequence_handle{
-        {checked(mount, "mount").mounted, seed, rank, world}};
+    *sequence = new hr_sequence_handle{{checked(mount, "mount").mounted, seed, rank, world}};
     return int{HR_OK};
   });
 }

@@ -74,9 +74,10 @@ std::string join(const std::string& folder, const std::string& path) {
 }
 
 [[noreturn]] void fail_changed(const std::string& path, const std::string& what) {
-  throw Error(ErrorKind::kSourceChanged,
-              path + ": " + what + ": the file changed after it was indexed. Index the source again.",
-              path);
+  throw Error(
+      ErrorKind::kSourceChanged,
+      path + ": " + what + ": the file changed after it was indexed. Index the source again.",
+      path);
 }
 
 void check_packed(const SegmentEntry& segment, size_t number, const std::string& path) {

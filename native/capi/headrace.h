@@ -44,20 +44,20 @@ HR_API uint32_t hr_abi_version(void);
 
 enum {
   HR_OK = 0,
-  HR_END = 1,                   /* the epoch is over; the next batch begins the next one */
-  HR_ERR_ARGUMENT = -1,         /* the caller's mistake */
-  HR_ERR_NO_STORE = -2,         /* there is no store, or a file of it is missing */
-  HR_ERR_NO_SAMPLE = -3,        /* no sample of this name or index */
-  HR_ERR_CORRUPT_STORE = -4,    /* the store is damaged or contradicts itself */
-  HR_ERR_CORRUPT_SAMPLE = -5,   /* a sample's bytes differ from its checksum */
-  HR_ERR_SOURCE_CHANGED = -6,   /* a file is not as it was when it was indexed */
-  HR_ERR_IO = -7,               /* the system refused: see hr_last_errno */
-  HR_ERR_TIMEOUT = -8,          /* a deadline passed; the call may be made again */
-  HR_ERR_FABRIC = -9,           /* a target cannot be reached, refuses, or breaks the protocol */
-  HR_ERR_UNSUPPORTED = -10,     /* Python's headrace can do this, this library cannot */
-  HR_ERR_VERSION = -11,         /* the structure is of a newer header, and says something new */
-  HR_ERR_MEMORY = -12,          /* out of memory */
-  HR_ERR_INTERNAL = -13         /* a mistake of ours */
+  HR_END = 1,                 /* the epoch is over; the next batch begins the next one */
+  HR_ERR_ARGUMENT = -1,       /* the caller's mistake */
+  HR_ERR_NO_STORE = -2,       /* there is no store, or a file of it is missing */
+  HR_ERR_NO_SAMPLE = -3,      /* no sample of this name or index */
+  HR_ERR_CORRUPT_STORE = -4,  /* the store is damaged or contradicts itself */
+  HR_ERR_CORRUPT_SAMPLE = -5, /* a sample's bytes differ from its checksum */
+  HR_ERR_SOURCE_CHANGED = -6, /* a file is not as it was when it was indexed */
+  HR_ERR_IO = -7,             /* the system refused: see hr_last_errno */
+  HR_ERR_TIMEOUT = -8,        /* a deadline passed; the call may be made again */
+  HR_ERR_FABRIC = -9,         /* a target cannot be reached, refuses, or breaks the protocol */
+  HR_ERR_UNSUPPORTED = -10,   /* Python's headrace can do this, this library cannot */
+  HR_ERR_VERSION = -11,       /* the structure is of a newer header, and says something new */
+  HR_ERR_MEMORY = -12,        /* out of memory */
+  HR_ERR_INTERNAL = -13       /* a mistake of ours */
 };
 
 /* The name of a code: "HR_ERR_IO". Never null. */
@@ -88,7 +88,8 @@ typedef struct hr_mount_options {
   const char *job_folder;
 } hr_mount_options;
 
-#define HR_MOUNT_OPTIONS_INIT {sizeof(hr_mount_options), 60.0, 60.0, 2, 0, NULL, NULL}
+#define HR_MOUNT_OPTIONS_INIT \
+  { sizeof(hr_mount_options), 60.0, 60.0, 2, 0, NULL, NULL }
 
 /* Opens a store and reads its directory:
  *   a folder                          a packed store, or an index over local files
@@ -106,7 +107,10 @@ typedef struct hr_store_info {
   char fingerprint[40]; /* names the content: 32 hexadecimal digits */
 } hr_store_info;
 
-#define HR_STORE_INFO_INIT {sizeof(hr_store_info), 0, 0, 0, {0}}
+#define HR_STORE_INFO_INIT                \
+  {                                       \
+    sizeof(hr_store_info), 0, 0, 0, { 0 } \
+  }
 
 HR_API int hr_stat(hr_mount_t *mount, hr_store_info *info);
 
@@ -145,7 +149,7 @@ enum {
                           hr_sequence_get said; any world size may go on from it */
   HR_SET_TAIL = 3,     /* one of HR_TAIL_*; default: exact for one rank, padded for several */
   HR_SET_ON_ERROR = 4, /* HR_ON_ERROR_FAIL (default), HR_ON_ERROR_MARK */
-  HR_SET_BUFFER_BYTES = 5, /* memory for batches that are read ahead; default 64 MiB */
+  HR_SET_BUFFER_BYTES = 5,   /* memory for batches that are read ahead; default 64 MiB */
   HR_SET_READS_IN_FLIGHT = 6 /* 0 (default): as many as the engine finds right */
 };
 
@@ -183,7 +187,8 @@ typedef struct hr_batch {
   void *owner;       /* the library's */
 } hr_batch;
 
-#define HR_BATCH_INIT {sizeof(hr_batch), 0, 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, NULL}
+#define HR_BATCH_INIT \
+  { sizeof(hr_batch), 0, 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, NULL }
 
 /* This rank's next mini-batch of `n` samples, fewer at the end of an epoch. HR_END: the epoch is
  * over, nothing was delivered. While batches are of one size, those that follow are read ahead. A

@@ -31,8 +31,9 @@ std::string folder_of(const std::string& url, const MountOptions& options) {
   if (!options.job_folder.empty()) return options.job_folder;
   const char* given = std::getenv("HEADRACE_JOB_FOLDER");
   if (given != nullptr && *given != '\0') return given;
-  refuse("the job's meeting folder is not given: set HEADRACE_JOB_FOLDER, or job_folder of the "
-         "options, to the folder that headrace stage --meet was given");
+  refuse(
+      "the job's meeting folder is not given: set HEADRACE_JOB_FOLDER, or job_folder of the "
+      "options, to the folder that headrace stage --meet was given");
 }
 
 std::optional<std::string> content_of(const std::string& path) {
@@ -64,8 +65,9 @@ JobDocument wait_for_job(const std::string& path, double timeout_s) {
     throw Failure(HR_ERR_NO_STORE, path + ": no job meets here. Start headrace stage on its nodes.",
                   ENOENT);
   }
-  throw Failure(HR_ERR_TIMEOUT, path + ": the job is still being staged. Mount it later, or give a "
-                                       "larger timeout_s.");
+  throw Failure(HR_ERR_TIMEOUT, path +
+                                    ": the job is still being staged. Mount it later, or give a "
+                                    "larger timeout_s.");
 }
 
 class JobMount {
@@ -76,9 +78,9 @@ class JobMount {
   void open() {
     document_ = wait_for_job(path_, mounted_->options.timeout_s);
     connections_ = std::make_shared<fabric::Connections>(options());
-    source_ = document_.listing.empty() ? nullptr
-                                        : std::make_shared<SourceReads>(
-                                              document_.listing, mounted_->options.timeout_s);
+    source_ = document_.listing.empty()
+                  ? nullptr
+                  : std::make_shared<SourceReads>(document_.listing, mounted_->options.timeout_s);
     failover_ = std::make_shared<fabric::Failover>(connections_->initiator(), source_);
     mounted_->connections = connections_;
     mounted_->catalog->set_remote(failover_);
@@ -142,8 +144,8 @@ class JobMount {
       }
     }
     for (const auto& [target, failure] : silent_) why = failure;
-    throw Failure(HR_ERR_FABRIC, path_ + ": no node gives the directory " +
-                                     segment.entry.directory + ": " + why);
+    throw Failure(HR_ERR_FABRIC,
+                  path_ + ": no node gives the directory " + segment.entry.directory + ": " + why);
   }
 
   void add_segment(size_t number, uint64_t base) {

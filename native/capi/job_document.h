@@ -1,5 +1,5 @@
-// JobDocument: `job.json` of a job's meeting folder: which segments there are, and where each can be
-// read (docs/howto/global-store.md). What is read is checked before it is believed.
+// JobDocument: `job.json` of a job's meeting folder: which segments there are, and where each can
+// be read (docs/howto/global-store.md). What is read is checked before it is believed.
 #pragma once
 
 #include <string>

@@ -81,7 +81,8 @@ void append_quoted(const std::string& text, std::string* out) {
 // Python's repr of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
 std::string repr(double value) {
   char buffer[40];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
+  const auto end =
+      std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
   const std::string_view shortest(buffer, static_cast<size_t>(end.ptr - buffer));
   const size_t e = shortest.find('e');
   const int exponent = std::atoi(std::string(shortest.substr(e + 1)).c_str());
@@ -124,8 +125,8 @@ class JsonReader {
   bool more() const { return at_ < text_.size(); }
   char peek() const { return more() ? text_[at_] : '\0'; }
   void skip_spaces() {
-    while (more() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
-                      text_[at_] == '\r')) {
+    while (more() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
       ++at_;
     }
   }
@@ -200,7 +201,8 @@ class JsonReader {
       if (take('}')) break;
       if (!take(',')) fail("no comma between members");
     }
-    std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(out.begin(), out.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
     for (size_t i = 1; i < out.size(); ++i) {
       if (out[i].first == out[i - 1].first) fail("a key that stands twice");
     }
@@ -318,8 +320,9 @@ std::optional<int64_t> Json::integer() const {
 const Json* Json::find(std::string_view key) const {
   const Members* all = members();
   if (all == nullptr) return nullptr;
-  const auto it = std::lower_bound(
-      all->begin(), all->end(), key, [](const auto& member, std::string_view k) { return member.first < k; });
+  const auto it =
+      std::lower_bound(all->begin(), all->end(), key,
+                       [](const auto& member, std::string_view k) { return member.first < k; });
   return it != all->end() && it->first == key ? &it->second : nullptr;
 }
 

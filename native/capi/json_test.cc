@@ -23,15 +23,42 @@ TEST_CASE("a document is written as Python writes it") {
   CHECK(canonical("\"\xc3\xbc\xf0\x9f\x98\x80\"") == "\"\\u00fc\\ud83d\\ude00\"");
   CHECK(canonical("[1e3, 1e16, 0.0001, 0.00001, 123456789012345678901234567890]") ==
         "[1000.0,1e+16,0.0001,1e-05,123456789012345678901234567890]");
-  CHECK(Json::parse("{\"crc\":1,\"x\":{\"crc\":2}}", "t").canonical("crc") == "{\"x\":{\"crc\":2}}");
+  CHECK(Json::parse("{\"crc\":1,\"x\":{\"crc\":2}}", "t").canonical("crc") ==
+        "{\"x\":{\"crc\":2}}");
 }
 
 TEST_CASE("what bends the rules is refused") {
-  for (const char* text :
-       {"", " ", "{", "[1,]", "[1 2]", "{\"a\":1,}", "{\"a\":1,\"a\":2}", "{a:1}", "01", "1.", ".5",
-        "1e", "+1", "NaN", "Infinity", "-", "nul", "truest", "\"", "\"\\x\"", "\"\\u12\"",
-        "\"\\u12g4\"", "\"\n\"", "\"\xff\"", "\"\xc0\x80\"", "\"\xed\xa0\x80\"", "\"\xf4\x90\x80\x80\"",
-        "1e999", "1 1", "[]]", "\xef\xbb\xbf{}"}) {
+  for (const char* text : {"",
+                           " ",
+                           "{",
+                           "[1,]",
+                           "[1 2]",
+                           "{\"a\":1,}",
+                           "{\"a\":1,\"a\":2}",
+                           "{a:1}",
+                           "01",
+                           "1.",
+                           ".5",
+                           "1e",
+                           "+1",
+                           "NaN",
+                           "Infinity",
+                           "-",
+                           "nul",
+                           "truest",
+                           "\"",
+                           "\"\\x\"",
+                           "\"\\u12\"",
+                           "\"\\u12g4\"",
+                           "\"\n\"",
+                           "\"\xff\"",
+                           "\"\xc0\x80\"",
+                           "\"\xed\xa0\x80\"",
+                           "\"\xf4\x90\x80\x80\"",
+                           "1e999",
+                           "1 1",
+                           "[]]",
+                           "\xef\xbb\xbf{}"}) {
     CAPTURE(text);
     CHECK_THROWS_AS(Json::parse(text, "test"), Error);
   }
@@ -54,7 +81,7 @@ TEST_CASE("integers fit or are none") {
 
 TEST_CASE("names of files are bytes again") {
   CHECK(file_name(*Json::parse("\"a\\udc80b\"", "t").string()) == std::string("a\x80"
-                                                                            "b"));
+                                                                              "b"));
   CHECK(!file_name(*Json::parse("\"a\\u0000\"", "t").string()));
   CHECK(!file_name(*Json::parse("\"\\ud800\"", "t").string()));
 }

@@ -48,8 +48,8 @@ class Checker {
   }
   std::string foreign_path(const Json& entry, const char* key) const {
     const Json* found = entry.find(key);
-    const auto bytes = found != nullptr && found->string() != nullptr ? file_name(*found->string())
-                                                                      : std::nullopt;
+    const auto bytes =
+        found != nullptr && found->string() != nullptr ? file_name(*found->string()) : std::nullopt;
     if (!bytes || bytes->empty()) fail(key, found, "a path");
     return *bytes;
   }
@@ -125,8 +125,9 @@ void check_names_differ(const Manifest& manifest, const std::string& path) {
 void fail_manifest(const std::string& path, const std::string& what, const Json* found,
                    const std::string& expected) {
   throw Error(ErrorKind::kCorruptStore,
-              path + ": " + what + " is " + (found != nullptr ? found->shown() : "not as it must be") +
-                  ", expected " + expected +
+              path + ": " + what + " is " +
+                  (found != nullptr ? found->shown() : "not as it must be") + ", expected " +
+                  expected +
                   ". Restore the manifest from a copy, or pack or index the source again.",
               path);
 }

@@ -8,8 +8,9 @@ namespace headrace::capi {
 
 void Mounted::refuse_foreign() const {
   if (getpid() == owner_pid) return;
-  refuse(where + " was mounted before this process was forked, and the threads that read it do not "
-                 "exist here. Mount it again.");
+  refuse(where +
+         " was mounted before this process was forked, and the threads that read it do not "
+         "exist here. Mount it again.");
 }
 
 std::shared_ptr<Mounted> mount(const std::string& where, const MountOptions& options) {
@@ -23,8 +24,9 @@ std::shared_ptr<Mounted> mount(const std::string& where, const MountOptions& opt
     mount_job(where, mounted.get());
   } else if (where.find("://") != where.npos) {
     throw Failure(HR_ERR_UNSUPPORTED,
-                  where + ": this library reads local folders, nvme+tcp://host:port/nqn?ns=1 and "
-                          "headrace://job. headrace for Python reads object stores.");
+                  where +
+                      ": this library reads local folders, nvme+tcp://host:port/nqn?ns=1 and "
+                      "headrace://job. headrace for Python reads object stores.");
   } else {
     mount_folder(where, mounted.get());
   }

@@ -42,8 +42,8 @@ class NamespaceStore {
     std::vector<std::shared_ptr<Directory>> directories;
     for (const SegmentEntry& segment : manifest.segments) {
       const std::string name = open_file(segment.directory, segment.directory_bytes);
-      directories.push_back(fetch_directory(connections_->initiator(), name, segment,
-                                            mounted_->options.timeout_s));
+      directories.push_back(
+          fetch_directory(connections_->initiator(), name, segment, mounted_->options.timeout_s));
     }
     mounted_->fingerprint = fingerprint_of(directories);
     check_fingerprint(mounted_->fingerprint, manifest.fingerprint, path);

@@ -26,8 +26,8 @@ T field(std::span<const std::byte> data, size_t offset) {
   return value;
 }
 
-void expect(bool right, const std::string& where, const std::string& what,
-            const std::string& found, const std::string& expected) {
+void expect(bool right, const std::string& where, const std::string& what, const std::string& found,
+            const std::string& expected) {
   if (!right) fail_corrupt(where, what, found, expected);
 }
 
@@ -128,8 +128,8 @@ std::map<std::string, NamespaceFile> parse_catalog_table(const CatalogHeader& he
   }
   expect(at == table.size(), where, "end of the catalog's last entry", std::to_string(at),
          std::to_string(table.size()));
-  const uint64_t first_byte =
-      kCatalogPageBytes + (table.size() + kCatalogPageBytes - 1) / kCatalogPageBytes * kCatalogPageBytes;
+  const uint64_t first_byte = kCatalogPageBytes + (table.size() + kCatalogPageBytes - 1) /
+                                                      kCatalogPageBytes * kCatalogPageBytes;
   check_places(files, first_byte, bytes, where);
   return files;
 }

@@ -49,13 +49,15 @@ void fail_read(const Mounted& mounted, int64_t index, const io::Failure& failure
                         hex8(failure.crc_expected) + at +
                         ". headrace verify lists every bad sample, headrace repair repairs them.");
     case io::FailureKind::kShort:
-      throw Failure(HR_ERR_CORRUPT_SAMPLE, where + ": the file ended before the sample did, expected " +
+      throw Failure(HR_ERR_CORRUPT_SAMPLE, where +
+                                               ": the file ended before the sample did, expected " +
                                                std::to_string(failure.length) + " bytes" + at +
                                                ". headrace verify lists every bad sample.");
     case io::FailureKind::kChanged:
       throw Failure(HR_ERR_SOURCE_CHANGED,
-                    where + ": the file changed after it was indexed, or is gone. Index the source "
-                            "again.",
+                    where +
+                        ": the file changed after it was indexed, or is gone. Index the source "
+                        "again.",
                     failure.system_errno);
     case io::FailureKind::kSystem:
       break;

@@ -46,8 +46,8 @@ Sample::Sample(std::shared_ptr<Mounted> mounted, uint64_t index)
 
 std::shared_ptr<io::Batch> Sample::fetch(uint64_t start, int64_t size) const {
   mounted_->refuse_foreign();
-  auto batch = mounted_->catalog->read_one(*mounted_->arena, static_cast<int64_t>(index_), -1, start,
-                                           size, true);
+  auto batch = mounted_->catalog->read_one(*mounted_->arena, static_cast<int64_t>(index_), -1,
+                                           start, size, true);
   if (!batch->failures.empty()) {
     fail_read(*mounted_, static_cast<int64_t>(index_), batch->failures.front());
   }

@@ -194,7 +194,8 @@ void Sequence::fill_locked(uint64_t n) {
   while (ahead_.size() <= batches_ahead_locked()) {
     Span span = slices_.next(position, n);
     if (span.end) {
-      if (position == 0 || epoch == kEpochMax || epoch > epoch_) return;  // one epoch ahead is enough
+      if (position == 0 || epoch == kEpochMax || epoch > epoch_)
+        return;  // one epoch ahead is enough
       ++epoch;
       position = 0;
       continue;

@@ -64,9 +64,10 @@ void block1(const uint8_t* block, std::array<uint32_t, 5>* state) {
   for (size_t i = 16; i < 80; ++i) w[i] = std::rotl(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
   std::array<uint32_t, 5> s = *state;
   for (size_t i = 0; i < 80; ++i) {
-    const uint32_t f = i < 20                ? ((s[1] & s[2]) | (~s[1] & s[3])) + 0x5a827999
-                       : i >= 40 && i < 60   ? ((s[1] & s[2]) | (s[1] & s[3]) | (s[2] & s[3])) + 0x8f1bbcdc
-                                             : (s[1] ^ s[2] ^ s[3]) + (i < 40 ? 0x6ed9eba1 : 0xca62c1d6);
+    const uint32_t f = i < 20 ? ((s[1] & s[2]) | (~s[1] & s[3])) + 0x5a827999
+                       : i >= 40 && i < 60
+                           ? ((s[1] & s[2]) | (s[1] & s[3]) | (s[2] & s[3])) + 0x8f1bbcdc
+                           : (s[1] ^ s[2] ^ s[3]) + (i < 40 ? 0x6ed9eba1 : 0xca62c1d6);
     s = {std::rotl(s[0], 5) + f + s[4] + w[i], s[0], std::rotl(s[1], 30), s[2], s[3]};
   }
   for (size_t i = 0; i < 5; ++i) (*state)[i] += s[i];

@@ -104,7 +104,8 @@ bool is_nqn(const std::string& nqn) {
     return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
   };
   const size_t colon = nqn.find(':');
-  const std::string_view domain = std::string_view(nqn).substr(12, colon == nqn.npos ? colon : colon - 12);
+  const std::string_view domain =
+      std::string_view(nqn).substr(12, colon == nqn.npos ? colon : colon - 12);
   return !domain.empty() && letter(domain[0]) &&
          std::all_of(domain.begin(), domain.end(),
                      [&](char c) { return letter(c) || c == '.' || c == '-'; }) &&

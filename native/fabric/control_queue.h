@@ -1,6 +1,6 @@
 // ControlQueue: a host's side of one connection while it carries control commands: connects, and
-// has one command answered at a time, each within a deadline. An I/O queue is connected here too and
-// then handed over (`detach`) to the data path.
+// has one command answered at a time, each within a deadline. An I/O queue is connected here too
+// and then handed over (`detach`) to the data path.
 //
 // The protocol is the Qpair's; this is the socket and the clock. It belongs to one thread.
 #pragma once

@@ -182,9 +182,9 @@ NamespaceGeometry Host::geometry(uint32_t nsid) {
     throw HostError(where + ": there is no such namespace.", ENOENT);
   }
   if (metadata != 0) {
-    throw HostError(where + " has " + std::to_string(metadata) +
-                        " bytes of metadata a block: not supported.",
-                    0, true);
+    throw HostError(
+        where + " has " + std::to_string(metadata) + " bytes of metadata a block: not supported.",
+        0, true);
   }
   NamespaceGeometry out;
   out.nsid = nsid;
