@@ -10,7 +10,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cmake_dir", "compile_flags", "include_dir", "library_dir", "link_flags", "pkgconfig_dir"]
+__all__ = [
+    "cmake_dir",
+    "compile_flags",
+    "include_dir",
+    "library_dir",
+    "link_flags",
+    "pkgconfig_dir",
+]
 
 
 def _installed() -> Path:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from headrace import capi
 from capi.library import Library
+from headrace import capi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,9 +71,7 @@ def read_epoch(compiled: Callable[[Path], Path]) -> Callable[..., tuple[list[Lin
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
         *lines, last = ended.stdout.splitlines()
-        return [
-            Line(*map(int, line.split()[:5]), int(line.split()[5], 16)) for line in lines
-        ], last
+        return [Line(*map(int, line.split()[:5]), int(line.split()[5], 16)) for line in lines], last
 
     run.program = program  # type: ignore[attr-defined]
     return run

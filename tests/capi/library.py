@@ -17,7 +17,10 @@ __all__ = ["Batch", "Failed", "Library", "MountOptions", "StoreInfo"]
 def codes() -> dict[str, int]:
     """The constants of headrace.h by name."""
     text = (capi.include_dir() / "headrace.h").read_text()
-    return {name: int(value) for name, value in re.findall(r"^\s+(HR_\w+) = (-?\d+)", text, re.M)}
+    return {
+        name: int(value)
+        for name, value in re.findall(r"^\s+(HR_\w+) = (-?\d+)", text, re.MULTILINE)
+    }
 
 
 class Failed(Exception):
@@ -118,7 +121,12 @@ class Library:
     def sequence(self, mount: c.c_void_p, seed: int, rank: int = 0, world: int = 1) -> c.c_void_p:
         handle = c.c_void_p()
         self.call(
-            "hr_sequence", mount, c.c_uint64(seed), c.c_uint32(rank), c.c_uint32(world), c.byref(handle)
+            "hr_sequence",
+            mount,
+            c.c_uint64(seed),
+            c.c_uint32(rank),
+            c.c_uint32(world),
+            c.byref(handle),
         )
         return handle
 

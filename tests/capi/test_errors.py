@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ import headrace as hr
 from capi.library import Batch, Failed, MountOptions, StoreInfo, mount_options
 from headrace.store.checksum import crc32c
 from headrace.store.manifest import load_manifest
+
+TESTS = str(Path(__file__).resolve().parents[1])
 
 
 @contextlib.contextmanager
@@ -104,7 +107,10 @@ def test_options_of_a_newer_header(library, packed_photos):
     library.call("hr_unmount", handle)
     with failing("HR_ERR_VERSION", "newer"):
         library.call(
-            "hr_mount", where, ctypes.byref(Newer(mount_options(size=size), 1)), ctypes.byref(handle)
+            "hr_mount",
+            where,
+            ctypes.byref(Newer(mount_options(size=size), 1)),
+            ctypes.byref(handle),
         )
 
 
@@ -156,7 +162,7 @@ def test_damaged_stores(library, own_store, damage, words):
 
 def test_floats_and_odd_names_do_not_break_the_manifests_checksum(library, own_store):
     """The checksum is of Python's form of the document: ours must be the same for all values."""
-    odd = {"f": [0.1, 1e16, 1e-5, 1.0, -2.5e300], "ü\udc80\U0001f600": "\x7f\x1f\"\\/", "n": None}
+    odd = {"f": [0.1, 1e16, 1e-5, 1.0, -2.5e300], "ü\udc80\U0001f600": '\x7f\x1f"\\/', "n": None}
     rewrite(own_store, lambda d: d["segments"][0]["source"].update(odd))
     load_manifest(own_store)
     library.call("hr_unmount", library.mount(own_store))
@@ -208,7 +214,9 @@ def test_a_source_that_changed(library, photos, tmp_path):
 
 def test_what_the_system_refuses(library, own_store):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1, hard)
+    )
     try:
         with failing("HR_ERR_IO", "Too many open files") as failed:
             library.mount(own_store)
@@ -248,9 +256,10 @@ def test_out_of_memory_is_an_error_and_not_the_end(tmp_path):
 
     samples = ({"name": str(i), "data": bytes(32 << 20)} for i in range(4))
     hr.pack(samples, tmp_path / "large.hr")
-    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     program = HUNGRY.format(
-        tests=tests, library=str(capi.library_dir() / "libheadrace.so"), store=str(tmp_path / "large.hr")
+        tests=TESTS,
+        library=str(capi.library_dir() / "libheadrace.so"),
+        store=str(tmp_path / "large.hr"),
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
@@ -261,7 +270,7 @@ def test_out_of_memory_is_an_error_and_not_the_end(tmp_path):
 def test_a_forked_child_is_refused(library, packed_photos):
     program = (
         "import os, sys\n"
-        f"sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})\n"
+        f"sys.path.insert(0, {TESTS!r})\n"
         "from pathlib import Path\n"
         "from capi.library import Library, Failed\n"
         "from headrace import capi\n"

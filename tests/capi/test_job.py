@@ -81,7 +81,7 @@ def test_headrace_job_is_where_the_environment_says(
     library, packed_photos, nodes, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("HEADRACE_JOB_FOLDER", raising=False)
-    with pytest.raises(Failed, match="HR_ERR_ARGUMENT: .*HEADRACE_JOB_FOLDER"):
+    with pytest.raises(Failed, match=r"HR_ERR_ARGUMENT: .*HEADRACE_JOB_FOLDER"):
         library.mount("headrace://job")
     write_job(tmp_path, packed_photos, nodes)
     mount = library.mount("headrace://job", mount_options(job_folder=str(tmp_path).encode()))
@@ -125,21 +125,21 @@ def test_when_nobody_has_the_bytes_it_is_an_error(library, packed_photos, nodes,
     sequence = library.sequence(mount, 9)
     for node in nodes:
         node.stop()
-    with pytest.raises(Failed, match="HR_ERR_(FABRIC|TIMEOUT): "):
+    with pytest.raises(Failed, match=r"HR_ERR_(FABRIC|TIMEOUT): "):
         for _ in range(3):
             library.epoch(sequence, 4)
     library.call("hr_sequence_close", sequence)
     library.call("hr_unmount", mount)
-    with pytest.raises(Failed, match="HR_ERR_FABRIC: .*no node gives the directory"):
+    with pytest.raises(Failed, match=r"HR_ERR_FABRIC: .*no node gives the directory"):
         mounted(library, folder)
 
 
 def test_a_job_that_is_not_there_yet(library, packed_photos, nodes, tmp_path):
     options = mount_options(timeout_s=0.3)
-    with pytest.raises(Failed, match="HR_ERR_NO_STORE: .*no job meets here"):
+    with pytest.raises(Failed, match=r"HR_ERR_NO_STORE: .*no job meets here"):
         library.mount(f"headrace://{tmp_path}", options)
     write_job(tmp_path, packed_photos, nodes, state="staging")
-    with pytest.raises(Failed, match="HR_ERR_TIMEOUT: .*still being staged"):
+    with pytest.raises(Failed, match=r"HR_ERR_TIMEOUT: .*still being staged"):
         library.mount(f"headrace://{tmp_path}", options)
 
 
@@ -153,7 +153,7 @@ def test_a_job_that_is_not_there_yet(library, packed_photos, nodes, tmp_path):
 )  # fmt: skip
 def test_documents_that_make_no_sense(library, packed_photos, nodes, tmp_path, changed):
     write_job(tmp_path, packed_photos, nodes, **changed)
-    with pytest.raises(Failed, match="HR_ERR_CORRUPT_STORE: .*job.json"):
+    with pytest.raises(Failed, match=r"HR_ERR_CORRUPT_STORE: .*job.json"):
         mounted(library, tmp_path)
 
 
@@ -161,5 +161,5 @@ def test_places_must_match_their_segment(library, packed_photos, nodes, tmp_path
     document = json.loads((write_job(tmp_path, packed_photos, nodes) / "job.json").read_text())
     document["segments"][0]["places"][1]["volumes"] = []
     (tmp_path / "job.json").write_text(json.dumps(document))
-    with pytest.raises(Failed, match="HR_ERR_CORRUPT_STORE: .*one for each"):
+    with pytest.raises(Failed, match=r"HR_ERR_CORRUPT_STORE: .*one for each"):
         mounted(library, tmp_path)

@@ -19,7 +19,9 @@ def python_epoch(store, batch, seed, *, rank=0, world=1, epoch=0, tail=None):
     out = []
     for _ in range(epoch + 1):
         out = [
-            (int(b.indices[i]), int(b.labels[i]), bytes(b[i])) for b in loader for i in range(len(b))
+            (int(b.indices[i]), int(b.labels[i]), bytes(b[i]))
+            for b in loader
+            for i in range(len(b))
         ]
     loader.close()
     return out
@@ -31,10 +33,8 @@ def numbers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("numbers")
     target = folder / "numbers.hr"
     random = np.random.default_rng(5)
-    samples = [
-        (f"n/{i:05}", random.bytes(int(random.integers(0, 40))), i % 7) for i in range(5003)
-    ]
-    hr.pack(({"name": n, "data": d, "label": l} for n, d, l in samples), target)
+    samples = [(f"n/{i:05}", random.bytes(int(random.integers(0, 40))), i % 7) for i in range(5003)]
+    hr.pack(({"name": n, "data": d, "label": label} for n, d, label in samples), target)
     return target
 
 
@@ -86,7 +86,16 @@ def test_the_header_is_clean(how, tmp_path):
         "hr_store_info i = HR_STORE_INFO_INIT; return (int)(b.samples + o.no_digests + i.samples); }\n"
     )
     subprocess.run(
-        [*how, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *capi.compile_flags(), source],
+        [
+            *how,
+            "-pedantic",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            *capi.compile_flags(),
+            source,
+        ],
         check=True,
     )
 

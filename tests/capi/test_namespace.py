@@ -73,7 +73,7 @@ def test_this_machine_is_the_same_host_in_c_and_in_python(library, packed_photos
     with Target([subsystem], ("127.0.0.1", 0)) as target:
         url = f"nvme+tcp://127.0.0.1:{target.address[1]}/{NQN}?ns=1"
         library.call("hr_unmount", library.mount(url))
-        with pytest.raises(Failed, match="HR_ERR_FABRIC: .*connect invalid host") as refused:
+        with pytest.raises(Failed, match=r"HR_ERR_FABRIC: .*connect invalid host") as refused:
             library.mount(url, mount_options(host_nqn=b"nqn.2026-11.io.example:stranger"))
         assert "stranger" in refused.value.message
     subsystem.close()
@@ -96,7 +96,7 @@ def test_a_target_that_stays_away_is_an_error(library, packed_photos):
     with exported(lambda s: s.add_store(packed_photos)) as (url, _):
         mount = library.mount(url, mount_options(give_up_s=0.5, timeout_s=20.0))
     sequence = library.sequence(mount, 1)
-    with pytest.raises(Failed, match="HR_ERR_(FABRIC|TIMEOUT)"):
+    with pytest.raises(Failed, match=r"HR_ERR_(FABRIC|TIMEOUT)"):
         library.batch(sequence, 6)
     library.call("hr_sequence_close", sequence)
     library.call("hr_unmount", mount)
@@ -124,11 +124,11 @@ def test_what_is_no_store(library, tmp_path, url):
     path = tmp_path / "disk"
     path.write_bytes(bytes(1 << 16))
     with exported(lambda s: s.add(path)) as (empty, _):
-        with pytest.raises(Failed, match="HR_ERR_CORRUPT_STORE: .*no store lies here"):
+        with pytest.raises(Failed, match=r"HR_ERR_CORRUPT_STORE: .*no store lies here"):
             library.mount(empty)
-        with pytest.raises(Failed, match="HR_ERR_FABRIC: .*no such namespace"):
+        with pytest.raises(Failed, match=r"HR_ERR_FABRIC: .*no such namespace"):
             library.mount(empty.replace("ns=1", "ns=9"))
-    with pytest.raises(Failed, match="HR_ERR_FABRIC: .*connect invalid parameters"):
+    with pytest.raises(Failed, match=r"HR_ERR_FABRIC: .*connect invalid parameters"):
         library.mount(url.replace("photos", "others"))
 
 
@@ -173,7 +173,7 @@ def serve(answer):
 def test_peers_that_do_not_speak_the_protocol(library, answer, words):
     port, stop = serve(answer)
     try:
-        with pytest.raises(Failed, match=f"HR_ERR_FABRIC: .*{words}"):
+        with pytest.raises(Failed, match=rf"HR_ERR_FABRIC: .*{words}"):
             library.mount(f"nvme+tcp://127.0.0.1:{port}/{NQN}", mount_options(timeout_s=0.5))
     finally:
         stop()

@@ -47,7 +47,11 @@ def config(
     }  # fmt: skip
     if as_json:
         output.document(
-            {name: shlex.join(words) for name, words in found.items() if asked[name] or not any(asked.values())}
+            {
+                name: shlex.join(words)
+                for name, words in found.items()
+                if asked[name] or not any(asked.values())
+            }
         )
     elif any(asked.values()):
         output.line(" ".join(shlex.join(words) for name, words in found.items() if asked[name]))
