@@ -176,7 +176,7 @@ Fault Qpair::handle_capsule_resp(const Cqe& cqe) {
   if (status == kSuccess && slot->received < slot->expected) {
     return {FatalStatus::kSequenceError, kStatusAt, "success before all data came"};
   }
-  complete(cqe.cid, status, cqe.result);
+  complete(cqe.cid, status, cqe.result, cqe.sqhd);
   return {};
 }
 
@@ -200,11 +200,11 @@ void Qpair::free(uint16_t cid) {
   slots_[cid] = {};
 }
 
-void Qpair::complete(uint16_t cid, uint16_t status, uint64_t result) {
+void Qpair::complete(uint16_t cid, uint16_t status, uint64_t result, uint16_t sqhd) {
   const Slot& slot = slots_[cid];
   if (slot.state == Slot::State::kLive) {
     if (slot.damaged && status == kSuccess) status = kTransientTransportError;
-    completions_.push_back({slot.user, Outcome::kAnswered, status, result});
+    completions_.push_back({slot.user, Outcome::kAnswered, status, result, sqhd});
     --live_;
   } else {
     --overdue_;

@@ -57,6 +57,7 @@ struct Completion {
   Outcome outcome = Outcome::kAnswered;
   uint16_t status = 0;  // without the phase; kTransientTransportError for a wrong data digest
   uint64_t result = 0;
+  uint16_t sqhd = 0;  // of an answer in a capsule; 0xFFFF: flow control is off
 };
 
 class Qpair final : private PduSink {
@@ -123,7 +124,7 @@ class Qpair final : private PduSink {
   Slot* occupied(uint16_t cid);
   uint16_t take_cid();
   void free(uint16_t cid);
-  void complete(uint16_t cid, uint16_t status, uint64_t result);
+  void complete(uint16_t cid, uint16_t status, uint64_t result, uint16_t sqhd = 0);
   void taken(const Fault& fault);
   void lose_commands();
 

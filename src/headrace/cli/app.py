@@ -15,6 +15,7 @@ from headrace.cli import (
     bench,
     cache,
     cat,
+    config,
     control,
     demo,
     exit_codes,
@@ -127,6 +128,7 @@ for _command in (
     stage.job,
     demo.demo,
     top.top,
+    config.config,
     version.version,
 ):
     app.command()(_command)

@@ -1,0 +1,209 @@
+#include "capi/sequence.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "capi/failure.h"
+#include "capi/read_failure.h"
+#include "capi/shuffled.h"
+#include "core/error.h"
+
+namespace headrace::capi {
+namespace {
+
+// A read that the device never answers must not hold up the program's end.
+constexpr double kCloseSeconds = 5;
+constexpr uint64_t kBatchMax = uint64_t{1} << 31;
+constexpr uint64_t kBatchesAheadMax = 4096;
+
+}  // namespace
+
+Sequence::Sequence(std::shared_ptr<Mounted> mounted, uint64_t seed, uint32_t rank, uint32_t world)
+    : mounted_(std::move(mounted)), seed_(seed) {
+  if (world == 0 || rank >= world) {
+    refuse("rank is " + std::to_string(rank) + " of a world of " + std::to_string(world) +
+           ", expected 0 to world - 1");
+  }
+  mounted_->refuse_foreign();
+  slices_ = {mounted_->catalog->samples(), rank, world, world == 1 ? Tail::kExact : Tail::kPad};
+  if (slices_.length == 0) refuse(mounted_->where + ": a sequence needs a sample at least");
+}
+
+Sequence::~Sequence() { drop_locked(); }
+
+void Sequence::drop_locked() {
+  ahead_.clear();
+  if (reader_ == nullptr) return;
+  reader_->close(kCloseSeconds);
+  reader_.reset();
+}
+
+void Sequence::set(int what, uint64_t value) {
+  const std::lock_guard lock(mutex_);
+  const auto expect = [&](bool right, const char* name, const std::string& expected) {
+    if (!right) {
+      refuse(std::string(name) + " is " + std::to_string(value) + ", expected " + expected);
+    }
+  };
+  switch (what) {
+    case HR_SET_EPOCH:
+      expect(value <= kEpochMax, "the epoch", "0 to 2^32 - 1");
+      epoch_ = value;
+      position_ = 0;
+      break;
+    case HR_SET_POSITION:
+      expect(value <= slices_.length, "the position", "0 to " + std::to_string(slices_.length));
+      position_ = value;
+      break;
+    case HR_SET_TAIL:
+      expect(value >= HR_TAIL_EXACT && value <= HR_TAIL_DROP, "the tail", "one of HR_TAIL_*");
+      slices_.tail = static_cast<Tail>(value);
+      break;
+    case HR_SET_ON_ERROR:
+      expect(value == HR_ON_ERROR_FAIL || value == HR_ON_ERROR_MARK, "on_error",
+             "one of HR_ON_ERROR_*");
+      marks_failed_ = value == HR_ON_ERROR_MARK;
+      return;
+    case HR_SET_BUFFER_BYTES:
+      expect(value > 0, "the buffer's size in bytes", "1 or more");
+      buffer_bytes_ = value;
+      if (reader_ != nullptr) reader_->turn(std::nullopt, value);
+      return;
+    case HR_SET_READS_IN_FLIGHT:
+      expect(value <= 65536, "the number of reads in flight", "0 to 65536");
+      reads_in_flight_ = value;
+      drop_locked();
+      return;
+    default:
+      refuse("nothing has the number " + std::to_string(what) + ", expected one of HR_SET_*");
+  }
+  ahead_.clear();
+}
+
+uint64_t Sequence::get(int what) const {
+  const std::lock_guard lock(mutex_);
+  switch (what) {
+    case HR_SET_EPOCH:
+      return epoch_;
+    case HR_SET_POSITION:
+      return position_;
+    case HR_SET_TAIL:
+      return static_cast<uint64_t>(slices_.tail);
+    case HR_SET_ON_ERROR:
+      return marks_failed_ ? HR_ON_ERROR_MARK : HR_ON_ERROR_FAIL;
+    case HR_SET_BUFFER_BYTES:
+      return buffer_bytes_;
+    case HR_SET_READS_IN_FLIGHT:
+      return reads_in_flight_;
+    default:
+      refuse("nothing has the number " + std::to_string(what) + ", expected one of HR_SET_*");
+  }
+}
+
+Sequence::Delivery Sequence::next(uint64_t n) {
+  if (n == 0 || n > kBatchMax) {
+    refuse("a batch of " + std::to_string(n) + " samples, expected 1 to 2^31");
+  }
+  mounted_->refuse_foreign();
+  const std::lock_guard lock(mutex_);
+  const Span span = slices_.next(position_, n);
+  if (span.end) {
+    const Delivery ended{nullptr, epoch_, position_};
+    epoch_ = epoch_ < kEpochMax ? epoch_ + 1 : 0;
+    position_ = 0;
+    return ended;
+  }
+  fill_locked(n);
+  auto batch = take_locked();
+  const Delivery delivery{std::move(batch), epoch_, span.start};
+  batch_bytes_ += 0.1 * (static_cast<double>(delivery.batch->bytes) - batch_bytes_);
+  position_ = span.after;
+  fill_locked(n);
+  return delivery;
+}
+
+// The batch in front. One that fails is read anew when it is asked for again, one that is late is
+// waited for.
+std::shared_ptr<io::Batch> Sequence::take_locked() {
+  const std::shared_ptr<io::Job> job = ahead_.front().job;
+  try {
+    auto batch = job->wait(mounted_->options.timeout_s);
+    if (batch != nullptr) {
+      check_delivery(batch.get());
+      ahead_.pop_front();
+      return batch;
+    }
+  } catch (...) {
+    ahead_.clear();
+    throw;
+  }
+  throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read within " +
+                                    std::to_string(mounted_->options.timeout_s) +
+                                    " s; it waits for " + job->waiting_for() +
+                                    ". Ask for it again, or look at the storage.");
+}
+
+// Throws for the first sample that failed, or marks all of them.
+void Sequence::check_delivery(io::Batch* batch) const {
+  if (batch->failures.empty()) return;
+  if (!marks_failed_) {
+    const io::Failure& failure = batch->failures.front();
+    fail_read(*mounted_, batch->indices[failure.slot / batch->parts], failure);
+  }
+  for (const io::Failure& failure : batch->failures) batch->lengths[failure.slot] = -1;
+}
+
+void Sequence::open_reader_locked() {
+  if (reader_ != nullptr) return;
+  io::ReaderOptions options;
+  options.budget_bytes = buffer_bytes_;
+  options.reads_in_flight = static_cast<unsigned>(reads_in_flight_);
+  options.remote_deadline_s = mounted_->options.timeout_s;
+  std::vector<int> parts(mounted_->catalog->part_names().size());
+  std::iota(parts.begin(), parts.end(), 0);
+  reader_ = io::Reader::make(mounted_->catalog, options, std::move(parts));
+}
+
+const Permutation& Sequence::order_locked(uint64_t epoch) {
+  if (!order_ || order_epoch_ != epoch) {
+    order_.emplace(slices_.length, epoch_key(seed_, epoch));
+    order_epoch_ = epoch;
+  }
+  return *order_;
+}
+
+// What reads never runs dry, and the buffer can be filled.
+unsigned Sequence::batches_ahead_locked() const {
+  const uint64_t filling =
+      batch_bytes_ > 0
+          ? 1 + static_cast<uint64_t>(static_cast<double>(buffer_bytes_) / batch_bytes_)
+          : 0;
+  return std::max(reader_->batches_ahead(),
+                  static_cast<unsigned>(std::min(filling, kBatchesAheadMax)));
+}
+
+// Submits the batch at hand and those behind it, in this epoch and the next.
+void Sequence::fill_locked(uint64_t n) {
+  if (ahead_n_ != n) ahead_.clear();
+  ahead_n_ = n;
+  open_reader_locked();
+  uint64_t epoch = ahead_.empty() ? epoch_ : ahead_.back().epoch;
+  uint64_t position = ahead_.empty() ? position_ : ahead_.back().span.after;
+  while (ahead_.size() <= batches_ahead_locked()) {
+    Span span = slices_.next(position, n);
+    if (span.end) {
+      if (position == 0 || epoch == kEpochMax || epoch > epoch_)
+        return;  // one epoch ahead is enough
+      ++epoch;
+      position = 0;
+      continue;
+    }
+    auto indices = wrapped_indices(order_locked(epoch), span.start, span.stop);
+    ahead_.push_back({span, epoch, reader_->submit(std::move(indices))});
+    position = span.after;
+  }
+}
+
+}  // namespace headrace::capi
