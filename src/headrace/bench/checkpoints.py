@@ -205,22 +205,8 @@ class _Streamed:
 class _InBackground:
     """headrace's own checkpoints."""
 
-    def __init__(
-        self,
-        folder: str,
-        share: RankShare,
-        rank: int,
-        world_size: int,
-        local: str | None,
-        seed: int,
-    ) -> None:
-        self._checkpointer = Checkpointer(
-            folder,
-            rank=rank,
-            world_size=world_size,
-            local=local,
-            options=CheckpointOptions(keep=None),
-        )
+    def __init__(self, checkpointer: Checkpointer, share: RankShare, rank: int, seed: int) -> None:
+        self._checkpointer = checkpointer
         content = Content(seed)
         self._tree: dict[str, list[NDArray[np.uint8]]] = {}
         number = rank << 20

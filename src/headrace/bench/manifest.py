@@ -21,7 +21,7 @@ from headrace.store.publish import replace_file
 if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec
 
-__all__ = ["FILE_NAME", "Manifest", "differences", "read_manifest"]
+__all__ = ["FILE_NAME", "Manifest", "differences", "read_manifest", "wait_for"]
 
 FILE_NAME = "headrace-dataset.json"
 _KIND = "headrace data set"

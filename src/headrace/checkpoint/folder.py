@@ -27,9 +27,12 @@ from headrace.store.publish import replace_file, sync_folder
 __all__ = [
     "Manifest",
     "RankRecord",
+    "check_new",
     "commit",
     "read_manifest",
+    "read_record",
     "remove_old",
+    "shard_name",
     "step_folder",
     "steps",
     "withdraw",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.checkpoint.tree import Leaf
 
-__all__ = ["Durability", "ShardRecord", "read_shard", "write_shard"]
+__all__ = ["Durability", "ShardRecord", "damaged", "read_shard", "write_shard"]
 
 Durability = Literal["none", "fsync", "direct"]
 """How bytes reach the disk: `none` leaves them to the page cache, `fsync` waits until the disk has them,

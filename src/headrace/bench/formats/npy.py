@@ -28,6 +28,7 @@ __all__ = [
     "file_bytes",
     "header",
     "open_reader",
+    "read_header",
     "sample_extents",
     "write",
 ]
