@@ -110,7 +110,7 @@ def test_checkpointing_is_refused_with_a_reason(tmp_path):
         "++workload.checkpoint.num_checkpoints_write=10", cwd=tmp_path,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "layers and shards are not written" in ended.stderr
+    assert "runs of checkpoints alone are not done" in ended.stderr
     assert not (tmp_path / "out/summary.json").exists()
 
 

@@ -149,6 +149,25 @@ def test_checkpoints_between_epochs_have_the_models_size(words, tmp_path):
     assert stats["3"]["save_ckpt1"]["duration"] > 0
 
 
+def test_sharded_checkpoints_are_spread_over_accelerators(words, tmp_path):
+    folder = tmp_path / "ckpt"
+    run_session(words(
+        "unet3d_h100", GENERATE, "++workload.workflow.checkpoint=True", "++workload.train.epochs=1",
+        "++workload.model.type=transformer", "++workload.model.num_layers=2",
+        "++workload.model.transformer.hidden_size=64", "++workload.model.transformer.vocab_size=100",
+        "++workload.model.transformer.ffn_hidden_size=128",
+        "++workload.model.transformer.num_attention_heads=4",
+        "++workload.model.transformer.num_kv_heads=4", "++workload.model.parallelism.zero_stage=3",
+        "++workload.checkpoint.checkpoint_after_epoch=1",
+        f"++workload.checkpoint.checkpoint_folder={folder}",
+    ), SessionOptions(run=RunOptions(accelerators=2)))  # fmt: skip
+    names = {p.name for p in folder.rglob("*.pt")}
+    assert names == {
+        f"zero_pp_rank_{rank}_mp_rank_0_{kind}_states.pt"
+        for rank in (0, 1) for kind in ("model", "optim")
+    }  # fmt: skip
+
+
 def test_a_slow_storage_lowers_au_and_is_named(words):
     """250 kB/s of 16 kB a step: 65 ms, of which 2 ms are computing."""
     from headrace.io.simulation import Simulation
@@ -222,8 +241,10 @@ def test_custom_engines(words, name, said):
     [
         (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
         (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
-        (["++workload.workflow.checkpoint=True", "++workload.model.type=transformer"], WorkloadError,
-         "layers and shards are not written"),
+        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.steps_between_checkpoints=2"],
+         WorkloadError, "between epochs only"),
+        (["++workload.workflow.checkpoint=True", "++workload.model.parallelism.tensor=2"],
+         WorkloadError, "no multiple of tensor x pipeline"),
         (["++workload.storage.storage_type=s3"], WorkloadError, "s3 is not read"),
         (["++workload.workflow.train=False"], WorkloadError, "nothing to run"),
         (["++workload.reader.engine=dali"], WorkloadError, "expected one of headrace, torch, null"),

@@ -1,8 +1,8 @@
-"""Checkpoints of models that are one opaque blob, between epochs: written, synced, measured.
+"""Checkpoints between epochs: written, synced, measured.
 
-Files are named as DLIO names them. Bytes are as incompressible as the data set's, from a small pool: no copy
-of the model stands in memory. The disk is asked to keep them where the workload says `fsync`: DLIO has the key
-and does not.
+Files are named, sized and spread over ranks as DLIO's. Bytes are as incompressible as the data set's, from a
+small pool: no copy of the model stands in memory. The disk is asked to keep them where the workload says
+`fsync`: DLIO has the key, and does not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.bench.content import BLOCK_BYTES, Content
+from headrace.bench.model import ModelSpec, Parallelism, Transformer
+from headrace.errors import WorkloadError
 from headrace.store.output_file import write_error
 from headrace.store.publish import check_free_space
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config.load import LoadedWorkload
+    from headrace.bench.config.sections import Model
     from headrace.bench.emulate.ranks import Group
 
 __all__ = ["Checkpointer", "Saved", "checkpoint_problems"]
@@ -45,10 +48,8 @@ class Saved:
 
 def checkpoint_problems(loaded: LoadedWorkload) -> list[tuple[str, str]]:
     """What of a workload's checkpoints is not done: (key, why)."""
-    model, checkpoint = loaded.workload.model, loaded.workload.checkpoint
+    checkpoint = loaded.workload.checkpoint
     found = []
-    if model.type == "transformer" or model.layer_parameters or model.optimization_groups:
-        found.append(("model.type", "checkpoints of models in layers and shards are not written"))
     if checkpoint.steps_between_checkpoints >= 0:
         found.append((
             "checkpoint.steps_between_checkpoints",
@@ -64,6 +65,25 @@ def checkpoint_problems(loaded: LoadedWorkload) -> list[tuple[str, str]]:
     return found
 
 
+def _model_spec(model: Model) -> ModelSpec:
+    return ModelSpec(
+        type=model.type, model_size_bytes=model.model_size_bytes,
+        model_datatype=model.model_datatype, optimizer_datatype=model.optimizer_datatype,
+        num_layers=model.num_layers, optimization_groups=model.optimization_groups,
+        layer_parameters=model.layer_parameters,
+        parallelism=Parallelism(
+            tensor=model.parallelism_tensor, pipeline=model.parallelism_pipeline,
+            data=model.parallelism_data, zero_stage=model.parallelism_zero_stage,
+        ),
+        transformer=Transformer(
+            vocab_size=model.transformer_vocab_size, hidden_size=model.transformer_hidden_size,
+            ffn_hidden_size=model.transformer_ffn_hidden_size,
+            num_attention_heads=model.transformer_num_attention_heads,
+            num_kv_heads=model.transformer_num_kv_heads,
+        ),
+    )  # fmt: skip
+
+
 class Checkpointer:
     """Writes this rank's share of every checkpoint.
 
@@ -71,13 +91,28 @@ class Checkpointer:
         loaded: the workload.
         first: the first accelerator's number of this process.
         accelerators: of this process.
+        world: accelerators of all processes.
+
+    Raises:
+        WorkloadError: the model cannot be spread over so many.
     """
 
-    def __init__(self, loaded: LoadedWorkload, first: int, accelerators: int) -> None:
+    def __init__(self, loaded: LoadedWorkload, first: int, accelerators: int, world: int) -> None:
         self._options = loaded.workload.checkpoint
-        self._size = loaded.workload.model.model_size_bytes
-        every = self._options.type == "all_ranks"
-        self._ranks = [r for r in range(first, first + accelerators) if every or r == 0]
+        spec = _model_spec(loaded.workload.model)
+        self._files: list[tuple[str, int]] = []
+        for rank in range(first, first + accelerators):
+            try:
+                share = spec.share(rank, world)
+            except ValueError as e:
+                raise WorkloadError(
+                    f"{loaded.at('model.parallelism')}: {e}.",
+                    next_step="Change the accelerators, or model.parallelism.",
+                ) from e
+            files = {**share.model, **share.optimizer}
+            self._files += [(name, sum(sizes)) for name, sizes in files.items()]
+        self._size = sum(size for _, size in self._files)
+        self._first = first
         self._content = Content(loaded.workload.train.seed)
 
     def due(self, epoch: int) -> bool:
@@ -96,27 +131,25 @@ class Checkpointer:
         start_s, begin = time.time(), time.perf_counter()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if self._ranks:
-                check_free_space(folder, self._size * len(self._ranks))
-            for rank in self._ranks:
-                self._write(folder / f"model_states-{rank}.pt", rank)
+            if self._files:
+                check_free_space(folder, self._size)
+            for number, (name, size) in enumerate(self._files):
+                self._write(folder / name, self._first << 20 | number, size)
         except OSError as e:
             raise write_error(e, str(folder)) from e
         if self._options.rank_sync:
             group.barrier()
-        return Saved(
-            epoch, start_s, time.perf_counter() - begin, self._size * len(self._ranks)
-        )  # fmt: skip
+        return Saved(epoch, start_s, time.perf_counter() - begin, self._size)
 
-    def _write(self, path: Path, rank: int) -> None:
+    def _write(self, path: Path, number: int, size: int) -> None:
         with path.open("wb", buffering=0) as file:
             if self._options.randomize_tensor:
-                for block in self._content.stream(rank).blocks(self._size):
+                for block in self._content.stream(number).blocks(size):
                     _write_all(file.fileno(), block)
             else:
                 ones = np.ones(BLOCK_BYTES, np.uint8)
-                for at in range(0, self._size, BLOCK_BYTES):
-                    _write_all(file.fileno(), ones[: self._size - at])
+                for at in range(0, size, BLOCK_BYTES):
+                    _write_all(file.fileno(), ones[: size - at])
             if self._options.fsync:
                 os.fsync(file.fileno())
 

@@ -188,7 +188,7 @@ class _Running:
             while self._ends and self._ends[0][0] <= now:
                 end_s, number = heapq.heappop(self._ends)
                 self._end(number, end_s, now)
-                heard_s = now = self._clock.now()
+                heard_s = now
             if self._finished == self._count:
                 break
             wait_s = min(_SIGNAL_CHECK_S, self._ends[0][0] - now) if self._ends else _SIGNAL_CHECK_S

@@ -158,7 +158,9 @@ class _Epochs:
         self._deadline_s = options.deadline_s + 30
         self._checkpointer = None
         if loaded.workload.workflow.checkpoint:
-            self._checkpointer = Checkpointer(loaded, self._first, self._count)
+            self._checkpointer = Checkpointer(
+                loaded, self._first, self._count, self._count * group.place.world
+            )
         self.loop = StepLoop(LoopOptions(
             first=self._first,
             barrier_every_step=options.barrier == "step",
