@@ -123,8 +123,14 @@ def test_the_last_node_that_lives_cleans_up(tmp_path):
         meeting.publish_node(document(session, node))
     meeting.leave(0, session, lambda d: d.node == 1)
     assert sorted(meeting.nodes(session)) == [1, 2]
-    meeting.leave(1, session, nobody)  # node 2 was killed
+    meeting.leave(1, session, nobody)  # node 2 does not answer: it may be us who cannot be heard
+    assert sorted(meeting.nodes(session)) == [2]
+    assert not meeting.ended(session)
+    meeting.publish_node(document(session, 1))
+    meeting.end(session)
+    meeting.leave(1, session, nobody)  # node 2 was killed, and the job is over
     assert not meeting.folder.exists()
+    assert meeting.ended(session)
 
 
 def test_damaged_documents_are_refused_or_left_out(tmp_path):

@@ -217,7 +217,7 @@ class Meeting:
         if said is not None and said.decode(errors="replace").strip() == session:
             return True
         head = self._read("meeting.json")
-        return head is not None and head.get("session") != session
+        return head is None or head.get("session") != session
 
     def leave(self, node: int, session: str, alive: Callable[[NodeDocument], bool]) -> None:
         """Removes what node `node` wrote; the last one that lives removes the rest, the folder too."""
@@ -226,7 +226,10 @@ class Meeting:
             return
         for name in (f"node-{node}.json", f"hello-{node}.json"):
             (self.folder / name).unlink(missing_ok=True)
-        if any(alive(document) for document in self.nodes(session).values()):
+        others = self.nodes(session).values()
+        # Whoever does not answer may only be out of our reach: without an end that somebody called, its
+        # files stay.
+        if others and (not self.ended(session) or any(map(alive, others))):
             return
         for path in self._files():
             path.unlink(missing_ok=True)
