@@ -71,7 +71,7 @@ def build_kernel(folder: Path, *, backports: bool = False) -> Kernel:
         _copy_modules(tree, version, _LATER, modules)
         root = folder / "root"
         shutil.rmtree(root, ignore_errors=True)
-        for name in ("bin", "dev", "proc", "root"):
+        for name in ("bin", "dev", "proc", "disk"):
             (root / name).mkdir(parents=True)
         shutil.copy("/bin/busybox", root / "bin")
         shutil.copy(_INIT, root / "init")
