@@ -18,7 +18,6 @@ __all__ = ["Kernel", "build_kernel", "build_tools"]
 
 _INIT = Path(__file__).parent / "init"
 
-_MIRROR = "http://deb.debian.org/debian"
 _BACKPORTS = "bookworm-backports main"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _META = "linux-image-cloud-amd64"
@@ -72,7 +71,7 @@ def build_kernel(folder: Path, *, backports: bool = False) -> Kernel:
         _copy_modules(tree, version, _LATER, modules)
         root = folder / "root"
         shutil.rmtree(root, ignore_errors=True)
-        for name in ("bin", "dev", "proc", "root"):
+        for name in ("bin", "dev", "proc", "disk"):
             (root / name).mkdir(parents=True)
         shutil.copy("/bin/busybox", root / "bin")
         shutil.copy(_INIT, root / "init")
@@ -148,7 +147,11 @@ def _download(folder: Path, *, backports: bool) -> Path:
             for word in ("-o", f"{name}={value.absolute() if isinstance(value, Path) else value}")
         ]
         _run("apt-get", *options, "update", "-q")
-    needed = _run("apt-cache", *options, "depends", _META)
+    try:
+        needed = _run("apt-cache", *options, "depends", _META)
+    except RuntimeError:  # the lists may be absent
+        _run("apt-get", *options, "update", "-q")
+        needed = _run("apt-cache", *options, "depends", _META)
     package = re.search(r"Depends: (linux-image-\S+)", needed)
     if package is None:
         raise RuntimeError(f"apt-cache knows no kernel behind {_META}: {needed!r}")
@@ -159,7 +162,12 @@ def _download(folder: Path, *, backports: bool) -> Path:
 def _mirror() -> str:
     """Where this system has Debian from."""
     known = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Codename: bookworm")
-    return next((line.rstrip("/") for line in known.splitlines() if line), _MIRROR)
+    mirrors = [line.rstrip("/") for line in known.splitlines() if line]
+    if not mirrors:
+        raise RuntimeError(
+            "apt knows no mirror of bookworm: run apt-get update, or add one to its sources"
+        )
+    return mirrors[0]
 
 
 def _copy_modules(tree: Path, version: str, names: list[str], root: Path) -> None:
