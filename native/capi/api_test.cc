@@ -1,9 +1,13 @@
 // The API as C sees it, over a store on disk: under the sanitizers, and with its threads.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cerrno>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -11,6 +15,7 @@
 #include "capi/headrace.h"
 #include "capi/json.h"
 #include "core/crc32c.h"
+#include "core/error.h"
 #include "core/sha.h"
 #include "testing/store_builder.h"
 
@@ -24,7 +29,7 @@ class DiskStore {
  public:
   explicit DiskStore(StoreSpec spec) : store(spec) {
     const auto image = build_directory(store.spec);
-    const std::string bytes(reinterpret_cast<const char*>(image.data()), image.size());
+    const std::string bytes(reinterpret_cast<const char*>(image.bytes.data()), image.bytes.size());
     write_file(folder.path("segment-0000.hrd"), bytes);
     const auto directory = store.catalog()->segments()[0].directory;
     std::string volumes;
