@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
+from capi.compiling import EXAMPLE, Line, compile_c, printed
 from capi.library import Library
 from headrace import capi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "c" / "read_epoch.c"
-
-
-class Line(NamedTuple):
-    """A line of `read_epoch -v`."""
-
-    epoch: int
-    position: int
-    index: int
-    label: int
-    nbytes: int
-    crc: int
-
-
-def flags() -> list[str]:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from headrace.cli import main; main()", "config", "--cflags", "--libs"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return shlex.split(ended.stdout)
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +25,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]
     folder = tmp_path_factory.mktemp("c")
 
     def make(source: Path) -> Path:
-        program = folder / source.stem
-        subprocess.run(
-            ["cc", "-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1", "-g", "-pedantic", "-Wall",
-             "-Wextra", "-Werror", source, *flags(), "-o", program],
-            check=True, timeout=120,
-        )  # fmt: skip
-        return program
+        return compile_c(source, folder)
 
     return make
 
@@ -70,8 +41,7 @@ def read_epoch(compiled: Callable[[Path], Path]) -> Callable[..., tuple[list[Lin
             check=False, capture_output=True, text=True, timeout=120, env={},
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr
-        *lines, last = ended.stdout.splitlines()
-        return [Line(*map(int, line.split()[:5]), int(line.split()[5], 16)) for line in lines], last
+        return printed(ended.stdout)
 
     run.program = program  # type: ignore[attr-defined]
     return run

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from capi.compiling import Line, printed
 from headrace.job.meeting import Meeting
+from headrace.store.checksum import crc32c
 from job.network import Network
 from job.trainer import digest_of
 
@@ -106,6 +108,15 @@ class Cluster:
         self.trainers.append(trainer)
         return trainer
 
+    def read_in_c(self, node: int, program: Path, *options: str) -> list[Line]:
+        """One epoch by the C example, compiled, on a node."""
+        ended = subprocess.run(
+            [*self.network.command(node), program, "-v", *options, self.where],
+            env={}, check=False, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        return printed(ended.stdout)[0]
+
     def kill(self, node: int) -> None:
         """As if the node's power failed: nobody says goodbye."""
         server = self.servers.pop(node)
@@ -189,13 +200,14 @@ class Expected:
             self.samples = len(store)
             self.nbytes = store.nbytes
             self.fingerprint = store.fingerprint
-            self.digests = [digest_of(i, bytes(store.read(i))) for i in range(len(store))]
+            samples = [bytes(store.read(i)) for i in range(len(store))]
+            self.digests = [digest_of(i, data) for i, data in enumerate(samples)]
+            self.checksums = [crc32c(data) for data in samples]
 
     def order(self, rank: int = 0, world: int = 1, batch: int = 16, **options: Any) -> list[int]:
         with hr.open(self._source) as store:
-            loader = hr.loader(
-                store, batch, seed=3, rank=rank, world_size=world, tail="drop", **options
-            )
+            chosen = {"tail": "drop"} | options
+            loader = hr.loader(store, batch, seed=3, rank=rank, world_size=world, **chosen)
             found = [int(i) for each in loader for i in each.indices]
             loader.close()
             return found

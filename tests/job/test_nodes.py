@@ -2,6 +2,7 @@
 
 import pytest
 
+from capi.compiling import EXAMPLE, compile_c
 from job.conftest import NODES
 
 
@@ -39,6 +40,18 @@ def test_four_nodes_read_the_source_once_and_in_its_order(cluster, expected):
     assert sum(node["source_bytes"] for node in said.values()) == staged["source_bytes"]
     assert not cluster.meet.exists()
     assert [list(cluster.local(node).iterdir()) for node in range(NODES)] == [[]] * NODES
+
+
+def test_the_c_example_reads_every_nodes_part_of_the_order(cluster, expected, tmp_path):
+    cluster.start()
+    cluster.wait_staged()
+    program = compile_c(EXAMPLE, tmp_path)
+    for node in range(NODES):
+        where = ("-b", "16", "-s", "3", "-r", str(node), "-w", str(NODES))
+        lines = cluster.read_in_c(node, program, *where)
+        assert [line.index for line in lines] == expected.order(node, NODES, tail=None)
+        assert [line.crc for line in lines] == [expected.checksums[line.index] for line in lines]
+    cluster.end()
 
 
 def test_training_starts_before_staging_ends(cluster, expected):
