@@ -36,7 +36,7 @@ void read_json(const std::string& text) {
 // With right checksums, so that what lies behind them is reached.
 void read_catalog(std::string text) {
   constexpr uint64_t kBytes = uint64_t{1} << 40;
-  if (text.size() < 32) return;
+  if (text.size() <= 32) return;
   std::vector<std::byte> page(kCatalogPageBytes);
   std::memcpy(page.data(), text.data(), 32);
   std::memcpy(page.data(), "HRNSCAT1", 8);
