@@ -27,7 +27,7 @@ def test_the_search_finds_the_last_that_is_fed(least, greatest):
 
 
 WORDS = [
-    "workload=unet3d_h100", "++workload.dataset.num_files_train=64",
+    "workload=unet3d_h100", "++workload.dataset.num_files_train=40",
     "++workload.dataset.record_length_bytes=4096", "++workload.dataset.record_length_bytes_stdev=0",
     "++workload.reader.batch_size=1", "++workload.reader.read_threads=2",
     "++workload.train.epochs=1", "++workload.train.computation_time=0.02",
@@ -68,8 +68,8 @@ def probe(accelerators, over, bound="storage"):
         (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
         (None, [probe(1, True)], "this storage feeds fewer than 1 accelerators", "storage"),
         (1, [probe(1, False), probe(2, True, "harness")],
-         "this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing of "
-         "the storage", "harness"),
+         ("this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing "
+          "of the storage"), "harness"),
         (1, [probe(1, False), probe(2, True, "unknown")],
          "this storage feeds 1 accelerator, if the harness was not the limit: no ceiling was measured",
          "unknown"),
@@ -83,6 +83,7 @@ def test_the_answer_says_what_was_the_limit(most, probes, said, limit):
 @pytest.mark.parametrize(
     ("more", "numbers", "error", "said"),
     [([], (1, 100), WorkloadError, "are 0 steps of 100 accelerators"),
+     ([], (1, 11), WorkloadError, "11 accelerators have 3 steps an epoch, of which 2 count"),
      (["++workload.workflow.train=False"], (1, 2), WorkloadError, "does not train"),
      ([], (1, 2), BenchError, "cannot be told: the run has no eval_au")],
 )  # fmt: skip

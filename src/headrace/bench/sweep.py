@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.emulate.ranks import place_of
@@ -21,9 +21,13 @@ from headrace.errors import BenchError, WorkloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.bench.config import LoadedWorkload
     from headrace.bench.report.conditions import Condition
 
 __all__ = ["Probe", "Sweep", "most_before", "sweep"]
+
+_STEPS_LEAST: Final = 3
+"""Steps of an epoch that count; with fewer, what was read ahead before the first is most of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +140,25 @@ def sweep(
     loaded = load_workload(line)
     if not loaded.workload.workflow.train:
         raise WorkloadError(f"workload={line.workload} does not train: there is nothing to sweep.")
-    plans_of(loaded, greatest)
+    _check_steps(loaded, greatest)
     folder = default_folder(line, loaded)
     runner = _Runner(words, str(folder), until, options, told)
     most = most_before(runner.over, least, greatest)
     probes = sorted(runner.probes, key=lambda probe: probe.accelerators)
     return Sweep(most, tuple(probes), numbers)
+
+
+def _check_steps(loaded: LoadedWorkload, accelerators: int) -> None:
+    """Refuse a data set that leaves too few steps to the greatest number: its AU would be chance, or 0."""
+    steps = plans_of(loaded, accelerators)["train"].steps
+    output = loaded.workload.output
+    counted = steps - output.metric_exclude_start_steps - output.metric_exclude_end_steps
+    if counted < _STEPS_LEAST:
+        raise WorkloadError(
+            f"{accelerators} accelerators have {steps} steps an epoch, of which {max(0, counted)} count: "
+            f"expected at least {_STEPS_LEAST}.",
+            next_step="Generate more files (dataset.num_files_train), or sweep to fewer accelerators.",
+        )
 
 
 class _Runner:

@@ -40,11 +40,11 @@ def report(
     from headrace.bench.report.page import NOT_MLPERF, report_page, with_confidence
     from headrace.bench.report.result import load_runs, rank_blocks
 
+    if not html and out is not None:
+        raise typer.BadParameter("-o names the page: give --html, too")
     output = Output(as_json=as_json, quiet=quiet)
     runs = load_runs(folder)
     found = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
-    if not html and out is not None:
-        raise typer.BadParameter("-o names the page: give --html, too")
     path = None
     if html:
         path = out or str(Path(folder, "report.html"))
