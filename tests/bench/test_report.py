@@ -6,12 +6,15 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.bench.report.compare import compare, judge
 from headrace.bench.report.conditions import condition_of
 from headrace.bench.report.measures import MEASURES, measure_named, measured, value_of
 from headrace.bench.report.page import report_page
-from headrace.bench.report.result import load_run, load_runs, rank_blocks
+from headrace.bench.report.repeats import load_runs
+from headrace.bench.report.result import load_run, rank_blocks
 from headrace.bench.report.steps import phases_of, slowest_steps
 from headrace.bench.report.text import bytes_text, number_text, safe, seconds_text
 from headrace.bench.report.trace import trace_events, trace_text
@@ -154,7 +157,44 @@ def test_broken_results_are_named(tmp_path, broken, said):
         page_of(tmp_path)
 
 
-@pytest.mark.parametrize("value", ["12", None, True, [1], math.nan, math.inf, {}])
+ANYTHING = st.sampled_from([None, True, -1, 0, 5e-324, 1e308, 10**400, math.nan, [], {}, "x", [1], HOSTILE,
+                            "9999-12-31T23:59:59", [[1], 2], {"block1": [1e300]}])  # fmt: skip
+
+
+def places(document, at=()):
+    """The paths of everything in a document."""
+    inner = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in inner:
+        yield (*at, key)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "0_output.json", "0_per_epoch_stats.json"])
+def test_whatever_a_file_says_there_is_a_page_or_an_error(tmp_path, name):
+    path = write_run(tmp_path / "run") / name
+    whole = json.loads(path.read_text())
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.sampled_from(list(places(whole))), ANYTHING)
+    def check(place, value):
+        document = json.loads(json.dumps(whole))
+        inside = document
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = value
+        path.write_text(json.dumps(document))
+        try:
+            result = load_run(tmp_path / "run")
+            assert Page(page_of(tmp_path / "run")).open == []
+            trace_events(result, rank_blocks(result), 2)
+        except BenchError:
+            assert name != "0_per_epoch_stats.json"
+
+    check()
+
+
+@pytest.mark.parametrize("value", ["12", None, True, [1], math.nan, math.inf, {}, 10**400])
 def test_what_is_no_number_is_left_out(value):
     summary = {"metric": {"train_au_mean_percentage": value}, "headrace": value}
     assert [m.name for m in MEASURES if value_of(summary, m) is not None] == []
@@ -274,6 +314,23 @@ def test_repeats_of_one_run_give_confidence_of_au(tmp_path):
     assert (row.b.mean, row.b.half_width, row.a.half_width) == (80.0, 0.5, None)
     assert row.clear is None  # one side has no repeats
     assert row.change_half_width == pytest.approx(0.5 / 90)
+
+
+def test_runs_that_differ_are_no_repeats(tmp_path):
+    for name in ("one", "other"):
+        write_run(tmp_path / f"a/{name}", name=name)
+    with pytest.raises(BenchError, match=r"not repeats: model\.name is one in .*one, other in"):
+        load_runs(tmp_path / "a")
+
+
+def test_blocks_between_checkpoints_are_placed_each_for_itself(tmp_path):
+    folder = write_run(tmp_path / "run")
+    output = json.loads((folder / "0_output.json").read_text())
+    for kind in ("load", "compute"):
+        output["1"][kind]["block2"] = [2.0]
+    (folder / "0_output.json").write_text(json.dumps(output))
+    phases = phases_of(rank_blocks(load_run(folder)))
+    assert [(p.steps, len(p.blocks)) for p in phases] == [(4, 2), (1, 1)]
 
 
 def test_what_was_run_otherwise_is_told(tmp_path):

@@ -38,7 +38,8 @@ def report(
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
     from headrace.bench.report.measures import MEASURES, measured
     from headrace.bench.report.page import NOT_MLPERF, report_page, with_confidence
-    from headrace.bench.report.result import load_runs, rank_blocks
+    from headrace.bench.report.repeats import load_runs
+    from headrace.bench.report.result import rank_blocks
 
     if not html and out is not None:
         raise typer.BadParameter("-o names the page: give --html, too")
@@ -114,7 +115,7 @@ def compare(
     from headrace.bench.report.compare import judge
     from headrace.bench.report.conditions import condition_of
     from headrace.bench.report.page import NOT_MLPERF
-    from headrace.bench.report.result import load_runs
+    from headrace.bench.report.repeats import load_runs
 
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     comparison = compare_runs(load_runs(a), load_runs(b))

@@ -1,6 +1,7 @@
 """Reports: what a finished run's folder says, as a page, against another one's, and as a trace.
 
 * result: a run's files, read back
+* repeats: several runs of the same
 * measures: the figures that have a name in tables and conditions
 * conditions: `au < -2%`
 * compare: two results beside each other

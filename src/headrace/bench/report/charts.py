@@ -151,5 +151,6 @@ def columns(
 def _round_up(value: float) -> float:
     if value <= 0:
         return 1.0
+    value = max(value, 1e-12)
     power = 10.0 ** math.floor(math.log10(value))
     return min(step * power for step in (1, 2, 2.5, 4, 5, 8, 10, 20) if step * power >= value)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from headrace.bench.report.measures import MEASURES, Measure, measured
+from headrace.bench.report.repeats import differences
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from headrace.bench.metrics.own import Confidence
     from headrace.bench.report.conditions import Condition
     from headrace.bench.report.result import RunResult
 
 __all__ = ["Comparison", "Row", "Verdict", "compare", "judge"]
-
-_IGNORED: Final = ("output.", "checkpoint.checkpoint_folder", "workflow.generate_data")
-"""Keys of workloads that say nothing about what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> Comparison:
         left, right = measured(a, measure), measured(b, measure)
         if left is not None and right is not None:
             rows.append(Row(measure, left, right))
-    return Comparison(tuple(rows), tuple(_differences(a[0], b[0])))
+    return Comparison(tuple(rows), tuple(differences(a[0], b[0])))
 
 
 def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[Verdict]:
@@ -131,38 +129,4 @@ def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[Verdi
                 next_step="Give a bound without %: it is held against the second result itself.",
             )
         found.append(Verdict(condition, value, condition.holds(value)))
-    return found
-
-
-def _differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:
-    sides = _circumstances(a), _circumstances(b)
-    for key in sorted(sides[0].keys() | sides[1].keys()):
-        left, right = (side.get(key, "-") for side in sides)
-        if left != right:
-            yield key, left, right
-
-
-def _circumstances(run: RunResult) -> dict[str, str]:
-    found = {"num_accelerators": run.summary.get("num_accelerators")}
-    found |= {key: run.own.get(key) for key in ("engine", "throughput_formula", "data_loader")}
-    for key in ("headrace", "kernel", "python", "barrier", "simulated"):
-        found[key] = run.provenance.get(key)
-    mount = run.provenance.get("mount")
-    found |= _flat(mount, "mount.") if isinstance(mount, dict) else {}
-    residency = run.own.get("residency_before")
-    found["cold"] = residency.get("cold") if isinstance(residency, dict) else None
-    found["processor"] = run.summary.get("host_processor_name")
-    if run.workload:
-        flat = _flat(run.workload, "")
-        found |= {k: v for k, v in flat.items() if not k.startswith(_IGNORED)}
-    return {key: str(value) for key, value in found.items() if value is not None}
-
-
-def _flat(document: dict[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
     return found

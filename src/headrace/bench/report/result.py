@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["RankBlock", "RunResult", "load_run", "load_runs", "number_of", "rank_blocks"]
+__all__ = ["RankBlock", "RunResult", "load_run", "number_of", "rank_blocks"]
 
 _RANK_FILE: Final = re.compile(r"(\d+)_output\.json")
+
+_EPOCH: Final = re.compile(r"[0-9]{1,9}")
+
+_GREATEST: Final = 1e24
+"""No figure of a run is greater, in any unit."""
+
+_SECONDS_MOST: Final = 1e9
+"""No step takes 30 years."""
 
 _CONFIGS: Final = ("dlio_config", ".hydra")
 """Where a run's configuration lies: as `mlpstorage` calls us, and hydra's default."""
@@ -65,33 +73,14 @@ class RunResult:
 
 
 def number_of(value: object) -> float | None:
-    """The value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """The value if it is a number that a run can have, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    return float(value) if abs(value) < _GREATEST else None
 
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
-    """The run in a folder, or, if its results are in folders below, all of these: repeats of one run.
-
-    Raises:
-        BenchError: there is none, or one cannot be read.
-    """
-    path = Path(folder)
-    if (path / "summary.json").exists():
-        return [load_run(path)]
-    found = sorted(each.parent for each in path.glob("*/summary.json"))
-    if not found:
-        raise BenchError(
-            f"{path} has no summary.json, and neither have the folders in it: no run ended there.",
-            path=str(path),
-            next_step="Give the folder of a run: what ++hydra.run.dir named.",
-        )
-    return [load_run(each) for each in found]
 
 
 def load_run(folder: str | os.PathLike[str]) -> RunResult:
@@ -149,6 +138,7 @@ class RankBlock:
     """One accelerator's steps of an epoch's training or evaluation.
 
     Attributes:
+        name: DLIO's, within the epoch: `block1`, or `eval`; checkpoints within an epoch part blocks.
         start_s: seconds since 1970; None where the file of epochs is not there.
         load_s: (steps,) the wait for each batch.
         compute_s: (steps,) the time that each step computed.
@@ -156,6 +146,7 @@ class RankBlock:
 
     rank: int
     epoch: int
+    name: str
     kind: Literal["train", "eval"]
     start_s: float | None
     end_s: float | None
@@ -189,7 +180,7 @@ def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
     output = _document(folder / f"{rank}_output.json")
     path = folder / f"{rank}_per_epoch_stats.json"
     stats = _document(path) if path.exists() else {}
-    for epoch in sorted((key for key in output if key.isdecimal()), key=int):
+    for epoch in sorted((key for key in output if _EPOCH.fullmatch(key)), key=int):
         of_epoch = _mapping(output[epoch])
         for name in _mapping(of_epoch.get("load")):
             times = _mapping(_mapping(stats.get(epoch)).get(name))
@@ -199,6 +190,7 @@ def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
             yield RankBlock(
                 rank=rank,
                 epoch=int(epoch),
+                name=name,
                 kind="eval" if name.startswith("eval") else "train",
                 start_s=_moment(times.get("start")),
                 end_s=_moment(times.get("end")),
@@ -211,9 +203,9 @@ def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
 def _seconds(values: object, folder: Path, rank: int) -> NDArray[np.float64]:
     try:
         found = np.array(values, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.array(math.nan)
-    if found.ndim != 1 or not np.isfinite(found).all():
+    if found.ndim != 1 or not ((found >= 0) & (found < _SECONDS_MOST)).all():
         path = str(folder / f"{rank}_output.json")
         raise BenchError(f"{path} has steps that are no list of seconds.", path=path)
     return found
@@ -223,5 +215,5 @@ def _moment(text: object) -> float | None:
     """DLIO's timestamp, which is local time, in seconds since 1970."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return None

@@ -7,7 +7,7 @@ the barrier between processes, and is given to all steps alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ __all__ = ["Phase", "SlowStep", "phases_of", "slowest_steps"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """The same epoch's training or evaluation on all accelerators.
+    """The same block on all accelerators: an epoch's training or evaluation.
 
     Attributes:
         blocks: one for each accelerator, with as many steps each.
@@ -79,9 +79,9 @@ def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[Pha
         blocks: of all accelerators. Of those of one phase the steps that all have are taken.
         barrier: where accelerators met: `step` or `epoch`.
     """
-    grouped: dict[tuple[int, bool], list[RankBlock]] = {}
+    grouped: dict[tuple[int, bool, str], list[RankBlock]] = {}
     for block in blocks:
-        grouped.setdefault((block.epoch, block.kind == "eval"), []).append(block)
+        grouped.setdefault((block.epoch, block.kind == "eval", block.name), []).append(block)
     return [
         phase
         for _, parts in sorted(grouped.items(), key=lambda pair: pair[0])
@@ -107,8 +107,6 @@ def _phase(parts: Sequence[RankBlock], barrier: str) -> Phase | None:
 
 
 def _cut(block: RankBlock, steps: int) -> RankBlock:
-    from dataclasses import replace
-
     return replace(block, load_s=block.load_s[:steps], compute_s=block.compute_s[:steps])
 
 

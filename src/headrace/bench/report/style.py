@@ -24,7 +24,7 @@ h1 { margin: 0 0 .25rem; font-size: 1.6rem; } h2 { margin: 2rem 0 .5rem; font-si
 .cards b { display: block; font-size: 1.35rem; } .cards span { color: var(--soft); font-size: .88rem; }
 figure { margin: 1.5rem 0; break-inside: avoid; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 12.5px; }
-svg text.strong { font-weight: 600; }
+svg text.strong { font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
 .c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 .target { stroke: var(--line); stroke-width: 1.5; stroke-dasharray: 6 4; fill: none; }
