@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.bench.report.conditions import Condition
     from headrace.bench.sweep import Probe, Sweep
 
@@ -50,6 +53,7 @@ def sweep(
     from headrace.bench.report.conditions import condition_of
     from headrace.bench.session import SessionOptions
     from headrace.bench.sweep import sweep as sweep_runs
+    from headrace.cli.progress import progress
     from headrace.io.simulation import simulation_of
 
     if barrier not in ("step", "epoch"):
@@ -69,9 +73,27 @@ def sweep(
     def told(probe: Probe) -> None:
         output.remark(_probe_line(probe, condition))
 
-    found = sweep_runs(given, numbers, condition, options, told)
+    with progress(output, "sweeping") as tell:
+        if tell is not None:
+            options = replace(options, progress=_Steps(tell).report)
+        found = sweep_runs(given, numbers, condition, options, told)
     _print(output, found, condition, simulate)
     return exit_codes.FINDING if found.most is None else exit_codes.OK
+
+
+class _Steps:
+    """Steps of one run after the other, as the progress of one work: each run counts from 0."""
+
+    def __init__(self, tell: Callable[[int, int | None, int, int | None], None]) -> None:
+        self._tell = tell
+        self._before = 0
+        self._last = 0
+
+    def report(self, _: str, done: int, total: int | None) -> None:
+        if done < self._last:
+            self._before += self._last
+        self._last = done
+        self._tell(self._before + done, None if total is None else self._before + total, 0, None)
 
 
 def _numbers(text: str) -> tuple[int, int]:
