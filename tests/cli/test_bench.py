@@ -60,3 +60,67 @@ def test_the_shipped_workloads_are_listed(bench):
     assert {"name": "dlrm", "batch_size": 1}.items() <= next(
         r for r in rows if r["name"] == "dlrm"
     ).items()
+
+
+@pytest.fixture
+def two_runs(bench):
+    """Runs of 2 and of 1 accelerators in `two` and `one`, without reading."""
+    common = ["--engine=null", *SMALL, "++workload.reader.batch_size=1", "--quiet"]
+    assert bench("generate", *SMALL, "++hydra.run.dir=out").code == 0
+    for name, number in (("two", 2), ("one", 1)):
+        ended = bench("run", *common, f"++hydra.run.dir={name}", "-n", number)
+        assert ended.code == 0, ended.err
+
+
+def test_report_compare_and_trace(bench, two_runs, tmp_path):
+    ended = bench("report", "two")
+    assert "AU " in ended.out
+    assert "This is not an MLPerf result." in ended.out
+    ended = bench("report", "two", "--html", "--json")
+    assert ended.document["html"] == "two/report.html"
+    assert ended.document["measures"]["accelerators"]["mean"] == 2
+    assert "This is not an MLPerf result." in (tmp_path / "two/report.html").read_text()
+    assert bench("report", "two", "--html", "-o", "page.html").code == 0
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "two/report.html").read_bytes()
+    ended = bench("compare", "two", "one", "--fail-if", "accelerators < -10%")
+    assert ended.code == 1
+    assert "accelerators < -10%: holds (accelerators -50.00%)" in ended.out
+    assert "note: num_accelerators differs: 2, 1" in ended.err
+    ended = bench("compare", "two", "one", "--fail-if", "accelerators < -60%", "--json")
+    assert (ended.code, ended.document["failed"]) == (0, False)
+    assert bench("trace", "two", "-o", "trace.json", "--steps=3").code == 0
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) >= 2 * (
+        1 + 2 + 3 * 2
+    )
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_sweep(bench, tmp_path):
+    words = ["default", *SMALL, "++workload.workflow.generate_data=True", "++hydra.run.dir=out",
+             "++workload.reader.batch_size=1"]  # fmt: skip
+    ended = bench("sweep", *words, "--engine=null", "--accelerators=1..2", "--until=au<0.001",
+                  "--no-ceiling")  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "this storage feeds at least 2 accelerators (until au<0.001)" in ended.out
+    ended = bench("sweep", *words, "--engine=null", "--accelerators=1..2", "--until=au<=100%",
+                  "--no-ceiling", "--json")  # fmt: skip
+    assert (ended.code, ended.document["most"]) == (1, None)
+    assert [probe["accelerators"] for probe in ended.document["probes"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (["report", "nowhere"], "no summary.json", 3),
+        (["report", ".", "-o", "x"], "give --html", 2),
+        (["compare", "a", "b", "--fail-if", "auu < 1"], "did you mean au?", 2),
+        (["trace", "nowhere", "-o", "x"], "cannot be read: No such file", 3),
+        (["sweep", "default", "--accelerators=4..1"], "expected LEAST..MOST", 2),
+        (["sweep", "default", "--until=au"], "is no condition", 2),
+        (["sweep", "defult"], "Did you mean default?", 2),
+    ],
+)
+def test_mistakes_about_results(bench, words, said, code):
+    ended = bench(*words)
+    assert said in ended.err
+    assert ended.code == code

@@ -297,6 +297,7 @@ class _Session:
             return None
         hosts = {part["host"]["hostname"]: part["host"] for part in every}
         numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
+        simulate = self._options.run.simulate
         return Figures(
             engine=recorded.engine,
             formula=self._options.formula,
@@ -317,6 +318,11 @@ class _Session:
             ],
             residency=residency,
             provenance=provenance(self._workload.dataset.data_folder, [*sys.argv[:1], *words])
-            | {"engine": recorded.engine_figures, "launcher": self._group.place.launcher},
+            | {
+                "engine": recorded.engine_figures,
+                "launcher": self._group.place.launcher,
+                "barrier": self._options.run.barrier,
+                "simulated": getattr(simulate, "name", simulate),
+            },
             notes=self._loaded.notes,
         )

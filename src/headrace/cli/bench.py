@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli import bench_results, bench_sweep
 from headrace.cli.output import Json, Output, Quiet, Verbose
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ app = typer.Typer(
 )
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app.command()(bench_results.report)
+app.command()(bench_results.compare)
+app.command()(bench_results.trace)
+app.command(context_settings=_PASS_ON)(bench_sweep.sweep)
 
 _RUN_HELP = """Run a DLIO workload: generate its data if it says so, train, evaluate, and report.
 

@@ -8,7 +8,8 @@ __all__ = ["BUG", "FINDING", "INTERRUPTED", "OK", "STORE_ERROR", "USAGE"]
 
 OK: Final = 0
 FINDING: Final = 1
-"""The command worked and found what it looks for: bad samples, samples left out, beyond repair."""
+"""The command worked and found what it looks for: bad samples, samples left out, beyond repair,
+a condition of a comparison."""
 USAGE: Final = 2
 """The command line makes no sense."""
 STORE_ERROR: Final = 3

@@ -1,0 +1,200 @@
+"""Sections: the page's charts, each made where the run's files have what it shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.bench.report.charts import Part, bars, columns, figure, stacked, table
+from headrace.bench.report.measures import measure_named, value_of
+from headrace.bench.report.result import number_of
+from headrace.bench.report.steps import phases_of, slowest_steps
+from headrace.bench.report.text import bytes_text, number_text, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headrace.bench.report.result import RankBlock, RunResult
+    from headrace.bench.report.steps import Phase
+
+__all__ = ["sections_of"]
+
+_RANKS_MOST: Final = 64
+_BINS_MOST: Final = 120
+_SLOWEST: Final = 15
+
+
+def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:
+    """The charts of a run, or of the last of its repeats, as HTML."""
+    run = runs[-1]
+    phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
+    yield "<h2>Training</h2>"
+    yield _time(run)
+    yield _repeats(runs)
+    yield _epochs(run)
+    yield _throughput(run)
+    yield _accelerators(blocks)
+    yield "<h2>Waiting for data</h2>"
+    yield _waits(run)
+    yield _over_time(phases)
+    yield _slowest(phases)
+    yield _bytes(run)
+
+
+def _percent(value: float) -> str:
+    return f"{number_text(value)} %"
+
+
+def _time(run: RunResult) -> str:
+    time = run.own.get("time")
+    if not isinstance(time, dict):
+        return ""
+    total = number_of(time.get("total_s")) or 0.0
+    parts, rows = [], []
+    kinds = (("compute", "c1"), ("wait", "c2"), ("barrier", "c3"), ("harness", "c4"))
+    titles = {"wait": "waiting for data", "barrier": "at the barrier", "harness": "harness"}
+    for name, colour in kinds:
+        seconds = number_of(time.get(f"{name}_s"))
+        if seconds is None or total <= 0:
+            continue
+        share = f"{100 * seconds / total:.1f} %"
+        parts.append(Part(titles.get(name, name), max(0.0, seconds), share, colour))
+        rows.append((titles.get(name, name), share, f"{seconds:.3f}"))
+    svg = stacked("Where the time of all accelerators went", parts)
+    if not svg:
+        return ""
+    return figure(
+        "Where the accelerators' time went", svg, table(["part", "share", "seconds"], rows)
+    )
+
+
+def _repeats(runs: Sequence[RunResult]) -> str:
+    measure = measure_named("au")
+    values = [(n, value_of(run.summary, measure), run) for n, run in enumerate(runs, 1)]
+    known = [(n, value, run) for n, value, run in values if value is not None]
+    if len(runs) < 2 or not known:
+        return ""
+    parts = [Part(str(n), value, f"{value:.2f} %") for n, value, _ in known]
+    rows = [(n, f"{value:.2f} %", run.folder) for n, value, run in known]
+    svg = columns("AU of each run", parts, _percent, top=100, line=_target(runs[-1]))
+    return figure("AU of each run", svg, table(["run", "AU", "results"], rows))
+
+
+def _target(run: RunResult) -> tuple[float, str] | None:
+    target = run.au_target_percent
+    return None if target is None else (target, f"asked for: {number_text(target)} %")
+
+
+def _per_epoch(run: RunResult, key: str, told: Callable[[float], str]) -> list[Part]:
+    values = run.metric.get(key)
+    found = [number_of(value) for value in values] if isinstance(values, list) else []
+    return [
+        Part(str(n), max(0.0, value), told(value))
+        for n, value in enumerate(found, 1)
+        if value is not None
+    ]
+
+
+def _epochs(run: RunResult) -> str:
+    parts = _per_epoch(run, "train_au_percentage", "{:.2f} %".format)
+    if not parts:
+        return ""
+    svg = columns("AU of each epoch", parts, _percent, top=100, line=_target(run))
+    rows = [(part.name, part.text) for part in parts]
+    return figure("AU of each epoch", svg, table(["epoch", "AU"], rows))
+
+
+def _throughput(run: RunResult) -> str:
+    parts = _per_epoch(run, "train_throughput_samples_per_second", number_text)
+    if not parts:
+        return ""
+    svg = columns("Throughput of each epoch, samples/s", parts, number_text)
+    rows = [(part.name, part.text) for part in parts]
+    return figure("Throughput, samples/s", svg, table(["epoch", "samples/s"], rows))
+
+
+def _accelerators(blocks: Sequence[RankBlock]) -> str:
+    of_rank: dict[int, list[float]] = {}
+    for block in blocks:
+        if block.kind == "train" and block.au_percent is not None:
+            of_rank.setdefault(block.rank, []).append(block.au_percent)
+    if len(of_rank) < 2:
+        return ""
+    means = sorted((float(np.mean(aus)), rank) for rank, aus in of_rank.items())[:_RANKS_MOST]
+    parts = [Part(str(rank), max(0.0, au), f"{au:.2f} %") for au, rank in means]
+    said = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
+    svg = columns("AU of each accelerator, lowest first", parts, _percent, top=100)
+    rows = [(part.name, part.text) for part in parts]
+    return figure(
+        "AU of each accelerator, lowest first", svg, table(["accelerator", "AU"], rows), said
+    )
+
+
+def _waits(run: RunResult) -> str:
+    waits = run.own.get("wait_s")
+    titles = {"p50": "median", "p90": "90 %", "p99": "99 %", "p99.9": "99.9 %", "max": "longest"}
+    parts = []
+    for key, title in titles.items():
+        value = number_of(waits.get(key)) if isinstance(waits, dict) else None
+        if value is not None:
+            parts.append(Part(title, max(0.0, value), seconds_text(value), "c2"))
+    if not parts:
+        return ""
+    svg = bars("Percentiles of steps' waits for data", parts)
+    rows = [(part.name, part.text) for part in parts]
+    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows))
+
+
+def _over_time(phases: Sequence[Phase]) -> str:
+    train = [phase for phase in phases if phase.blocks[0].kind == "train"]
+    if not train:
+        return ""
+    longest = np.concatenate([phase.waits_s.max(axis=0) for phase in train])
+    median = np.concatenate([np.median(phase.waits_s, axis=0) for phase in train])
+    edges = np.linspace(0, len(longest), min(_BINS_MOST, len(longest)) + 1).astype(int)
+    parts, rows = [], []
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        most = float(longest[begin:end].max())
+        steps = f"{begin + 1}" if end == begin + 1 else f"{begin + 1}-{end}"
+        parts.append(Part(str(begin + 1), most, seconds_text(most), "c2"))
+        rows.append((steps, seconds_text(most), seconds_text(float(np.median(median[begin:end])))))
+    svg = columns("The longest wait of each step, in order", parts, seconds_text)
+    said = (
+        f"{len(longest)} steps of {len(train)} epoch(s) in order; of each the slowest accelerator."
+    )
+    behind = table(["steps", "longest wait", "median wait"], rows)
+    return figure("Waits over the run", svg, behind, said)
+
+
+def _slowest(phases: Sequence[Phase]) -> str:
+    found = slowest_steps(phases, _SLOWEST)
+    if not found:
+        return ""
+    rows = [
+        (
+            f"epoch {slow.phase.blocks[0].epoch}, {slow.phase.blocks[0].kind} step {slow.step + 1}",
+            slow.rank,
+            seconds_text(slow.wait_s),
+            seconds_text(slow.compute_s),
+        )
+        for slow in found
+    ]
+    head = ["step", "slowest accelerator", "wait", "compute"]
+    return "<h2>The slowest steps</h2>" + table(head, rows)
+
+
+def _bytes(run: RunResult) -> str:
+    device = number_of(run.own.get("device_bytes"))
+    cached = number_of(run.own.get("page_cache_bytes"))
+    if device is None or cached is None or device + cached <= 0:
+        return ""
+    parts = [
+        Part("from the device", max(0.0, device), bytes_text(device), "c1"),
+        Part(
+            "not from the device (page cache, memory)", max(0.0, cached), bytes_text(cached), "c3"
+        ),
+    ]
+    svg = stacked("Where the bytes came from", parts)
+    rows = [(part.name, part.text) for part in parts]
+    return figure("Where the bytes came from", svg, table(["source", "bytes"], rows))

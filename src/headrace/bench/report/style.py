@@ -1,0 +1,43 @@
+"""Style of the page: light, dark and paper, in Okabe and Ito's colours, told apart by all eyes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["STYLE"]
+
+STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --paper: #fff; --card: #f4f5f7;
+  --rule: #c9ccd1; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --line: #1a1a1a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ececec; --soft: #b4b4b4; --paper: #16181c;
+  --card: #22252b; --rule: #454a53; --c1: #56b4e9; --c2: #e8793a; --c3: #f0e442; --c4: #9aa0aa;
+  --line: #ececec; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 60rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { margin: 0 0 .25rem; font-size: 1.6rem; } h2 { margin: 2rem 0 .5rem; font-size: 1.2rem; }
+.not-mlperf { border: 2px solid var(--c2); border-radius: 6px; padding: .5rem .8rem; font-weight: 600; }
+.soft, figure p { color: var(--soft); margin: 0 0 .5rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem;
+  margin: 1rem 0; padding: 0; list-style: none; }
+.cards li { background: var(--card); border-radius: 6px; padding: .7rem .9rem; }
+.cards b { display: block; font-size: 1.35rem; } .cards span { color: var(--soft); font-size: .88rem; }
+figure { margin: 1.5rem 0; break-inside: avoid; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 12.5px; }
+svg text.strong { font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
+.c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
+.grid { stroke: var(--rule); stroke-width: 1; fill: none; }
+.target { stroke: var(--line); stroke-width: 1.5; stroke-dasharray: 6 4; fill: none; }
+summary { cursor: pointer; color: var(--soft); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .2rem .7rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule);
+  vertical-align: top; }
+th:first-child, table.words td { text-align: left; } tbody th { font-weight: 400; }
+@media print { :root { color-scheme: light; --ink: #000; --soft: #333; --paper: #fff; --card: #f4f5f7;
+  --rule: #bbb; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --line: #000; }
+  body { max-width: none; padding: 0; font-size: 11pt; } rect { print-color-adjust: exact; }
+  details::details-content { content-visibility: visible; display: block; }
+  summary { list-style: none; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
+"""
+"""Without one address: the page works offline."""

@@ -1,0 +1,192 @@
+"""`headrace bench report`, `trace` and `compare`: what finished runs say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli import exit_codes
+from headrace.cli.output import Json, Output, Quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.bench.report.compare import Comparison, Row, Verdict
+
+__all__ = ["compare", "report", "trace"]
+
+_Folder = Annotated[
+    str, typer.Argument(help="A run's folder, or one with repeats of a run in it.", metavar="DIR")
+]
+
+
+def report(
+    folder: _Folder,
+    *,
+    html: Annotated[
+        bool, typer.Option("--html", help="One HTML file; without it, the figures as text.")
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="Else DIR/report.html.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Show a run: as a page that works offline (--html), as text, or as JSON."""
+    from headrace.bench.report.measures import MEASURES, measured
+    from headrace.bench.report.page import NOT_MLPERF, report_page, with_confidence
+    from headrace.bench.report.repeats import load_runs
+    from headrace.bench.report.result import rank_blocks
+
+    if not html and out is not None:
+        raise typer.BadParameter("-o names the page: give --html, too")
+    output = Output(as_json=as_json, quiet=quiet)
+    runs = load_runs(folder)
+    found = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
+    path = None
+    if html:
+        path = out or str(Path(folder, "report.html"))
+        _write(path, report_page(runs, rank_blocks(runs[-1])))
+        output.remark(f"wrote {path}")
+    if as_json:
+        output.document({
+            "folder": folder, "runs": [run.folder for run in runs], "html": path,
+            "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in found.items()},
+            "not_mlperf": NOT_MLPERF,
+        })  # fmt: skip
+    elif not html:
+        for measure, value in found.items():
+            output.line(f"{measure.title:<34} {with_confidence(value, measure.unit)}")
+        output.line(NOT_MLPERF)
+    return exit_codes.OK
+
+
+def trace(
+    folder: _Folder,
+    *,
+    out: Annotated[
+        str,
+        typer.Option("-o", "--out", metavar="FILE", help="*.pfw: a line an event, as DFTracer."),
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="How many of the slowest steps.")] = 20,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Write the slowest steps for trace viewers (Perfetto, chrome://tracing)."""
+    from headrace.bench.report.result import load_run, rank_blocks
+    from headrace.bench.report.trace import trace_events, trace_text
+    from headrace.errors import BenchError
+
+    output = Output(as_json=as_json, quiet=quiet)
+    result = load_run(folder)
+    events = trace_events(result, rank_blocks(result), steps)
+    if not events:
+        raise BenchError(
+            f"{folder} has no steps: its files {{rank}}_output.json are missing or empty.",
+            path=folder,
+        )
+    _write(out, trace_text(events, lines=out.endswith(".pfw")))
+    if as_json:
+        output.document({"out": out, "events": len(events)})
+    else:
+        output.remark(f"wrote {len(events)} events to {out}")
+    return exit_codes.OK
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="The folder of a run, or of repeats.", metavar="A")],
+    b: Annotated[str, typer.Argument(help="The other one's.", metavar="B")],
+    *,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B; repeat.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Compare two results: each figure's change, with its confidence where there are repeats."""
+    from headrace.bench.report.compare import compare as compare_runs
+    from headrace.bench.report.compare import judge
+    from headrace.bench.report.conditions import condition_of
+    from headrace.bench.report.page import NOT_MLPERF
+    from headrace.bench.report.repeats import load_runs
+
+    conditions = [condition_of(text, changes=True) for text in fail_if or []]
+    comparison = compare_runs(load_runs(a), load_runs(b))
+    verdicts = judge(comparison, conditions)
+    output = Output(as_json=as_json, quiet=quiet)
+    failed = any(verdict.holds for verdict in verdicts)
+    if as_json:
+        output.document({
+            "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
+            "differences": [
+                {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
+            ],
+            "conditions": [
+                {"condition": v.condition.written, "found": v.found, "holds": v.holds}
+                for v in verdicts
+            ],
+            "failed": failed, "not_mlperf": NOT_MLPERF,
+        })  # fmt: skip
+    else:
+        _print_comparison(output, comparison, verdicts)
+        output.line(NOT_MLPERF)
+    return exit_codes.FINDING if failed else exit_codes.OK
+
+
+def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence[Verdict]) -> None:
+    from headrace.bench.report.page import with_confidence
+
+    cells = [("", "A", "B", "change", "")]
+    for row in comparison.rows:
+        unit = row.measure.unit
+        cells.append((
+            row.measure.title, with_confidence(row.a, unit), with_confidence(row.b, unit),
+            _change_text(row), _judgement(row),
+        ))  # fmt: skip
+    widths = [max(len(line[at]) for line in cells) for at in range(5)]
+    for line in cells:
+        first = line[0].ljust(widths[0])
+        rest = [cell.rjust(width) for cell, width in zip(line[1:4], widths[1:4], strict=True)]
+        output.line("  ".join([first, *rest, line[4]]).rstrip())
+    for what, left, right in comparison.differences:
+        output.remark(f"note: {what} differs: {left}, {right}")
+    for verdict in verdicts:
+        held = "holds" if verdict.holds else "does not hold"
+        found = f"{verdict.found:+.2%}" if verdict.condition.change else f"{verdict.found:g}"
+        output.line(
+            f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {found})"
+        )
+
+
+def _change_text(row: Row) -> str:
+    if row.change is None:
+        return "from 0"
+    told = f"{row.change:+.2%}"
+    width = row.change_half_width
+    return told if width is None else f"{told} ± {width:.2%}"
+
+
+def _judgement(row: Row) -> str:
+    if row.worse is None:
+        return ""
+    if row.clear is False:
+        return "within the noise"
+    return "worse" if row.worse else "better"
+
+
+def _write(path: str, text: str) -> None:
+    """Writes a whole file or none."""
+    partial = f"{path}.{os.getpid()}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:  # noqa: PTH123 - PATH may be anything
+            file.write(text)
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, path) from e

@@ -1,0 +1,349 @@
+"""Reports of runs: read back, compared, drawn and traced, with figures that are computed by hand."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.bench.report.compare import compare, judge
+from headrace.bench.report.conditions import condition_of
+from headrace.bench.report.measures import MEASURES, measure_named, measured, value_of
+from headrace.bench.report.page import report_page
+from headrace.bench.report.repeats import load_runs
+from headrace.bench.report.result import load_run, rank_blocks
+from headrace.bench.report.steps import phases_of, slowest_steps
+from headrace.bench.report.text import bytes_text, number_text, safe, seconds_text
+from headrace.bench.report.trace import trace_events, trace_text
+from headrace.errors import BenchError
+
+HOSTILE = "</title><script>alert(1)</script>\" onload='x' \u202e\x1b[31m\udcff&amp;"
+
+LOADS = {0: [0.5, 0.0, 0.1, 0.0], 1: [0.2, 0.3, 0.0, 0.0]}
+"""Waits of two accelerators, each of whose steps compute 1 s."""
+
+
+def write_run(folder, *, au=90.0, own=True, name="tiny", barrier="step", **more):
+    """A finished run of two accelerators, one epoch and four steps, which took 5 s."""
+    folder.mkdir(parents=True)
+    summary = {
+        "start": "2026-01-01T00:00:00.000000", "end": "2026-01-01T00:00:05.000000",
+        "num_accelerators": 2, "num_hosts": 1, "hostname": "node",
+        "metric": {
+            "train_au_percentage": [au], "train_au_mean_percentage": au,
+            "train_throughput_samples_per_second": [8.0],
+            "train_throughput_mean_samples_per_second": 8.0,
+            "train_io_mean_MB_per_second": 16.0,
+        },
+    }  # fmt: skip
+    if own:
+        summary["headrace"] = {
+            "engine": "headrace", "bound": "storage", "bound_reason": "as it is",
+            "time": {"total_s": 10.0, "compute_s": 8.0, "wait_s": 1.1, "harness_s": 0.0,
+                     "barrier_s": 0.9},
+            "wait_s": {"p50": 0.0, "p90": 0.4, "p99": 0.49, "p99.9": 0.499, "max": 0.5},
+            "bytes": 1000, "device_bytes": 400, "page_cache_bytes": 600,
+            "provenance": {"kernel": "6.1", "barrier": barrier, "command": ["bench", name]},
+            "notes": [name],
+        } | more  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / ".hydra").mkdir()
+    config = {"workload": {"model": {"name": name}, "metric": {"au": 0.9}}}
+    (folder / ".hydra/config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    for rank, loads in LOADS.items():
+        output = {"hostname": "node", "1": {
+            "load": {"block1": loads}, "compute": {"block1": [1.0] * 4}, "au": {"block1": au - rank},
+        }}  # fmt: skip
+        (folder / f"{rank}_output.json").write_text(json.dumps(output))
+        times = {"start": summary["start"], "end": summary["end"]}
+        (folder / f"{rank}_per_epoch_stats.json").write_text(json.dumps({"1": {"block1": times}}))
+    return folder
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: tags, attributes and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.words, self.open = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "path", "rect", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("path", "rect"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page_of(folder):
+    runs = load_runs(folder)
+    return report_page(runs, rank_blocks(runs[-1]))
+
+
+def test_the_page_has_a_table_behind_every_chart_and_needs_no_network(tmp_path):
+    text = page_of(write_run(tmp_path / "run"))
+    page = Page(text)
+    assert page.open == []
+    assert (
+        page.tags.count("figure") == page.tags.count("svg") == page.tags.count("details") - 1 == 7
+    )
+    for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
+        assert "<table>" in figure
+        assert 'role="img"' in figure
+    told = " ".join(page.words)
+    for said in ("This is not an MLPerf result.", "90.00 %", "meets 90 %", "Bound by: storage.",
+                 "barrier", "train step 1", "asked for: 90 %", "6.1"):  # fmt: skip
+        assert said in told
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("href", "src")]
+    assert not re.search(r"https?:|url\(|@import", text)
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+
+
+def test_hostile_names_stay_text(tmp_path):
+    write_run(tmp_path / "run", name=HOSTILE, bound=HOSTILE, engine=HOSTILE)
+    text = page_of(tmp_path / "run")
+    text.encode()  # halves of characters are escaped
+    page = Page(text)
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "alert(1)" in "".join(page.words)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_dlios_own_results_are_shown_too(tmp_path):
+    page = Page(page_of(write_run(tmp_path / "run", own=False)))
+    assert "90.00 %" in " ".join(page.words)
+    assert page.tags.count("figure") == 4
+
+
+def test_simulated_storage_is_named(tmp_path):
+    write_run(tmp_path / "run", provenance={"simulated": "nfs"})
+    assert "The storage was simulated (nfs)" in page_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({}, "no summary.json"),
+        ({"summary.json": "{"}, "is not JSON"),
+        ({"summary.json": "[1]"}, "expected an object"),
+        ({"summary.json": "{}"}, "no object `metric`"),
+        ({"summary.json": '{"metric": {}}', ".hydra/config.yaml": "a: [1"}, "config.yaml"),
+        ({"summary.json": '{"metric": {}}', "0_output.json": '{"1": {"load": {"block1": ["x"]}}}'},
+         "no list of seconds"),
+        ({"summary.json": '{"metric": {}}', "0_output.json": "nothing"}, "0_output.json is not JSON"),
+    ],
+)  # fmt: skip
+def test_broken_results_are_named(tmp_path, broken, said):
+    for name, text in broken.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    with pytest.raises(BenchError, match=re.escape(said)):
+        page_of(tmp_path)
+
+
+ANYTHING = st.sampled_from([None, True, -1, 0, 5e-324, 1e308, 10**400, math.nan, [], {}, "x", [1], HOSTILE,
+                            "9999-12-31T23:59:59", [[1], 2], {"block1": [1e300]}])  # fmt: skip
+
+
+def places(document, at=()):
+    """The paths of everything in a document."""
+    inner = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in inner:
+        yield (*at, key)
+        if isinstance(value, (dict, list)):
+            yield from places(value, (*at, key))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "0_output.json", "0_per_epoch_stats.json"])
+def test_whatever_a_file_says_there_is_a_page_or_an_error(tmp_path, name):
+    path = write_run(tmp_path / "run") / name
+    whole = json.loads(path.read_text())
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.sampled_from(list(places(whole))), ANYTHING)
+    def check(place, value):
+        document = json.loads(json.dumps(whole))
+        inside = document
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = value
+        path.write_text(json.dumps(document))
+        try:
+            result = load_run(tmp_path / "run")
+            assert Page(page_of(tmp_path / "run")).open == []
+            trace_events(result, rank_blocks(result), 2)
+        except BenchError:
+            assert name != "0_per_epoch_stats.json"
+
+    check()
+
+
+@pytest.mark.parametrize("value", ["12", None, True, [1], math.nan, math.inf, {}, 10**400])
+def test_what_is_no_number_is_left_out(value):
+    summary = {"metric": {"train_au_mean_percentage": value}, "headrace": value}
+    assert [m.name for m in MEASURES if value_of(summary, m) is not None] == []
+
+
+def test_steps_are_placed_by_the_barrier(tmp_path):
+    """With a barrier: 1.5, 1.3, 1.1 and 1.0 s, which lack 0.1 s to the 5 s that the epoch took."""
+    blocks = rank_blocks(load_run(write_run(tmp_path / "run")))
+    [phase] = phases_of(blocks)
+    assert phase.end_s.tolist()[0] == pytest.approx([1.525, 2.85, 3.975, 5.0])
+    assert phase.begin_s.tolist()[1] == pytest.approx([0, 1.525, 2.85, 3.975])
+    slow = slowest_steps([phase], 2)
+    assert [(s.step, s.rank, s.duration_s, s.wait_s) for s in slow] == [
+        (0, 0, 1.5, 0.5), (1, 1, pytest.approx(1.3), 0.3)
+    ]  # fmt: skip
+    [free] = phases_of(blocks, barrier="epoch")
+    assert free.end_s.tolist()[1] == pytest.approx([1.2, 2.5, 3.5, 4.5])
+
+
+def test_the_trace_has_the_slowest_steps_under_dftracers_names(tmp_path):
+    result = load_run(write_run(tmp_path / "run"))
+    events = trace_events(result, rank_blocks(result), 1)
+    found = {(e["name"], e["cat"], e["pid"]): e for e in events if e["ph"] == "X"}
+    assert {name for name, *_ in found} == {
+        "epoch.block",
+        "train",
+        "fetch.iter",
+        "compute",
+        "barrier",
+    }
+    begin = found["epoch.block", "pipeline", 0]["ts"]
+    for rank, (wait, rest) in enumerate([(0.5, 0.025), (0.2, 0.325)]):
+        steps = [found[key] for key in (("fetch.iter", "dataloader", rank), ("compute", "compute", rank),
+                                        ("barrier", "comm", rank))]  # fmt: skip
+        assert [e["dur"] / 1e6 for e in steps] == pytest.approx([wait, 1.0, rest], abs=1e-5)
+        assert [(e["ts"] - begin) / 1e6 for e in steps] == pytest.approx(
+            [0, wait, wait + 1], abs=1e-5
+        )
+        assert {e["args"]["step"] for e in steps} == {0}
+    assert json.loads(trace_text(events, lines=False))["traceEvents"] == events
+    first, *lines, last = trace_text(events, lines=True).splitlines()
+    assert (first, last) == ("[", "]")
+    assert [json.loads(line) for line in lines] == events
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "sign", "bound", "change"),
+    [("au < -2%", True, "<", -0.02, True), ("au<0.9", False, "<", 90, False),
+     ("au<90%", False, "<", 90, False), ("au <= 90", True, "<=", 90, False),
+     ("wait_p99 > +1e-3", True, ">", 0.001, False), ("throughput>=.5", False, ">=", 0.5, False)],
+)  # fmt: skip
+def test_conditions(text, changes, sign, bound, change):
+    condition = condition_of(text, changes=changes)
+    assert (condition.sign, condition.bound, condition.change) == (
+        sign,
+        pytest.approx(bound),
+        change,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("au", "is no condition"), ("au < x", "is no condition"), ("au < 1 < 2", "is no condition"),
+     ("trhoughput < 1", "did you mean throughput?"), ("wait_p99 < 3%", "is in s, not in %")],
+)  # fmt: skip
+def test_what_is_no_condition(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        condition_of(text, changes=False)
+
+
+def both(tmp_path, **b):
+    a = load_runs(write_run(tmp_path / "a"))
+    return compare(a, load_runs(write_run(tmp_path / "b", **b)))
+
+
+def rows_of(comparison):
+    return {row.measure.name: row for row in comparison.rows}
+
+
+def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
+    comparison = both(tmp_path, au=81.0, wait_s={"p50": 0.1, "p99": 0.245}, bytes=2000)
+    rows = rows_of(comparison)
+    assert rows["au"].change == pytest.approx(-0.1)
+    assert (rows["au"].worse, rows["wait_p99"].worse, rows["bytes"].worse) == (True, False, None)
+    assert rows["wait_p50"].change is None  # from 0
+    assert "wait_max" not in rows  # b has none
+    told = judge(comparison, [condition_of(text, changes=True)
+                              for text in ("au < -2%", "au < -11%", "au < 85", "bytes > 1999")])  # fmt: skip
+    assert [verdict.holds for verdict in told] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("text", ["wait_max < 1", "wait_p50 > 10%"])
+def test_a_gate_that_cannot_be_told_is_an_error(tmp_path, text):
+    comparison = both(tmp_path, wait_s={"p50": 0.1})
+    with pytest.raises(BenchError, match="cannot be told"):
+        judge(comparison, [condition_of(text, changes=True)])
+
+
+def test_repeats_in_folders_give_confidence(tmp_path):
+    """90 and 92: mean 91, deviation sqrt(2), Student's 12.706: 12.706 * sqrt(2) / sqrt(2)."""
+    for number, au in enumerate((90.0, 92.0)):
+        write_run(tmp_path / f"a/{number}", au=au)
+        write_run(tmp_path / f"b/{number}", au=au + 20 * number)
+    a, b = load_runs(tmp_path / "a"), load_runs(tmp_path / "b")
+    au = measured(a, measure_named("au"))
+    assert (au.mean, au.half_width, au.runs) == (91, pytest.approx(12.706), 2)
+    row = rows_of(compare(a, b))["au"]
+    assert row.change_half_width == pytest.approx(math.hypot(12.706, 11 * 12.706) / 91)
+    assert row.clear is False
+    assert "AU of each run" in page_of(tmp_path / "a")
+
+
+def test_repeats_of_one_run_give_confidence_of_au(tmp_path):
+    more = {"au_percent": {"mean": 80.0, "confidence_95": 0.5, "runs": 3}}
+    comparison = both(tmp_path, **more)
+    row = rows_of(comparison)["au"]
+    assert (row.b.mean, row.b.half_width, row.a.half_width) == (80.0, 0.5, None)
+    assert row.clear is None  # one side has no repeats
+    assert row.change_half_width == pytest.approx(0.5 / 90)
+
+
+def test_runs_that_differ_are_no_repeats(tmp_path):
+    for name in ("one", "other"):
+        write_run(tmp_path / f"a/{name}", name=name)
+    with pytest.raises(BenchError, match=r"not repeats: model\.name is one in .*one, other in"):
+        load_runs(tmp_path / "a")
+
+
+def test_blocks_between_checkpoints_are_placed_each_for_itself(tmp_path):
+    folder = write_run(tmp_path / "run")
+    output = json.loads((folder / "0_output.json").read_text())
+    for kind in ("load", "compute"):
+        output["1"][kind]["block2"] = [2.0]
+    (folder / "0_output.json").write_text(json.dumps(output))
+    phases = phases_of(rank_blocks(load_run(folder)))
+    assert [(p.steps, len(p.blocks)) for p in phases] == [(4, 2), (1, 1)]
+
+
+def test_what_was_run_otherwise_is_told(tmp_path):
+    comparison = both(tmp_path, name="other", provenance={"kernel": "6.2", "barrier": "step"})
+    assert comparison.differences == (("kernel", "6.1", "6.2"), ("model.name", "tiny", "other"))
+
+
+def test_numbers_are_short():
+    assert [number_text(v) for v in (0, 12345.6, 123.45, 1.234, 0.01234, 7.0)] == [
+        "0", "12,346", "123.5", "1.23", "0.0123", "7"
+    ]  # fmt: skip
+    assert [seconds_text(v) for v in (0, 1.5, 0.0015, 1.5e-6, 1e-9)] == [
+        "0 s", "1.50 s", "1.50 ms", "1.50 µs", "0.001 µs"
+    ]  # fmt: skip
+    assert [bytes_text(v) for v in (0, 999, 1500, 2e15)] == ["0 B", "999 B", "1.50 kB", "2,000 TB"]
+    assert safe("<a\x07>") == "&lt;a\\x07&gt;"

@@ -1,0 +1,101 @@
+"""Sweeps: the search alone, and over a simulated storage."""
+
+import pytest
+
+from headrace.bench.emulate.run import RunOptions
+from headrace.bench.report.conditions import condition_of
+from headrace.bench.session import SessionOptions
+from headrace.bench.sweep import Probe, Sweep, most_before, sweep
+from headrace.errors import BenchError, WorkloadError
+from headrace.io.simulation import Simulation
+
+
+@pytest.mark.parametrize("least", [1, 3])
+@pytest.mark.parametrize("greatest", [3, 7, 64])
+def test_the_search_finds_the_last_that_is_fed(least, greatest):
+    for fed in range(least - 1, greatest + 1):
+        asked = []
+
+        def over(at, fed=fed, asked=asked):
+            asked.append(at)
+            return at > fed
+
+        assert most_before(over, least, greatest) == (fed if fed >= least else None)
+        assert len(asked) == len(set(asked)) <= 12
+        assert max(asked) <= max(least, 2 * fed)
+        assert set(asked) <= set(range(least, greatest + 1))
+
+
+WORDS = [
+    "workload=unet3d_h100", "++workload.dataset.num_files_train=40",
+    "++workload.dataset.record_length_bytes=4096", "++workload.dataset.record_length_bytes_stdev=0",
+    "++workload.reader.batch_size=1", "++workload.reader.read_threads=2",
+    "++workload.train.epochs=1", "++workload.train.computation_time=0.02",
+    "++workload.workflow.checkpoint=False", "++workload.workflow.generate_data=True",
+]  # fmt: skip
+
+
+@pytest.fixture
+def words(tmp_path):
+    return [*WORDS, f"++workload.dataset.data_folder={tmp_path / 'data'}",
+            f"++hydra.run.dir={tmp_path / 'out'}"]  # fmt: skip
+
+
+def test_a_thin_storage_feeds_few(words, tmp_path):
+    """One accelerator asks for about 205 kB/s; the link has 700 kB/s: 8 are too many, 1 is not."""
+    thin = Simulation(name="thin", bandwidth_bytes_per_s=700e3)
+    told = []
+    found = sweep(words, (1, 8), condition_of("au<0.7", changes=False),
+                  SessionOptions(run=RunOptions(simulate=thin)), told.append)  # fmt: skip
+    assert found.most is not None
+    assert 1 <= found.most < 8
+    assert sorted(p.accelerators for p in told) == [p.accelerators for p in found.probes]
+    assert [p.over for p in found.probes] == [p.accelerators > found.most for p in found.probes]
+    assert all(
+        (tmp_path / f"out/{p.accelerators:04d}-accelerators/summary.json").exists() for p in told
+    )
+
+
+def probe(accelerators, over, bound="storage"):
+    return Probe(accelerators=accelerators, value=80.0 if over else 95.0, over=over, bound=bound,
+                 bound_reason="so", folder="x", measures={})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("most", "probes", "said", "limit"),
+    [
+        (4, [probe(4, False)], "this storage feeds at least 4 accelerators", "none"),
+        (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
+        (None, [probe(1, True)], "this storage feeds fewer than 1 accelerators", "storage"),
+        (1, [probe(1, False), probe(2, True, "harness")],
+         ("this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing "
+          "of the storage"), "harness"),
+        (1, [probe(1, False), probe(2, True, "unknown")],
+         "this storage feeds 1 accelerator, if the harness was not the limit: no ceiling was measured",
+         "unknown"),
+    ],
+)  # fmt: skip
+def test_the_answer_says_what_was_the_limit(most, probes, said, limit):
+    found = Sweep(most, tuple(probes), (1, 4))
+    assert (found.answer, found.limit) == (said, limit)
+
+
+@pytest.mark.parametrize(
+    ("more", "numbers", "error", "said"),
+    [([], (1, 100), WorkloadError, "are 0 steps of 100 accelerators"),
+     ([], (1, 11), WorkloadError, "11 accelerators have 3 steps an epoch, of which 2 count"),
+     (["++workload.workflow.train=False"], (1, 2), WorkloadError, "does not train"),
+     ([], (1, 2), BenchError, "cannot be told: the run has no eval_au")],
+)  # fmt: skip
+def test_what_cannot_be_swept(words, more, numbers, error, said):
+    with pytest.raises(error, match=said):
+        sweep(
+            [*words, *more], numbers, condition_of("eval_au<0.7", changes=False), SessionOptions()
+        )
+
+
+def test_ranks_do_not_sweep(words, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BenchError, match="outside of torchrun"):
+        sweep(words, (1, 2), condition_of("au<0.7", changes=False), SessionOptions())
