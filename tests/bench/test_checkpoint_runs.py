@@ -1,4 +1,4 @@
-"""Checkpoints in runs: alone, in the middle of epochs, by every writer; every shipped workload that has some."""
+"""Checkpoints in runs: alone, in the middle of epochs, by every writer; all workloads that have some."""
 
 import json
 import threading

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.bench_storage import storage
 from headrace.cli.output import Json, Output, Quiet, Verbose
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+app.command()(storage)
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -65,5 +65,5 @@ def test_a_damaged_file_is_named(words, tmp_path):
     data = bytearray(damaged.read_bytes())
     data[200] ^= 1
     damaged.write_bytes(data)
-    with pytest.raises(BenchError, match="tf.data failed: .*corrupted record"):
+    with pytest.raises(BenchError, match=r"tf\.data failed: .*corrupted record"):
         run_session(words("++workload.workflow.generate_data=False"))
