@@ -1,17 +1,20 @@
 """Checkpoints in runs: alone, in the middle of epochs, by every writer; all workloads that have some."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.emulate.checkpoint import Checkpointer
+from headrace.bench.emulate.checkpoint import Checkpointer, _model_spec
 from headrace.bench.emulate.ranks import Place, join
 from headrace.bench.emulate.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
-from headrace.errors import BenchError, CheckpointError, WorkloadError
+from headrace.errors import BenchError, CheckpointError, VolumeError, WorkloadError
 
 from .test_mlpstorage import TINY
 
@@ -195,6 +198,62 @@ def test_checkpoints_in_the_middle_of_an_epoch_part_it_into_blocks(
     assert stats["block1"]["end"] <= stats["save_ckpt1"]["start"] <= stats["block2"]["start"]
     assert "save_ckpt3" not in stats
     assert len(summary["metric"]["train_au_percentage"]) == 1
+
+
+def test_cold_reads_come_from_the_disk(words):
+    try:
+        own = run(words("llama_7b"), cold=True)["headrace"]["checkpoint"]
+    except BenchError as e:
+        if "page cache" not in str(e):
+            raise
+        pytest.skip("this file system keeps its pages")
+    assert own["page_cache_share_before_loads"] <= 0.02
+    warm = run(words("llama_7b"))["headrace"]["checkpoint"]
+    assert warm["page_cache_share_before_loads"] > 0.5
+
+
+def test_a_folder_that_cannot_be_made_is_named(words, tmp_path):
+    (tmp_path / "ckpt").write_text("a file")
+    with pytest.raises(VolumeError, match="ckpt"):
+        run(words("llama_7b"))
+
+
+def test_the_ceiling_writes_no_checkpoints(tmp_path):
+    """It runs the same steps once more, on nothing."""
+    folder = tmp_path / "ckpt"
+    given = [
+        "workload=bert_v100", *TRAINED, f"++workload.dataset.data_folder={tmp_path / 'data'}",
+        f"++hydra.run.dir={tmp_path / 'out'}", f"++workload.checkpoint.checkpoint_folder={folder}",
+        "++workload.checkpoint.steps_between_checkpoints=9", "++workload.model.model_size=9000",
+        "++workload.train.total_training_steps=18", "++workload.checkpoint.writer=headrace",
+    ]  # fmt: skip
+    own = run(given, ceiling=True)["headrace"]
+    assert own["ceiling_au_percent"] > 0
+    assert own["checkpoint"]["writer"] == "headrace"
+    assert 0 < own["checkpoint"]["blocking_s"]["max"] < own["checkpoint"]["save_s"]["max"]
+
+
+@pytest.mark.parametrize("writer", ["fsync", "headrace"])
+def test_two_processes_write_one_checkpoint(words, tmp_path, writer):
+    given = words("llama_7b_zero3", f"++workload.checkpoint.writer={writer}")
+    program = "from headrace.cli.dlio import main; main()"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *given], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ended
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    whole = sum(
+        _model_spec(load_workload(parse_command_line(given)).workload.model).share(r, 2).nbytes
+        for r in range(2)
+    )
+    assert summary["metric"]["checkpoint_size_GB"] == whole / 2**30
+    assert len(list((tmp_path / "out").glob("*_per_epoch_stats.json"))) == 2
 
 
 def test_a_checkpoint_that_is_cut_short_is_no_result(words, tmp_path):

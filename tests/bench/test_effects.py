@@ -41,6 +41,10 @@ def loaded(*overrides, workload="unet3d_h100"):
         ("headrace", ["dataset.listing_validation_interval=2"], "without dataset.skip_listing"),
         ("headrace", ["dataset.listing_validation_interval=2", "dataset.skip_listing=True"], None),
         ("headrace", ["checkpoint.type=all_ranks"], "follows from model.parallelism"),
+        ("headrace", ["checkpoint.recovery_rank_shift=True"], "runs of checkpoints alone"),
+        ("headrace", ["checkpoint.epochs_between_checkpoints=2"], None),
+        ("headrace", ["checkpoint.epochs_between_checkpoints=2",
+                      "checkpoint.steps_between_checkpoints=9"], "says when they are written"),
     ],
 )  # fmt: skip
 def test_a_key_without_effect_says_so(engine, overrides, said):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.bench.checkpoints import writer_of
 from headrace.bench.model import ModelSpec, Parallelism, Transformer
 from headrace.errors import BenchError, WorkloadError
+from headrace.store.output_file import write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
@@ -95,8 +96,12 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> list[tuple[str, s
             for name in ("num_checkpoints_write", "num_checkpoints_read")
             if getattr(checkpoint, name) > 0
         ]
-    if checkpoint.steps_between_checkpoints == 0:
-        found.append(("checkpoint.steps_between_checkpoints", "is 0, expected at least 1, or -1"))
+    output = loaded.workload.output
+    left_out = output.metric_exclude_start_steps + output.metric_exclude_end_steps
+    if not alone and 0 <= checkpoint.steps_between_checkpoints <= left_out:
+        # DLIO measures the steps between two checkpoints by themselves, and leaves out some of them.
+        why = f"is {checkpoint.steps_between_checkpoints}, expected at least {left_out + 1}, or -1"
+        found.append(("checkpoint.steps_between_checkpoints", why))
     if checkpoint.fsync and checkpoint.writer == "plain":
         found.append(("checkpoint.fsync", "is true, and checkpoint.writer=plain does not sync"))
     if checkpoint.local_folder is not None and checkpoint.writer != "headrace":
@@ -202,7 +207,10 @@ class Checkpointer:
         self.settle()
         if self._size:
             place = Path(self._options.checkpoint_folder)
-            place.mkdir(parents=True, exist_ok=True)
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+            except OSError as e:
+                raise write_error(e, str(place)) from e
             check_free_space(place, self._size)
         self._group.barrier(_DEADLINE_S)
         self._running = (epoch, number, time.time())

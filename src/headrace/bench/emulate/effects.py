@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["notes_of"]
 
 _ALWAYS: Final = {
+    "dataset.generation_buffer_size": "files of any size are streamed from small buffers",
     "dataset.data_gen_method": "data is made by headrace's own generator; it cannot be compressed",
     "checkpoint.type": "which ranks write follows from model.parallelism, as in DLIO",
 }
@@ -50,6 +51,7 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
         notes.append(f"{loaded.at('reader.write_threads')} has no effect: nothing is generated")
     if not loaded.workload.workflow.train:
         return notes
+    notes += _of_checkpoints(loaded)
     engine = engine_name(loaded)
     records = loaded.workload.dataset.format == "tfrecord"
     for key, (engines, why) in _BY_ENGINE.items():
@@ -60,3 +62,22 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
         elif engine == "tensorflow" and key in _TFRECORD_ONLY and not records:
             notes.append(f"{loaded.at(key)} has no effect: it is for tfrecord files alone")
     return notes
+
+
+def _of_checkpoints(loaded: LoadedWorkload) -> list[str]:
+    """Of a run that trains."""
+    why = dict.fromkeys(
+        ("time_between_checkpoints", "recovery_rank_shift"), "it is for runs of checkpoints alone"
+    )
+    if loaded.workload.checkpoint.steps_between_checkpoints > 0:
+        names = ("checkpoint_after_epoch", "epochs_between_checkpoints")
+        why |= dict.fromkeys(
+            names, "checkpoint.steps_between_checkpoints says when they are written"
+        )
+    if not loaded.workload.workflow.checkpoint:
+        return []
+    return [
+        f"{loaded.at(f'checkpoint.{name}')} has no effect: {reason}"
+        for name, reason in why.items()
+        if f"checkpoint.{name}" in loaded.origins
+    ]

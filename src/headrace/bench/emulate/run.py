@@ -128,7 +128,7 @@ def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Re
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
     context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
     engine = make_engine("null", context)
-    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan})
+    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan}, checkpoints=False)
     recorded = Recorded("null")
     recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
     recorded.batch_waits_s = epochs.loop.batch_waits_s
@@ -147,6 +147,7 @@ class _Epochs:
         *,
         plans: dict[str, Plan],
         progress: Callable[[int, int], None] | None = None,
+        checkpoints: bool = True,
     ) -> None:
         self._workload = loaded.workload
         self._group = group
@@ -158,7 +159,7 @@ class _Epochs:
         self._progress = progress
         self._deadline_s = options.deadline_s + 30
         self._checkpointer = None
-        if loaded.workload.workflow.checkpoint:
+        if loaded.workload.workflow.checkpoint and checkpoints:
             self._checkpointer = Checkpointer(loaded, group, self._count)
         self.loop = StepLoop(LoopOptions(
             first=self._first,
