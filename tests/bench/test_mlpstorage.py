@@ -103,15 +103,44 @@ def test_datagen_then_run_then_what_is_read_back(configs, tmp_path):
     assert all(word.partition("=")[1] for word in overrides)
 
 
-def test_checkpointing_is_refused_with_a_reason(tmp_path):
-    ended = dlio_benchmark(
-        "workload=llama3_8b", f"++hydra.run.dir={tmp_path}/out", "++hydra.output_subdir=dlio_config",
-        "++workload.checkpoint.mode=subset", "++workload.model.parallelism.data=8",
-        "++workload.checkpoint.num_checkpoints_write=10", cwd=tmp_path,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "runs of checkpoints alone are not done" in ended.stderr
-    assert not (tmp_path / "out/summary.json").exists()
+# A llama model that fits into a test.
+TINY = [
+    f"++workload.model.{key}"
+    for key in (
+        "num_layers=2", "transformer.vocab_size=100", "transformer.hidden_size=64",
+        "transformer.ffn_hidden_size=128", "transformer.num_attention_heads=4",
+        "transformer.num_kv_heads=2",
+    )
+]  # fmt: skip
+
+
+def test_checkpointing_writes_then_reads_in_two_runs(tmp_path):
+    """As `mlpstorage checkpointing run` calls it, the page cache being dropped between."""
+
+    def run(name, *counts):
+        return dlio_benchmark(
+            "workload=llama3_8b", f"++hydra.run.dir={tmp_path}/{name}",
+            "++hydra.output_subdir=dlio_config", "++workload.checkpoint.mode=subset",
+            "++workload.model.parallelism.data=8", f"++workload.checkpoint.checkpoint_folder={tmp_path}/c",
+            "++workload.checkpoint.time_between_checkpoints=0", *TINY,
+            *(f"++workload.checkpoint.num_checkpoints_{count}" for count in counts), cwd=tmp_path,
+        )  # fmt: skip
+
+    wrote = run("write", "write=3", "read=0")
+    assert wrote.returncode == 0, wrote.stderr
+    assert "[METRIC] Checkpoint save duration (seconds): " in wrote.stdout
+    metric = json.loads((tmp_path / "write/summary.json").read_text())["metric"]
+    assert not [key for key in metric if key.startswith("load_")]
+    read = run("read", "write=0", "read=3")
+    assert read.returncode == 0, read.stderr
+    metric = json.loads((tmp_path / "read/summary.json").read_text())["metric"]
+    assert metric["load_checkpoint_io_mean_GB_per_second"] > 0
+    stats = json.loads((tmp_path / "read/0_per_epoch_stats.json").read_text())
+    assert set(stats["1"]) == {"start", "end", "duration", *(f"load_ckpt{n}" for n in (1, 2, 3))}
+    missing = run("missing", "write=0", "read=4")
+    assert missing.returncode != 0
+    assert "global_epoch1_step4: there is no such checkpoint" in missing.stderr
+    assert not (tmp_path / "missing/summary.json").exists()
 
 
 def test_mistakes_end_with_what_is_wrong_and_no_result(configs, tmp_path):

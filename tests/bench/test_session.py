@@ -61,12 +61,14 @@ def test_engines_run_formats(words, format_name, engine):
 
 
 @pytest.mark.parametrize(
-    "workload", ["unet3d_h100", "resnet50_h100", "cosmoflow_h100", "retinanet_b200", "default"]
-)
+    "workload",
+    ["unet3d_h100", "unet3d_h100_s3", "resnet50_h100", "cosmoflow_h100", "retinanet_b200", "default",
+     "dlrm", "dlrm_mi355"],
+)  # fmt: skip
 def test_shipped_workloads_run_shrunken(words, workload):
     one = ["++workload.dataset.num_samples_per_file=1"]
     one += ["++workload.dataset.num_files_eval=2"] if workload == "default" else []
-    one += ["++workload.evaluation.eval_time=0.001"]
+    one += ["++workload.evaluation.eval_time=0.001", "++workload.storage.storage_type=local_fs"]
     report = run_session(words(workload, GENERATE, "++workload.train.epochs=1", *one))
     assert 0 <= report.summary["metric"]["train_au_mean_percentage"] <= 100
     assert ("eval_au_mean_percentage" in report.summary["metric"]) == (workload == "default")
@@ -241,14 +243,20 @@ def test_custom_engines(words, name, said):
     [
         (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
         (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
-        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.steps_between_checkpoints=2"],
-         WorkloadError, "between epochs only"),
+        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.steps_between_checkpoints=1"],
+         WorkloadError, "steps_between_checkpoints: is 1, expected at least 2"),
+        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.num_checkpoints_write=2"],
+         WorkloadError, "runs of checkpoints alone"),
+        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.fsync=True",
+          "++workload.checkpoint.writer=plain"], WorkloadError, "does not sync"),
         (["++workload.workflow.checkpoint=True", "++workload.model.parallelism.tensor=2"],
          WorkloadError, "no multiple of tensor x pipeline"),
         (["++workload.storage.storage_type=s3"], WorkloadError, "s3 is not read"),
         (["++workload.workflow.train=False"], WorkloadError, "nothing to run"),
-        (["++workload.reader.engine=dali"], WorkloadError, "expected one of headrace, torch, null"),
-        (["++workload.reader.preprocess_time=1"], WorkloadError, "not done by the engine headrace"),
+        (["++workload.reader.engine=dali"], WorkloadError,
+         "expected one of headrace, torch, tensorflow, null"),
+        (["++workload.reader.engine=tensorflow", "++workload.reader.odirect=True"], WorkloadError,
+         "odirect is not done by the engine tensorflow"),
         (["++workload.dataset.num_files_train=9"], SourceError, "expected num_files_train = 9"),
         (["++workload.dataset.data_folder=/nowhere"], SourceError, "/nowhere"),
         (["++workload.dataset.format=npy"], SourceError, "npy"),
@@ -259,6 +267,12 @@ def test_bad_input_is_no_result(words, tmp_path, overrides, error, said):
     with pytest.raises(error, match=said):
         run_session(words("unet3d_h100", *overrides))
     assert not (tmp_path / "out/summary.json").exists()
+
+
+def test_an_engine_whose_framework_is_missing_says_so(words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(BenchError, match="needs TensorFlow"):
+        run_session(words("unet3d_h100", GENERATE, "++workload.reader.engine=tensorflow"))
 
 
 def test_a_file_that_vanishes_while_it_runs_is_named(words, tmp_path):

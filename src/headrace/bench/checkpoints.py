@@ -23,6 +23,8 @@ from headrace.store.output_file import BUFFER_BYTES, OutputFile, WriteBuffer, wr
 from headrace.store.publish import sync_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from headrace.bench.model import RankShare
@@ -83,6 +85,8 @@ def writer_of(
     world_size: int = 1,
     local: str | None = None,
     seed: int = 0,
+    random: bool = True,
+    run: str | None = None,
 ) -> CheckpointWriter:
     """The writer of a rank.
 
@@ -94,6 +98,8 @@ def writer_of(
         world_size: of the job.
         local: `headrace` only: a folder that is written first.
         seed: of the bytes.
+        random: whether the bytes are incompressible; False: all are ones, as DLIO's `randomize_tensor`.
+        run: `headrace` only: what is the same in all ranks of a run.
 
     Raises:
         ValueError: there is no such writer.
@@ -101,28 +107,40 @@ def writer_of(
     if name == "headrace":
         options = CheckpointOptions(keep=None)
         checkpointer = Checkpointer(
-            folder, rank=rank, world_size=world_size, local=local, options=options
+            folder, rank=rank, world_size=world_size, local=local, run=run, options=options
         )
-        return _InBackground(checkpointer, share, rank, seed)
+        return _InBackground(checkpointer, share, rank, seed if random else None)
     if name not in ("plain", "fsync", "direct"):
         raise ValueError(
             f"the checkpoint writer is {name!r}, expected plain, fsync, direct or headrace"
         )
     if local is not None:
         raise ValueError(f"local is {local!r}: only the writer headrace has a local folder")
-    return _Streamed(name, folder, share, rank, seed)
+    return _Streamed(name, folder, share, rank, seed if random else None)
 
 
 def _files(share: RankShare) -> list[tuple[str, int]]:
     return [(name, sum(sizes)) for name, sizes in (*share.model.items(), *share.optimizer.items())]
 
 
+def _blocks(content: Content | None, key: int, size: int) -> Iterator[NDArray[np.uint8]]:
+    """A file's bytes, piece by piece."""
+    if content is not None:
+        yield from content.stream(key).blocks(size)
+        return
+    ones = np.ones(min(size, BUFFER_BYTES), np.uint8)
+    for at in range(0, size, BUFFER_BYTES):
+        yield ones[: size - at]
+
+
 class _Streamed:
     """Stands still until all is written, as DLIO does."""
 
-    def __init__(self, name: str, folder: str, share: RankShare, rank: int, seed: int) -> None:
+    def __init__(
+        self, name: str, folder: str, share: RankShare, rank: int, seed: int | None
+    ) -> None:
         self._name, self._folder, self._files = name, folder, _files(share)
-        self._rank, self._content = rank, Content(seed)
+        self._rank, self._content = rank, None if seed is None else Content(seed)
         self._buffers = [WriteBuffer() for _ in range(_STREAMS)]
         self._times = SaveTimes(0, 0.0, 0.0)
 
@@ -158,7 +176,7 @@ class _Streamed:
         with OutputFile(
             path, buffer, direct=self._name == "direct", sync=self._name != "plain"
         ) as out:
-            for data in self._content.stream(key).blocks(size):
+            for data in _blocks(self._content, key, size):
                 out.write(data)
         return size
 
@@ -205,22 +223,33 @@ class _Streamed:
 class _InBackground:
     """headrace's own checkpoints."""
 
-    def __init__(self, checkpointer: Checkpointer, share: RankShare, rank: int, seed: int) -> None:
-        self._checkpointer = checkpointer
-        content = Content(seed)
-        self._tree: dict[str, list[NDArray[np.uint8]]] = {}
-        number = rank << 20
-        for name, sizes in (*share.model.items(), *share.optimizer.items()):
-            self._tree[name] = []
-            for size in sizes:
-                self._tree[name].append(content.stream(number).take(size))
-                number += 1
+    def __init__(
+        self, checkpointer: Checkpointer, share: RankShare, rank: int, seed: int | None
+    ) -> None:
+        self._checkpointer, self._share = checkpointer, share
+        self._rank, self._seed = rank, seed
+        self._tree: dict[str, list[NDArray[np.uint8]]] | None = None
+
+    def _made(self) -> dict[str, list[NDArray[np.uint8]]]:
+        """The arrays, which only those need who save."""
+        if self._tree is None:
+            content = None if self._seed is None else Content(self._seed)
+            self._tree, number = {}, self._rank << 20
+            for name, sizes in (*self._share.model.items(), *self._share.optimizer.items()):
+                self._tree[name] = []
+                for size in sizes:
+                    whole = np.ones(size, np.uint8)
+                    if content is not None:
+                        whole = content.stream(number).take(size)
+                    self._tree[name].append(whole)
+                    number += 1
+        return self._tree
 
     def _step(self, epoch: int, step: int) -> int:
         return epoch * 10**9 + step
 
     def save(self, epoch: int, step: int) -> None:
-        self._checkpointer.save(self._tree, self._step(epoch, step))
+        self._checkpointer.save(self._made(), self._step(epoch, step))
 
     def wait(self) -> SaveTimes:
         report = self._checkpointer.wait()

@@ -21,8 +21,14 @@ _MAY_DIFFER = ("num_files_train", "num_files_eval", "seed")
 """A run may use fewer files than there are."""
 
 
-def find_files(spec: DatasetSpec, split: Split) -> list[str]:
+def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = None) -> list[str]:
     """The files of a split, in the order that the samples are counted in.
+
+    Args:
+        spec: the data set.
+        split: of it.
+        listing_interval: names are taken from the numbers of files, as `dataset.skip_listing` asks, and
+            only every so many-th file is looked for. Not given, folders are listed.
 
     Raises:
         SourceError: the data set is half-generated, another one, or has too few files.
@@ -39,6 +45,8 @@ def find_files(spec: DatasetSpec, split: Split) -> list[str]:
         if not manifest.complete:
             raise _unfit(folder, "is half-generated")
     wanted = spec.num_files(split)
+    if listing_interval is not None:
+        return _named(spec, split, listing_interval)
     paths = _listed(spec, split)
     if len(paths) < wanted:
         raise _unfit(
@@ -84,6 +92,15 @@ def _listed(spec: DatasetSpec, split: Split) -> list[str]:
                 path=folder,
                 next_step="Generate the data set (headrace bench generate), or correct data_folder.",
             ) from e
+    return sorted(paths)
+
+
+def _named(spec: DatasetSpec, split: Split, interval: int) -> list[str]:
+    """Paths by number; the first, the last and every `interval`-th are looked for."""
+    paths = [spec.path(split, index) for index in range(spec.num_files(split))]
+    for number in {*range(0, len(paths), interval), *([len(paths) - 1] if paths else [])}:
+        if not os.path.exists(paths[number]):
+            raise _unfit(paths[number], "has no such file (dataset.skip_listing is true)")
     return sorted(paths)
 
 

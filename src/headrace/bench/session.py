@@ -12,9 +12,19 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
 from headrace.bench.emulate.cache import evict, residency_of
 from headrace.bench.emulate.check import check_supported
+from headrace.bench.emulate.checkpoint import require_checkpoints, writer_name
+from headrace.bench.emulate.checkpoint_run import run_checkpoints
+from headrace.bench.emulate.effects import notes_of
 from headrace.bench.emulate.engines.choose import engine_name
 from headrace.bench.emulate.ranks import join, place_of
-from headrace.bench.emulate.run import RunOptions, plans_of, run_ceiling, run_epochs
+from headrace.bench.emulate.run import (
+    Recorded,
+    RunOptions,
+    plans_of,
+    run_ceiling,
+    run_epochs,
+    used,
+)
 from headrace.bench.metrics.dlio import phase_figures
 from headrace.bench.metrics.timeline import Window
 from headrace.bench.results.files import (
@@ -40,8 +50,8 @@ if TYPE_CHECKING:
 
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.dataset import Split
+    from headrace.bench.emulate.checkpoint import Restored
     from headrace.bench.emulate.ranks import Group
-    from headrace.bench.emulate.run import Recorded
     from headrace.bench.metrics.dlio import Formula
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
@@ -110,8 +120,9 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     options = options or SessionOptions()
     line = parse_command_line(words)
     loaded = load_workload(line)
-    check_supported(loaded)
     place = place_of(os.environ)
+    world = options.run.accelerators * place.world
+    check_supported(loaded, world)
     folder = default_folder(line, loaded)
     if place.world > 1 and not (line.run_dir or loaded.workload.output.folder):
         raise BenchError(
@@ -120,8 +131,10 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         )
     workflow = loaded.workload.workflow
     if workflow.train:
-        plans_of(loaded, options.run.accelerators * place.world)
+        plans_of(loaded, world)
         engine_name(loaded)
+    if workflow.checkpoint:
+        _check_checkpoints(loaded, options)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -131,6 +144,17 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         return _Session(line, loaded, options, group, folder).run(list(words))
     finally:
         group.close()
+
+
+def _check_checkpoints(loaded: LoadedWorkload, options: SessionOptions) -> None:
+    if not loaded.workload.workflow.train:
+        require_checkpoints(loaded)
+    if options.repeats > 1 and writer_name(loaded) == "headrace":
+        raise BenchError(
+            f"{options.repeats} repeats would write each checkpoint so often, and the writer headrace "
+            "writes none over.",
+            next_step="Repeat with another checkpoint.checkpoint_folder.",
+        )
 
 
 class _Session:
@@ -151,12 +175,15 @@ class _Session:
         self._folder = folder
         self._rank = group.place.rank
         self._first = options.run.accelerators * self._rank
+        self._notes = (*loaded.notes, *notes_of(loaded))
         if group.place.is_first:
             write_configuration(folder, line, loaded)
 
     def run(self, words: list[str]) -> SessionReport:
         started = time.time()
         generated = self._generate() if self._workload.workflow.generate_data else None
+        if not self._workload.workflow.train and self._workload.workflow.checkpoint:
+            return self._checkpoints(started, words, generated)
         if not self._workload.workflow.train:
             lines = [f"Generated data in {self._workload.dataset.data_folder}"]
             self._log(lines)
@@ -178,6 +205,35 @@ class _Session:
         )
         if figures is None:
             return self._report(None, [], generated)
+        return self._finish(figures, generated)
+
+    def _checkpoints(
+        self, started: float, words: list[str], generated: int | None
+    ) -> SessionReport:
+        """A run of checkpoints alone."""
+        recorded = Recorded("none")
+        before = used()
+        restored, residency = [], None
+        for _ in range(self._options.repeats):
+            done = run_checkpoints(
+                self._loaded, self._options.run.accelerators, self._group,
+                cold=self._options.cold, progress=self._tell,
+            )  # fmt: skip
+            recorded.checkpoints += done.saved
+            restored += done.restored
+            residency = done.residency_before_reads
+        cpu_s, device_bytes = used()
+        recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
+        self._write_ranks(recorded, restored)
+        figures = self._gather(
+            recorded, None, aus=[], residency={}, started=started, words=words, restored=restored
+        )
+        if figures is None:
+            return self._report(None, [], generated)
+        figures.restore_residency = residency
+        return self._finish(figures, generated)
+
+    def _finish(self, figures: Figures, generated: int | None) -> SessionReport:
         summary = summary_document(self._workload, figures)
         write_json(self._folder / "summary.json", summary)
         lines = metric_lines(summary)
@@ -188,7 +244,7 @@ class _Session:
         self, summary: dict[str, Any] | None, lines: list[str], generated: int | None
     ) -> SessionReport:
         return SessionReport(
-            str(self._folder), self._rank, summary, tuple(lines), self._loaded.notes, generated
+            str(self._folder), self._rank, summary, tuple(lines), self._notes, generated
         )
 
     def _log(self, lines: list[str]) -> None:
@@ -204,7 +260,7 @@ class _Session:
 
         report = generate(
             self._workload.dataset, rank=self._rank, world_size=self._group.place.world,
-            progress=tell,
+            threads=self._workload.reader.write_threads, progress=tell,
         )  # fmt: skip
         self._group.barrier(24 * 3600.0)
         time.sleep(self._workload.storage.post_generation_settle_seconds)
@@ -216,7 +272,8 @@ class _Session:
             splits.append("valid")
         if self._workload.dataset.format == "synthetic":
             return {split: [] for split in splits}
-        return {split: find_files(self._workload.dataset, split) for split in splits}
+        every = self._loaded.listing_interval
+        return {split: find_files(self._workload.dataset, split, every) for split in splits}
 
     def _residency(self, files: dict[str, list[str]]) -> dict[str, Any]:
         if not self._group.place.is_first:
@@ -257,11 +314,17 @@ class _Session:
             return None
         return run_ceiling(self._loaded, self._options.run, self._group)
 
+    def _place(self) -> str:
+        """The folder whose storage is measured."""
+        if self._workload.workflow.train:
+            return self._workload.dataset.data_folder
+        return self._workload.checkpoint.checkpoint_folder
+
     def _tell(self, done: int, total: int) -> None:
         if self._options.progress is not None and self._group.place.is_first:
             self._options.progress("running", done, total)
 
-    def _write_ranks(self, recorded: Recorded) -> None:
+    def _write_ranks(self, recorded: Recorded, restored: Sequence[Restored] = ()) -> None:
         host = host_document()
         reader = self._workload.reader
         for number in range(self._options.run.accelerators):
@@ -271,6 +334,7 @@ class _Session:
                 offset_s=time.time() - time.perf_counter(),
                 batches=(reader.batch_size, reader.batch_size_eval), window=self._window(),
                 formula=self._options.formula, host=host, saved=recorded.checkpoints,
+                restored=restored,
             )  # fmt: skip
 
     def _gather(
@@ -282,6 +346,7 @@ class _Session:
         residency: dict[str, Any],
         started: float,
         words: list[str],
+        restored: Sequence[Restored] = (),
     ) -> Figures | None:
         """All ranks' figures; None in ranks other than 0."""
         waits = [float(wait) for part in recorded.batch_waits_s for wait in part]
@@ -291,6 +356,7 @@ class _Session:
             "host": host_document(),
             "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
             "saved": [asdict(saved) for saved in recorded.checkpoints],
+            "restored": [asdict(each) for each in restored],
             "waits": waits[:: len(waits) // _WAITS_MAX + 1],
         }, 300.0)  # fmt: skip
         if not every:
@@ -312,17 +378,30 @@ class _Session:
             device_bytes=int(numbers[1]),
             cpu_s=numbers[2],
             batch_waits_s=[wait for part in every for wait in part["waits"]],
-            checkpoints=[
-                (max(s["duration_s"] for s in saved), sum(s["nbytes"] for s in saved))
-                for saved in zip(*(part["saved"] for part in every), strict=True)
+            checkpoints=_slowest([part["saved"] for part in every]),
+            restores=_slowest([part["restored"] for part in every]),
+            blocking_s=[
+                max(saved["blocking_s"] for saved in of_all)
+                for of_all in zip(*(part["saved"] for part in every), strict=True)
             ],
+            checkpoint_writer=writer_name(self._loaded)
+            if self._workload.workflow.checkpoint
+            else None,
             residency=residency,
-            provenance=provenance(self._workload.dataset.data_folder, [*sys.argv[:1], *words])
+            provenance=provenance(self._place(), [*sys.argv[:1], *words])
             | {
                 "engine": recorded.engine_figures,
                 "launcher": self._group.place.launcher,
                 "barrier": self._options.run.barrier,
                 "simulated": getattr(simulate, "name", simulate),
             },
-            notes=self._loaded.notes,
+            notes=self._notes,
         )
+
+
+def _slowest(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, int]]:
+    """Of each checkpoint: the slowest rank's time, and all ranks' bytes."""
+    return [
+        (max(one["duration_s"] for one in of_all), sum(one["nbytes"] for one in of_all))
+        for of_all in zip(*ranks, strict=True)
+    ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import bench_results, bench_sweep
+from headrace.cli.bench_storage import storage
 from headrace.cli.output import Json, Output, Quiet, Verbose
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+app.command()(storage)
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -46,7 +49,13 @@ def run(
     ] = 1,
     engine: Annotated[
         str | None,
-        typer.Option(help="What reads: headrace, torch, null or custom:MODULE:CLASS."),
+        typer.Option(help="What reads: headrace, torch, tensorflow, null or custom:MODULE:CLASS."),
+    ] = None,
+    writer: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-writer", help="plain, fsync (as checkpoint.fsync), direct or headrace."
+        ),
     ] = None,
     cold: Annotated[
         bool, typer.Option("--cold", help="Put the data out of the page cache before; verified.")
@@ -84,6 +93,8 @@ def run(
     given = [*(words or []), *context.args]
     if engine is not None:
         given.append(f"++workload.reader.engine={engine}")
+    if writer is not None:
+        given.append(f"++workload.checkpoint.writer={writer}")
     options: dict[str, Any] = {
         "run": RunOptions(accelerators=accelerators, barrier=barrier, simulate=simulate),  # type: ignore[arg-type]  # checked above
         "cold": cold, "ceiling": ceiling, "repeats": repeats, "formula": formula,
@@ -128,6 +139,10 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
     if summary is None:
         return
     own = summary["headrace"]
+    yield from _of_checkpoints(own.get("checkpoint"))
+    if "time" not in own:  # checkpoints alone
+        yield own["not_mlperf"]
+        return
     time, total = own["time"], own["time"]["total_s"]
     if total:
         parts = ("compute", "wait", "barrier", "harness")
@@ -147,6 +162,19 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
         au = own["au_percent"]
         yield f"AU of {au['runs']} runs: {au['mean']:.2f} +- {au['confidence_95']:.2f} % (95 %)"
     yield own["not_mlperf"]
+
+
+def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:
+    if own is None:
+        return
+    if own["save_s"]:
+        yield (
+            f"checkpoints by {own['writer']}: {own['save_s']['mean']:.3f} s each, training stood still "
+            f"for {own['blocking_s']['mean']:.3f} s"
+        )
+    share = own["page_cache_share_before_loads"]
+    if share is not None:
+        yield f"in the page cache before checkpoints were read: {share:.0%} of their bytes"
 
 
 @app.command(context_settings=_PASS_ON)

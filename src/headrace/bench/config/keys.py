@@ -161,6 +161,8 @@ KEYS: Final[dict[str, Key]] = {
     "checkpoint.mode": Key(v.choice("default", "subset")),
     "checkpoint.checkpoint_mechanism_classname": Key(reason=_PYTHON_CLASS + "leave it out"),
     "checkpoint.fsync": Key(v.boolean),
+    "checkpoint.writer": Key(v.optional(v.choice("plain", "fsync", "direct", "headrace"))),
+    "checkpoint.local_folder": Key(v.optional(v.text)),
     "checkpoint.time_between_checkpoints": Key(v.number(-1)),
     "checkpoint.num_checkpoints_write": Key(v.integer(-1)),
     "checkpoint.num_checkpoints_read": Key(v.integer(-1)),

@@ -54,6 +54,8 @@ class LoadedWorkload:
     """Where each key that was given stands."""
     notes: tuple[str, ...] = ()
     """What the user should know."""
+    listing_interval: int | None = None
+    """`dataset.skip_listing`: folders are not listed, and every so many-th file is looked for."""
 
     def at(self, key: str) -> str:
         """Where a key was given, and its name, for messages."""
@@ -93,6 +95,7 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
         document=merging.document(),
         origins={name: s.where for name, s in merging.settings.items()},
         notes=tuple(merging.notes),
+        listing_interval=merging.listing_interval,
     )
 
 
@@ -127,6 +130,7 @@ class _Merging:
         self.settings: dict[str, Setting] = {}
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.listing_interval: int | None = None
 
     # -- merging ---------------------------------------------------------------------------------
 
@@ -197,6 +201,8 @@ class _Merging:
         for stdev, of in _STDEVS.items():
             if values.get(stdev):
                 values[of] = self._with_stdev(values, of, values[stdev])
+        if values.get("dataset.skip_listing"):
+            self.listing_interval = values.get("dataset.listing_validation_interval", 1000)
         return None if self.problems else self._built(values)
 
     def _with_stdev(self, values: dict[str, Any], of: str, stdev: float) -> Any:

@@ -86,7 +86,8 @@ class Reader:
     batch_size: int = 1
     batch_size_eval: int = 1
     read_threads: int = 1
-    write_threads: int = 1
+    write_threads: int | None = None
+    """Threads that generate data; None: as many as the disk wants."""
     computation_threads: int = 1
     prefetch_size: int = 2
     file_shuffle: str = "off"
@@ -132,6 +133,10 @@ class Checkpoint:
     type: str = "rank_zero"
     mode: str = "default"
     fsync: bool = False
+    writer: str | None = None
+    """What writes: plain, fsync, direct or headrace; None: as `fsync` says. DLIO has no such key."""
+    local_folder: str | None = None
+    """Writer headrace: a folder that is written first. DLIO has no such key."""
     time_between_checkpoints: float = -1.0
     num_checkpoints_write: int = -1
     num_checkpoints_read: int = -1

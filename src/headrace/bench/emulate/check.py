@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["check_supported"]
 
 
-def check_supported(loaded: LoadedWorkload) -> None:
-    """Refuse what `run` does not do.
+def check_supported(loaded: LoadedWorkload, world: int) -> None:
+    """Refuse what `run` does not do on so many accelerators.
 
     Raises:
         WorkloadError: with everything that is not done, and where it was asked for.
@@ -27,10 +27,9 @@ def check_supported(loaded: LoadedWorkload) -> None:
             f"{workload.storage.storage_type} is not read by the benchmark: mount it, give local_fs",
         ))  # fmt: skip
     if workload.workflow.checkpoint:
-        if not workload.workflow.train:
-            problems.append(("workflow.checkpoint", "runs of checkpoints alone are not done"))
-        problems += checkpoint_problems(loaded)
-    if not (workload.workflow.train or workload.workflow.generate_data):
+        problems += checkpoint_problems(loaded, world)
+    does = workload.workflow
+    if not (does.train or does.generate_data or does.checkpoint):
         problems.append(("workflow.train", "is false, so there is nothing to run"))
     if not workload.dataset.keep_files:
         problems.append(("dataset.keep_files", "false is not done: data sets are never deleted"))

@@ -111,6 +111,7 @@ class StepLoop:
         compute_s: NDArray[np.float64],
         epoch: int,
         kind: Literal["train", "eval"] = "train",
+        number: int = 1,
     ) -> list[Block]:
         """Run one block on all accelerators.
 
@@ -119,6 +120,7 @@ class StepLoop:
             compute_s: (accelerators, steps) how long each step computes.
             epoch: from 1.
             kind: training or evaluation.
+            number: of the epoch's blocks, from 1.
 
         Returns:
             A block for each accelerator.
@@ -133,12 +135,12 @@ class StepLoop:
             finally:
                 running.close()
         blocks = []
-        for number, steps in enumerate(running.steps):
+        for accelerator, steps in enumerate(running.steps):
             self.nbytes += steps.nbytes
             self.batch_waits_s.append(steps.waits_s)
             blocks.append(Block(
-                epoch=epoch, accelerator=self.options.first + number, kind=kind, start_s=running.start_s,
-                end_s=steps.end_s, load_s=steps.load, compute_s=steps.compute,
+                epoch=epoch, accelerator=self.options.first + accelerator, kind=kind, number=number,
+                start_s=running.start_s, end_s=steps.end_s, load_s=steps.load, compute_s=steps.compute,
                 harness_s=steps.harness, late_s=steps.late,
             ))  # fmt: skip
         return blocks

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.bench.emulate.checkpoint import Checkpointer, Saved
 from headrace.bench.emulate.engines.base import EngineContext
 from headrace.bench.emulate.engines.choose import engine_name, make_engine
+from headrace.bench.emulate.epoch_source import EpochSource
 from headrace.bench.emulate.loop import LoopOptions, StepLoop
 from headrace.bench.emulate.plan import plan_of
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
     from headrace.bench.config.load import LoadedWorkload
     from headrace.bench.config.times import TimeDistribution
-    from headrace.bench.emulate.engines.base import Engine, Source
+    from headrace.bench.emulate.engines.base import Engine
     from headrace.bench.emulate.plan import Plan
     from headrace.bench.emulate.ranks import Group
     from headrace.bench.metrics.timeline import Block
 
-__all__ = ["Recorded", "RunOptions", "plans_of", "run_ceiling", "run_epochs"]
+__all__ = ["Recorded", "RunOptions", "plans_of", "run_ceiling", "run_epochs", "used"]
 
 _CEILING_S: Final = 15.0
 """How long a ceiling is measured, about: it has one epoch of as many steps."""
@@ -127,7 +128,7 @@ def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Re
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
     context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
     engine = make_engine("null", context)
-    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan})
+    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan}, checkpoints=False)
     recorded = Recorded("null")
     recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
     recorded.batch_waits_s = epochs.loop.batch_waits_s
@@ -146,6 +147,7 @@ class _Epochs:
         *,
         plans: dict[str, Plan],
         progress: Callable[[int, int], None] | None = None,
+        checkpoints: bool = True,
     ) -> None:
         self._workload = loaded.workload
         self._group = group
@@ -157,10 +159,8 @@ class _Epochs:
         self._progress = progress
         self._deadline_s = options.deadline_s + 30
         self._checkpointer = None
-        if loaded.workload.workflow.checkpoint:
-            self._checkpointer = Checkpointer(
-                loaded, self._first, self._count, self._count * group.place.world
-            )
+        if loaded.workload.workflow.checkpoint and checkpoints:
+            self._checkpointer = Checkpointer(loaded, group, self._count)
         self.loop = StepLoop(LoopOptions(
             first=self._first,
             barrier_every_step=options.barrier == "step",
@@ -171,9 +171,16 @@ class _Epochs:
         ))  # fmt: skip
 
     def run(self) -> Recorded:
+        try:
+            return self._run()
+        finally:
+            if self._checkpointer is not None:
+                self._checkpointer.close()
+
+    def _run(self) -> Recorded:
         recorded = Recorded(self._engine.name)
         train, evaluation = self._workload.train, self._workload.evaluation
-        before = _used()
+        before = used()
         begin = time.perf_counter()
         for epoch in range(1, train.epochs + 1):
             started = time.time()
@@ -188,34 +195,53 @@ class _Epochs:
                 steps = self._plans["valid"].steps
                 recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
             if self._checkpointer is not None and self._checkpointer.due(epoch):
-                saved = self._checkpointer.save(epoch, plan.steps, self._group)
-                recorded.checkpoints.append(saved)
+                self._checkpointer.save(epoch, plan.steps)
             recorded.epoch_times.append((started, time.time()))
+        if self._checkpointer is not None:
+            self._checkpointer.settle()
+            recorded.checkpoints = self._checkpointer.saved
         recorded.wall_s = time.perf_counter() - begin
         recorded.engine_figures = self._engine.figures()
-        cpu_s, device_bytes = _used()
+        cpu_s, device_bytes = used()
         recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
         recorded.nbytes = self.loop.nbytes
         recorded.batch_waits_s = self.loop.batch_waits_s
         return recorded
 
     def block(self, split: str, epoch: int, steps: int, times: TimeDistribution) -> list[Block]:
-        """Run one epoch's steps of training or evaluation on all accelerators."""
-        sources: list[Callable[[], Source]] = []
+        """Run one epoch's steps of training or evaluation on all accelerators.
+
+        Checkpoints every so many steps part an epoch of training into blocks, as DLIO has them.
+        """
         compute_s = np.zeros((self._count, steps))
         for number in range(self._count):
-            accelerator = self._first + number
-            sources.append(self._opening(split, epoch, accelerator))
-            seed = (self._workload.train.seed, epoch, accelerator, split == "valid")
+            seed = (self._workload.train.seed, epoch, self._first + number, split == "valid")
             compute_s[number] = times.draw(np.random.default_rng(seed), steps)
-        self._meet()
+        every = steps
+        if split == "train" and self._checkpointer is not None:
+            every = self._checkpointer.steps_between or steps
+        sources = [
+            EpochSource(self._engine, split, epoch, self._first + number)
+            for number in range(self._count)
+        ]
         kind: Literal["train", "eval"] = "train" if split == "train" else "eval"
-        blocks = self.loop.run(sources, compute_s, epoch, kind)
-        self._done += steps * self._count
+        blocks: list[Block] = []
+        try:
+            for number, first in enumerate(range(0, steps, every or 1), 1):
+                part = compute_s[:, first : first + every]
+                self._meet()
+                blocks += self.loop.run([s.part for s in sources], part, epoch, kind, number)
+                self._done += part.shape[1] * self._count
+                if every < steps and part.shape[1] == every:
+                    self._save(epoch, first + every, number)
+        finally:
+            for source in sources:
+                source.end()
         return blocks
 
-    def _opening(self, split: str, epoch: int, accelerator: int) -> Callable[[], Source]:
-        return lambda: self._engine.open(split, epoch, accelerator)
+    def _save(self, epoch: int, step: int, number: int) -> None:
+        assert self._checkpointer is not None
+        self._checkpointer.save(epoch, step, number)
 
     def _meet(self) -> None:
         self._group.barrier(self._deadline_s)
@@ -226,7 +252,7 @@ class _Epochs:
             self._progress(self._done + steps, total * self._workload.train.epochs)
 
 
-def _used() -> tuple[float, int]:
+def used() -> tuple[float, int]:
     """CPU seconds, and bytes from devices, of this process and the children that ended."""
     seconds = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):

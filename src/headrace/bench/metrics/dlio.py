@@ -93,7 +93,8 @@ def phase_figures(
 ) -> PhaseFigures:
     """Figures of blocks of one kind, of any number of accelerators and epochs.
 
-    An accelerator's epoch is the mean of its blocks, weighted by their steps.
+    An accelerator's epoch is the mean of its blocks, weighted by their steps. A block that has no step in the
+    window, as a last step after a checkpoint, says nothing and does not count; DLIO counts it as an AU of 0.
     """
     au: dict[int, list[float]] = {}
     throughput: dict[int, list[float]] = {}
@@ -101,7 +102,9 @@ def phase_figures(
     for block in blocks:
         of_rank.setdefault((block.epoch, block.accelerator), []).append(block)
     for (epoch, _), parts in sorted(of_rank.items()):
-        weights = [part.steps for part in parts]
+        weights = [
+            part.steps if len(part.compute_s[window.bounds(part.steps)]) else 0 for part in parts
+        ]
         if sum(weights) == 0:
             weights = [1] * len(parts)
         aus = [block_au(part, window) for part in parts]

@@ -24,6 +24,8 @@ class Block:
     """From 1, as DLIO counts."""
     accelerator: int
     kind: Literal["train", "eval"] = "train"
+    number: int = 1
+    """Of its epoch's, from 1: checkpoints part an epoch into blocks."""
     start_s: float
     end_s: float
     load_s: NDArray[np.float64]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.bench.config import CommandLine, LoadedWorkload
-    from headrace.bench.emulate.checkpoint import Saved
+    from headrace.bench.emulate.checkpoint import Restored, Saved
     from headrace.bench.metrics.dlio import Formula
     from headrace.bench.metrics.timeline import Block, Window
 
@@ -99,6 +99,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _ends(of_epoch: dict[str, Any], end_s: float) -> None:
+    """An epoch ends with the last of what belongs to it."""
+    end_s = max(end_s, of_epoch["_to"])
+    of_epoch |= {
+        "_to": end_s, "end": timestamp(end_s), "duration": f"{end_s - of_epoch['_from']:.2f}"
+    }  # fmt: skip
+
+
 def write_rank_files(
     folder: Path,
     rank: int,
@@ -110,6 +118,7 @@ def write_rank_files(
     formula: Formula,
     host: dict[str, Any],
     saved: Sequence[Saved] = (),
+    restored: Sequence[Restored] = (),
 ) -> None:
     """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator.
 
@@ -123,6 +132,7 @@ def write_rank_files(
         formula: of throughput.
         host: this machine's document.
         saved: the checkpoints of this process.
+        restored: those that it read back.
     """
     output: dict[str, Any] = {
         "hostname": host.get("hostname", ""),
@@ -135,7 +145,7 @@ def write_rank_files(
             "load": {}, "proc": {}, "throughput": {}, "au": {}, "compute": {},
             "host_meminfo": host.get("meminfo", {}),
         })  # fmt: skip
-        name = "block1" if block.kind == "train" else "eval"
+        name = f"block{block.number}" if block.kind == "train" else "eval"
         batch = batches[0] if block.kind == "train" else batches[1]
         start, end = block.start_s + offset_s, block.end_s + offset_s
         epoch["load"][name] = block.load_s.tolist()
@@ -144,22 +154,25 @@ def write_rank_files(
         epoch["throughput"][name] = block_throughput(block, batch, window, formula)
         epoch["au"][name] = block_au(block, window)
         epoch["end"] = timestamp(end)
-        of_epoch = stats.setdefault(str(block.epoch), {"start": timestamp(start), "_from": start})
-        of_epoch["end"] = timestamp(end)
-        of_epoch["duration"] = f"{end - of_epoch['_from']:.2f}"
+        of_epoch = stats.setdefault(
+            str(block.epoch), {"start": timestamp(start), "_from": start, "_to": 0.0}
+        )
+        _ends(of_epoch, end)
         of_epoch[name] = {
             "start": timestamp(start), "end": timestamp(end), "duration": f"{end - start:.2f}",
         }  # fmt: skip
-    for one in saved:
-        of_epoch = stats[str(one.epoch)]
-        end_s = one.start_s + one.duration_s
-        of_epoch["save_ckpt1"] = {
-            "start": timestamp(one.start_s), "end": timestamp(end_s), "duration": one.duration_s,
-            "throughput": one.nbytes / 2**30 / one.duration_s,
-        }  # fmt: skip
-        of_epoch["end"] = timestamp(end_s)
-        of_epoch["duration"] = f"{end_s - of_epoch['_from']:.2f}"
+    for kind, done in (("save", saved), ("load", restored)):
+        for one in done:
+            end_s = one.start_s + one.duration_s
+            of_epoch = stats.setdefault(
+                str(one.epoch), {"start": timestamp(one.start_s), "_from": one.start_s, "_to": 0.0}
+            )
+            of_epoch[f"{kind}_ckpt{one.number}"] = {
+                "start": timestamp(one.start_s), "end": timestamp(end_s),
+                "duration": one.duration_s, "throughput": one.nbytes / 2**30 / one.duration_s,
+            }  # fmt: skip
+            _ends(of_epoch, end_s)
     for of_epoch in stats.values():
-        del of_epoch["_from"]
+        del of_epoch["_from"], of_epoch["_to"]
     write_json(folder / f"{rank}_output.json", output)
     write_json(folder / f"{rank}_per_epoch_stats.json", stats)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Figures", "block_document", "block_of", "metric_lines", "summary_document", "timestamp"]
 
+_NOT_MLPERF = "This is not an MLPerf result."
+
 _ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
 
 
@@ -34,6 +36,10 @@ class Figures:
         ceiling: blocks of the same steps on a null store, or none.
         hosts: one document for each host.
         checkpoints: seconds and bytes of each: the slowest rank's time, all ranks' bytes.
+        restores: the same of those that were read back.
+        blocking_s: that training stood still for each checkpoint: the slowest rank's time.
+        checkpoint_writer: what wrote them; None when none was written or read.
+        restore_residency: the share of the checkpoints in page caches before they were read.
     """
 
     engine: str
@@ -50,6 +56,10 @@ class Figures:
     cpu_s: float = 0.0
     batch_waits_s: Sequence[float] = ()
     checkpoints: Sequence[tuple[float, int]] = ()
+    restores: Sequence[tuple[float, int]] = ()
+    blocking_s: Sequence[float] = ()
+    checkpoint_writer: str | None = None
+    restore_residency: float | None = None
     residency: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -58,7 +68,8 @@ class Figures:
 def block_document(block: Block) -> dict[str, Any]:
     """A block for JSON."""
     plain = {
-        name: getattr(block, name) for name in ("epoch", "accelerator", "kind", "start_s", "end_s")
+        name: getattr(block, name)
+        for name in ("epoch", "accelerator", "kind", "number", "start_s", "end_s")
     }
     return plain | {name: getattr(block, name).tolist() for name in _ARRAYS}
 
@@ -128,21 +139,51 @@ def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
             f"{kind}_io_mean_MB_per_second": io_mean,
             f"{kind}_io_stdev_MB_per_second": io_stdev,
         }
-    if figures.checkpoints:
-        sizes = [nbytes / 2**30 for _, nbytes in figures.checkpoints]
-        seconds = [duration for duration, _ in figures.checkpoints]
-        rates = [size / duration for size, duration in zip(sizes, seconds, strict=True)]
-        found |= {
-            "save_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
-            "save_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
-            "save_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
-            "save_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
-            "checkpoint_size_GB": sizes[-1],
-        }
+    for name, timed in (("save", figures.checkpoints), ("load", figures.restores)):
+        if timed:
+            found |= _checkpoint_metric(name, timed)
     return found
 
 
+def _checkpoint_metric(name: str, timed: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """DLIO's figures of checkpoints that were saved or loaded; its GB are GiB."""
+    sizes = [nbytes / 2**30 for _, nbytes in timed]
+    seconds = [duration for duration, _ in timed]
+    rates = [size / max(duration, 1e-9) for size, duration in zip(sizes, seconds, strict=True)]
+    return {
+        f"{name}_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
+        f"{name}_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
+        f"{name}_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
+        f"{name}_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
+        "checkpoint_size_GB": sizes[-1],
+    }
+
+
+def _own_checkpoints(figures: Figures) -> dict[str, Any]:
+    """What DLIO has no names for. Empty without checkpoints."""
+    if figures.checkpoint_writer is None:
+        return {}
+    return {
+        "checkpoint": {
+            "writer": figures.checkpoint_writer,
+            "save_s": percentiles([seconds for seconds, _ in figures.checkpoints]),
+            "blocking_s": percentiles(figures.blocking_s),
+            "load_s": percentiles([seconds for seconds, _ in figures.restores]),
+            "page_cache_share_before_loads": figures.restore_residency,
+        }
+    }
+
+
 def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
+    if not figures.blocks:  # checkpoints alone
+        return {
+            "not_mlperf": _NOT_MLPERF,
+            **_own_checkpoints(figures),
+            "cpu_s": figures.cpu_s,
+            "device_bytes": figures.device_bytes,
+            "provenance": figures.provenance,
+            "notes": list(figures.notes),
+        }
     window = _window(workload)
     train = [block for block in figures.blocks if block.kind == "train"]
     step_s = workload.train.computation_time.mean_s
@@ -164,7 +205,7 @@ def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
     return {
         "engine": figures.engine,
         "data_loader": workload.reader.data_loader,
-        "not_mlperf": "This is not an MLPerf result.",
+        "not_mlperf": _NOT_MLPERF,
         "throughput_formula": figures.formula,
         "throughput_by_formula_samples_per_s": rates,
         "au_mlperf_percent": mlperf_au(train, step_s),
@@ -184,6 +225,7 @@ def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
         "cpu_s": figures.cpu_s,
         "cpu_s_per_gb": figures.cpu_s / gigabytes if gigabytes else None,
         "residency_before": figures.residency,
+        **_own_checkpoints(figures),
         "provenance": figures.provenance,
         "notes": list(figures.notes),
     }
@@ -208,5 +250,14 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
             f"[METRIC] {name} Throughput (samples/second): {rate[0]:.4f} ({rate[1]:.4f})",
             f"[METRIC] {io} (MB/second): {bandwidth[0]:.4f} ({bandwidth[1]:.4f})",
             f"[METRIC] {kind}_au_meet_expectation: {metric[f'{kind}_au_meet_expectation']}",
+        ]
+    for name in ("save", "load"):
+        if f"{name}_checkpoint_duration_mean_seconds" not in metric:
+            continue
+        seconds = [metric[f"{name}_checkpoint_duration_{m}_seconds"] for m in ("mean", "stdev")]
+        rate = [metric[f"{name}_checkpoint_io_{m}_GB_per_second"] for m in ("mean", "stdev")]
+        found += [
+            f"[METRIC] Checkpoint {name} duration (seconds): {seconds[0]:.4f} ({seconds[1]:.4f})",
+            f"[METRIC] Checkpoint {name} I/O Throughput (GB/second): {rate[0]:.4f} ({rate[1]:.4f})",
         ]
     return [*found, f"[METRIC] {line}"]

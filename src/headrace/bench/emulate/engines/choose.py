@@ -8,6 +8,8 @@ from headrace.bench.emulate.engines.custom import CustomEngine
 from headrace.bench.emulate.engines.extents import ExtentsEngine
 from headrace.bench.emulate.engines.files import FilesEngine
 from headrace.bench.emulate.engines.null import NullEngine
+from headrace.bench.emulate.engines.preprocessing import PreprocessingEngine
+from headrace.bench.emulate.engines.tensorflow import TensorFlowEngine
 from headrace.bench.emulate.engines.torch import TorchEngine
 from headrace.errors import WorkloadError
 
@@ -23,12 +25,16 @@ __all__ = ["engine_name", "make_engine"]
 def _native_engine(context: EngineContext) -> Engine:
     """Whole files by path, or samples by their places where files hold many."""
     whole = context.workload.dataset.num_samples_per_file == 1
-    return FilesEngine(context) if whole else ExtentsEngine(context)
+    engine = FilesEngine(context) if whole else ExtentsEngine(context)
+    if context.workload.reader.preprocess_time.mean_s:
+        return PreprocessingEngine(engine, context)
+    return engine
 
 
 _ENGINES: Mapping[str, Callable[[EngineContext], Engine]] = {
     "headrace": _native_engine,
     "torch": TorchEngine,
+    "tensorflow": TensorFlowEngine,
     "null": NullEngine,
 }
 
@@ -49,15 +55,9 @@ def engine_name(loaded: LoadedWorkload) -> str:
         )
     if reader.data_loader == "synthetic":
         return "null"
-    if reader.engine == "headrace" and reader.preprocess_time.mean_s:
+    if reader.odirect and reader.engine in ("torch", "tensorflow"):
         raise WorkloadError(
-            f"{loaded.at('reader.preprocess_time')} is not done by the engine headrace, which delivers "
-            "bytes.",
-            next_step="Give ++workload.reader.engine=torch, or take the key away.",
-        )
-    if reader.odirect and reader.engine == "torch":
-        raise WorkloadError(
-            f"{loaded.at('reader.odirect')} is not done by the engine torch.",
+            f"{loaded.at('reader.odirect')} is not done by the engine {reader.engine}.",
             next_step="Give ++workload.reader.engine=headrace.",
         )
     return reader.engine

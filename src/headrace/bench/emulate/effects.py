@@ -1,0 +1,83 @@
+"""Effects: which keys that a workload gives do nothing in this run, and why.
+
+They are DLIO's, and right there: a run is not refused for them. But a key that did nothing, silently, would
+make two runs look different that are not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace.bench.emulate.engines.choose import engine_name
+
+if TYPE_CHECKING:
+    from headrace.bench.config.load import LoadedWorkload
+
+__all__ = ["notes_of"]
+
+_ALWAYS: Final = {
+    "dataset.generation_buffer_size": "files of any size are streamed from small buffers",
+    "dataset.data_gen_method": "data is made by headrace's own generator; it cannot be compressed",
+    "checkpoint.type": "which ranks write follows from model.parallelism, as in DLIO",
+}
+
+_BY_ENGINE: Final = {
+    "reader.shuffle_size": (
+        ("tensorflow",), "samples are shuffled over the whole data set, not in a window"
+    ),
+    "reader.computation_threads": (("tensorflow",), "nothing is computed upon samples"),
+    "reader.transfer_size": (("tensorflow",), "each sample or file is read as a whole"),
+    "reader.multiprocessing_context": (("torch",), "there are no worker processes"),
+    "reader.pin_memory": (("torch",), "memory is not pinned"),
+    "reader.preprocess_time": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
+    "reader.read_threads": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
+    "reader.prefetch_size": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
+}  # fmt: skip
+"""Key: the engines that honour it, and why the others do not."""
+
+_TFRECORD_ONLY: Final = ("reader.shuffle_size", "reader.transfer_size")
+
+
+def notes_of(loaded: LoadedWorkload) -> list[str]:
+    """A line for each key that was given and has no effect."""
+    given = loaded.origins
+    notes = [
+        f"{loaded.at(key)} has no effect: {why}" for key, why in _ALWAYS.items() if key in given
+    ]
+    if "dataset.listing_validation_interval" in given and loaded.listing_interval is None:
+        key = "dataset.listing_validation_interval"
+        notes.append(f"{loaded.at(key)} has no effect without dataset.skip_listing")
+    if "reader.write_threads" in given and not loaded.workload.workflow.generate_data:
+        notes.append(f"{loaded.at('reader.write_threads')} has no effect: nothing is generated")
+    if not loaded.workload.workflow.train:
+        return notes
+    notes += _of_checkpoints(loaded)
+    engine = engine_name(loaded)
+    records = loaded.workload.dataset.format == "tfrecord"
+    for key, (engines, why) in _BY_ENGINE.items():
+        if key not in given or engine == "null":
+            continue
+        if engine not in engines:
+            notes.append(f"{loaded.at(key)} has no effect with the engine {engine}: {why}")
+        elif engine == "tensorflow" and key in _TFRECORD_ONLY and not records:
+            notes.append(f"{loaded.at(key)} has no effect: it is for tfrecord files alone")
+    return notes
+
+
+def _of_checkpoints(loaded: LoadedWorkload) -> list[str]:
+    """Of a run that trains."""
+    why = dict.fromkeys(
+        ("time_between_checkpoints", "recovery_rank_shift"), "it is for runs of checkpoints alone"
+    )
+    if loaded.workload.checkpoint.steps_between_checkpoints > 0:
+        names = ("checkpoint_after_epoch", "epochs_between_checkpoints")
+        why |= dict.fromkeys(
+            names, "checkpoint.steps_between_checkpoints says when they are written"
+        )
+    if not loaded.workload.workflow.checkpoint:
+        return []
+    return [
+        f"{loaded.at(f'checkpoint.{name}')} has no effect: {reason}"
+        for name, reason in why.items()
+        if f"checkpoint.{name}" in loaded.origins
+    ]
