@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import BenchError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["scratch"]
+
+_REMOVE_S: Final = 30.0
 
 
 @contextlib.contextmanager
@@ -36,8 +39,22 @@ def scratch(path: str) -> Iterator[str]:
             raise BenchError(f"{path} cannot be written to: {e.strerror}.", path=path) from e
         try:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:
+            _remove(folder)
+            raise
+        if not _remove(folder):
+            raise BenchError(f"{folder} cannot be removed.", path=folder, next_step="Remove it.")
+
+
+def _remove(folder: str) -> bool:
+    """Whether it is gone. A thread that an interrupt left behind may write on for a moment: try again."""
+    until = time.monotonic() + _REMOVE_S
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        gone = not os.path.exists(folder)
+        if gone or time.monotonic() > until:
+            return gone
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
