@@ -126,7 +126,7 @@ def columns(
     """
     most = max([part.value for part in parts] + ([line[0]] if line else []), default=0.0)
     end = top or _round_up(most)
-    height, base = 220.0, 180.0
+    height, base = 206.0, 180.0
     scale = (base - 16) / end
     drawn = []
     for fraction in (0, 0.25, 0.5, 0.75, 1):

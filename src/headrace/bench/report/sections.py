@@ -143,7 +143,8 @@ def _waits(run: RunResult) -> str:
         return ""
     svg = bars("Percentiles of steps' waits for data", parts)
     rows = [(part.name, part.text) for part in parts]
-    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows))
+    said = "Of the steps of training that count: the first of an epoch does not, unless the workload says so."
+    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows), said)
 
 
 def _over_time(phases: Sequence[Phase]) -> str:
@@ -161,7 +162,8 @@ def _over_time(phases: Sequence[Phase]) -> str:
         rows.append((steps, seconds_text(most), seconds_text(float(np.median(median[begin:end])))))
     svg = columns("The longest wait of each step, in order", parts, seconds_text)
     said = (
-        f"{len(longest)} steps of {len(train)} epoch(s) in order; of each the slowest accelerator."
+        f"All {len(longest)} steps of training in order, those that do not count, too; of each the "
+        "accelerator that waited longest."
     )
     behind = table(["steps", "longest wait", "median wait"], rows)
     return figure("Waits over the run", svg, behind, said)
