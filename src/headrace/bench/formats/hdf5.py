@@ -81,6 +81,7 @@ def _allocate(h5py: Any, f: Any, name: str, shape: tuple[int, ...], dtype: np.dt
     how.set_layout(h5py.h5d.CONTIGUOUS)
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    how.set_obj_track_times(False)  # the same command writes the same bytes at any time
     space = h5py.h5s.create_simple(shape)
     h5py.h5d.create(f.id, name.encode(), h5py.h5t.py_create(dtype), space, dcpl=how)
 
