@@ -239,7 +239,7 @@ def test_clients_add_no_memory_of_their_own(folder, daemon, tmp_path):
             found = _shared_memory_of(client.pid)
             assert found["Rss"] > 40 << 20  # it has the cache mapped
             assert found["Pss"] < found["Rss"] // 2
-            assert found["Private_Dirty"] == 0
+            assert found["Private_Dirty"] < 4 * 20 * 100_000  # memory of batches that it held last
     finally:
         for client in clients:
             client.communicate(timeout=20)
