@@ -60,9 +60,10 @@ class LinuxHost:
         while True:
             text = self.guest.run(
                 "for d in /sys/block/nvme*; do [ -e $d/nsid ] || continue; case ${d##*/} in *c*) ;; nvme*)"
-                ' echo "$(cat $d/nsid) /dev/${d##*/}";; esac; done'
+                ' echo "$(cat $d/nsid 2>/dev/null) /dev/${d##*/}";; esac; done'
             )
-            found = dict(line.split() for line in text.splitlines())
+            # A namespace on its way out has a folder still and no NSID any more.
+            found = dict(words for line in text.splitlines() if len(words := line.split()) == 2)
             if len(found) == namespaces:
                 return {int(nsid): device for nsid, device in found.items()}
             if time.monotonic() > end_s:
