@@ -122,7 +122,7 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 # -- tests -----------------------------------------------------------------------------------------
 
 # The images of the demo are those of the examples' tests too. In this order, so that pytest's closing line comes last.
-test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/build
+test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory test-frameworks

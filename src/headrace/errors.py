@@ -23,6 +23,11 @@
   x MountError        a store cannot be mounted, or a mount not be taken away
   x ControlError      the controller cannot be started, reached or stopped, or refuses
   x JobError          a job's nodes cannot meet, or its store cannot be opened
+  x ClusterError       Slurm, or the local executor, cannot do what was asked, or does not answer
+    + ClusterTimeout   (also TimeoutError)
+    + ClusterRequestError (also ValueError) no node can meet the request, or it contradicts itself
+    + LaunchError      a job's processes cannot be started, or did not end well
+  x TelemetryError     what was recorded of jobs cannot be written or read
   x DecodeError        the user's own decode function failed on a sample
   x BenchError         a benchmark cannot be run, or its result would not be one
     + WorkloadError    (also ValueError) its workload is wrong, or asks for what is not done
@@ -42,6 +47,9 @@ __all__ = [
     "BenchError",
     "CheckpointError",
     "CheckpointNotFound",
+    "ClusterError",
+    "ClusterRequestError",
+    "ClusterTimeout",
     "ControlError",
     "CorruptCheckpoint",
     "CorruptSample",
@@ -50,6 +58,7 @@ __all__ = [
     "FabricError",
     "HeadraceError",
     "JobError",
+    "LaunchError",
     "MountError",
     "NodeError",
     "OrderError",
@@ -61,6 +70,7 @@ __all__ = [
     "StoreError",
     "StoreExists",
     "StoreNotFound",
+    "TelemetryError",
     "VolumeError",
     "VolumeTimeout",
     "WorkloadError",
@@ -204,6 +214,26 @@ class MountError(HeadraceError):
 
 class ControlError(HeadraceError):
     """The controller cannot be started, reached or stopped, or refuses what it was asked."""
+
+
+class ClusterError(HeadraceError):
+    """Slurm, or the executor in its place, cannot do what was asked, or does not answer."""
+
+
+class ClusterTimeout(ClusterError, TimeoutError):
+    """A scheduler's command, or what was waited for, took longer than it may."""
+
+
+class ClusterRequestError(ClusterError, ValueError):
+    """What is asked for contradicts itself, or no node of the cluster can meet it."""
+
+
+class LaunchError(ClusterError):
+    """The processes of a job cannot be started, or did not end well."""
+
+
+class TelemetryError(HeadraceError):
+    """What was recorded of nodes and jobs cannot be written or read."""
 
 
 class DecodeError(HeadraceError):
