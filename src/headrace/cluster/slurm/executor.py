@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.log_file import follow_file, read_file
-from headrace.cluster.slurm.accounting import NoAccounting, read_accounting
+from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
 from headrace.cluster.slurm.status import ask_controller, is_unknown_job, split_id
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -230,7 +230,9 @@ class SlurmExecutor:
         found: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
         try:
             books = read_accounting(self.commands, job_ids=numbers)
-        except NoAccounting:
+        except (SlurmUnavailable, ClusterTimeout):
+            raise
+        except ClusterError:  # there are none, or this user may not read them
             books = []
         for job in books:
             found.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()
