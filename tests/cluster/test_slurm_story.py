@@ -160,6 +160,23 @@ def test_a_job_that_slurmctld_forgot_is_known_from_the_list_of_jobs_completed(ex
     assert (status.name, status.state, status.exit_code) == ("forgotten", JobState.FAILED, 5)
 
 
+def test_many_jobs_are_asked_for_at_once(ex, tmp_path):
+    jobs = [submit(ex, tmp_path, "true", "--hold") for _ in range(34)]
+    asked: list[tuple[str, ...]] = []
+
+    class Counted(Commands):
+        def query(self, *command, deadline_s=None):
+            asked.append(command)
+            return super().query(*command, deadline_s=deadline_s)
+
+    found = SlurmExecutor(Counted()).status([*jobs, "987654"])
+    assert [[s.job_id for s in found[job]] for job in jobs] == [[job] for job in jobs]
+    assert found["987654"] == []
+    assert asked.count(("scontrol", "--details", "show", "job")) == 1
+    assert len(asked) < 6
+    ex.cancel(jobs)
+
+
 def test_two_jobs_of_one_name_are_two(ex, tmp_path):
     jobs = [submit(ex, tmp_path, f"echo {i}", "--job-name=same") for i in range(2)]
     ex.wait(jobs, WAIT_S)
