@@ -352,6 +352,10 @@ class Slurm:
             "sbatch", "--parsable", f"--chdir={self.folder}", *options, text=script
         ).strip()
 
+    def said_of(self, job_id: str) -> str:
+        """All that Slurm knows of a job, for a test that fails."""
+        return self.run("scontrol", "show", "job", job_id).stdout + self._logs()
+
     def job_state(self, job_id: str) -> str:
         """A job's state, in Slurm's long words."""
         return self.command(

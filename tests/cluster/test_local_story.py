@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,9 @@ import pytest
 
 from cluster.executor_tests import lives
 from headrace.cluster.executor import JobState, Submission
+from headrace.cluster.local import tree
 from headrace.cluster.local.executor import LocalExecutor
+from headrace.cluster.local.folder import jobs_folder
 from headrace.cluster.local.tree import KEEPER_MARK
 from headrace.errors import ClusterError, ClusterRequestError
 from tests_shared import until
@@ -251,6 +254,24 @@ def test_a_damaged_state_is_an_error_that_names_it(ex, tmp_path):
     (ex.jobs.path / job / "_/state.json").write_text("{")
     with pytest.raises(ClusterError, match=r"state\.json"):
         ex.status([job])
+
+
+def test_children_are_found_where_the_kernel_does_not_list_them(monkeypatch):
+    monkeypatch.setattr(tree, "_LISTED", False)
+    with subprocess.Popen(["sh", "-c", "sleep 300 & wait"]) as process:
+        assert until(lambda: len(tree.descendants(process.pid)) == 1)
+        (below,) = tree.descendants(process.pid)
+        assert process.pid in tree.descendants(os.getpid())
+        tree.send(below, signal.SIGKILL)
+    assert tree.started_at(below) is None
+    tree.send(below, signal.SIGKILL)  # gone: no error
+
+
+def test_each_machine_has_its_own_jobs(tmp_path):
+    assert jobs_folder({"HEADRACE_JOBS_DIR": "/a"}).path == Path("/a")
+    state = jobs_folder({"XDG_STATE_HOME": str(tmp_path)}).path
+    assert state == tmp_path / "headrace/jobs" / socket.gethostname()
+    assert jobs_folder({}).path.is_relative_to(Path.home())
 
 
 def test_old_jobs_are_forgotten(ex, tmp_path):

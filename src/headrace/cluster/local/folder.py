@@ -1,6 +1,6 @@
 """Folder: what is known of this user's local jobs, as files; two processes never write the same one.
 
-    FOLDER/           0700: HEADRACE_JOBS_DIR, or headrace/jobs in the user's state folder
+    FOLDER/           0700: HEADRACE_JOBS_DIR, or headrace/jobs/HOST in the user's state folder
       lock            held by whoever numbers or starts jobs
       next            the next job's number
       17/             a job: `job.json` what was asked, `script`
@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 import time
 from dataclasses import asdict, dataclass, field
@@ -43,13 +44,16 @@ KEPT_S = 86400.0
 
 
 def jobs_folder(environment: Mapping[str, str] | None = None) -> JobsFolder:
-    """This user's: HEADRACE_JOBS_DIR, XDG_STATE_HOME/headrace/jobs or ~/.local/state/headrace/jobs."""
+    """This user's on this machine: HEADRACE_JOBS_DIR, else headrace/jobs/HOST in the user's state folder.
+
+    That is XDG_STATE_HOME or ~/.local/state. Home folders are often shared between machines, processes are not.
+    """
     environment = os.environ if environment is None else environment
     if given := environment.get(FOLDER_VARIABLE):
         return JobsFolder(Path(given))
     state = environment.get("XDG_STATE_HOME")
     base = Path(state) if state else Path.home() / ".local/state"
-    return JobsFolder(base / "headrace/jobs")
+    return JobsFolder(base / "headrace/jobs" / socket.gethostname())
 
 
 @dataclass(slots=True)

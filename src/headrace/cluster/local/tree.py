@@ -28,6 +28,9 @@ KEEPER_MARK = "headrace.cluster.local.keeper"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""Whether the kernel lists children (CONFIG_PROC_CHILDREN); else all processes are looked at."""
+
 
 def adopt_orphans() -> None:
     """Be the parent of whatever the processes below this one leave behind."""
@@ -80,6 +83,15 @@ def with_key(variable: str, value: str) -> Iterator[int]:
 
 
 def _children(pid: int) -> Iterator[int]:
+    if not _LISTED:
+        for folder in Path("/proc").iterdir():
+            if (
+                folder.name.isdigit()
+                and (fields := _stat(int(folder.name)))
+                and fields[1] == str(pid)
+            ):
+                yield int(folder.name)
+        return
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):

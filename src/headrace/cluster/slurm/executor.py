@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.log_file import follow_file, read_file
-from headrace.cluster.slurm.accounting import NoAccounting, read_accounting
+from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
-from headrace.cluster.slurm.status import ask_controller, is_unknown_job, split_id
+from headrace.cluster.slurm.status import ask_controller, ask_for_all, is_unknown_job, split_id
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ __all__ = ["SlurmExecutor"]
 
 _POLL_S = (0.1, 5.0)
 """The first and the longest pause between two looks at jobs: each is a request to slurmctld, shared by all."""
+
+_SINGLY_MAX = 32
+"""So many jobs are asked for one by one, 5 ms each; for more, all of the cluster's are read."""
 
 OUTAGE_S = 600.0
 """So long is slurmctld waited for: a restart, or a failover to its backup."""
@@ -95,10 +98,11 @@ class SlurmExecutor:
             ClusterError: Slurm does not answer.
         """
         asked = {job_id: _split(job_id) for job_id in job_ids}
-        known = {
-            number: ask_controller(self.commands, number)
-            for number in {n for n, _ in asked.values()}
-        }
+        numbers = {number for number, _ in asked.values()}
+        if len(numbers) > _SINGLY_MAX:
+            known = ask_for_all(self.commands, numbers)
+        else:
+            known = {number: ask_controller(self.commands, number) for number in numbers}
         for statuses in known.values():
             for status in statuses:
                 self._seen[status.job_id] = status
@@ -230,7 +234,9 @@ class SlurmExecutor:
         found: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
         try:
             books = read_accounting(self.commands, job_ids=numbers)
-        except NoAccounting:
+        except (SlurmUnavailable, ClusterTimeout):
+            raise
+        except ClusterError:  # there are none, or this user may not read them
             books = []
         for job in books:
             found.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()

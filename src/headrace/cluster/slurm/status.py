@@ -15,11 +15,18 @@ from headrace.cluster.slurm.values import job_state, unix_seconds
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from headrace.cluster.slurm.commands import Commands
 
-__all__ = ["ask_controller", "is_unknown_job", "known_exit_code", "read_statuses", "split_id"]
+__all__ = [
+    "ask_controller",
+    "ask_for_all",
+    "is_unknown_job",
+    "known_exit_code",
+    "read_statuses",
+    "split_id",
+]
 
 TASKS_MAX = 10_000
 """So many tasks of an array that wait have an entry each; those of a larger one are one entry together."""
@@ -60,6 +67,18 @@ def ask_controller(commands: Commands, number: str) -> list[JobStatus]:
         if is_unknown_job(e):
             return []
         raise
+
+
+def ask_for_all(commands: Commands, numbers: Collection[str]) -> dict[str, list[JobStatus]]:
+    """What slurmctld knows of many jobs, by one request.
+
+    Raises:
+        ClusterError: it cannot be asked.
+    """
+    found: dict[str, list[JobStatus]] = {number: [] for number in numbers}
+    for status in read_statuses(commands.query("scontrol", "--details", "show", "job")):
+        found.get(status.job_id.partition("_")[0], []).append(status)
+    return found
 
 
 def read_statuses(text: str) -> Iterator[JobStatus]:

@@ -73,7 +73,9 @@ def read_nodes(text: str) -> tuple[Node, ...]:
 
 
 def _node(block: str) -> Node:
-    said = dict(_WORD.findall(block))
+    # What comes behind is not read, but for the reason.
+    end = block.find("\n   BootTime=")
+    said = dict(_WORD.findall(block[:end] if end > 0 else block))
     try:
         gres, used = parse_gres(said.get("Gres", "")), parse_gres(said.get("GresUsed", ""))
         return Node(
@@ -107,7 +109,7 @@ def _node_states(text: str) -> tuple[str, ...]:
         states.append(word.rstrip("*~#!%$@^-").lower())
         if "*" in word:
             states.append("not_responding")
-    return tuple(state for state in states if state)
+    return tuple(dict.fromkeys(state for state in states if state))
 
 
 # -- partitions ------------------------------------------------------------------------------------
@@ -181,32 +183,32 @@ def task_id(job_id: str, array_id: str | None, task: str | None) -> str:
 
 
 def _job(text: str, begin: int, end: int) -> Job:
-    # The lines of a job always come in this order, so each is looked for behind the one before. Most are the
-    # same for many jobs: what they say is remembered by their text.
-    find = text.find
+    # The lines of a job always come in this order, so each is looked for behind the one before; what is missing
+    # is a ValueError. Most lines are the same for many jobs: what they say is remembered by their text.
+    find, index = text.find, text.index
     at = find("\n", begin, end)
     job_id, array_id, task, name = _first(text[begin:at])
-    at = _after("\n   UserId=", text, at, end)
+    at = index("\n   UserId=", at, end) + 11
     user = text[at : find("(", at, end)]
-    at = _after("\n   Priority=", text, at, end)
+    at = index("\n   Priority=", at, end) + 13
     blank = find(" ", at, end)
     priority = int(text[at:blank])
     at = find("\n", blank, end)
     account, qos = _paid_by(text[blank:at])
-    at = _after("\n   JobState=", text, at, end)
+    at = index("\n   JobState=", at, end) + 13
     state, reason = _doing(text[at : find("\n", at, end)])
-    at = _after(" TimeLimit=", text, at, end)
+    at = index(" TimeLimit=", at, end) + 11
     limit = text[at : find(" ", at, end)]
-    at = _after("\n   SubmitTime=", text, at, end)
+    at = index("\n   SubmitTime=", at, end) + 15
     submitted = text[at : find(" ", at, end)]
-    at = _after("\n   StartTime=", text, at, end)
+    at = index("\n   StartTime=", at, end) + 14
     started = text[at : find(" ", at, end)]
-    at = _after("\n   Partition=", text, at, end)
+    at = index("\n   Partition=", at, end) + 14
     partition = text[at : find(" ", at, end)]
-    at = _after("\n   NodeList=", text, at, end)
-    stop = find("\n", at, end)
+    at = index("\n   NodeList=", at, end) + 13
+    stop = index("\n", at, end)
     nodes = expand_hosts(text[at:stop])
-    at = _after("\n   NumNodes=", text, stop - 1, end)
+    at = index("\n   NumNodes=", stop, end) + 13
     stop = find("\n   Socks", at, end)
     node_count, cpu_count, memory, gpus = _resources(text[at:stop])
     allocations = _allocations(text, stop, end) if nodes else ()
@@ -214,19 +216,13 @@ def _job(text: str, begin: int, end: int) -> Job:
         gpus = sum([a.gpu_count for a in allocations]) or gpus
     elif not gpus:
         gpus = _gpus_wanted(text[at:end], node_count)
-    # By position: in half the time that it takes by name.
+    # By position: in half the time that it takes by name. Most times are one of a kind: not remembered.
     return Job(
-        task_id(job_id, array_id, task), name, user, account, partition, state, reason, qos, nodes,
-        allocations, node_count, cpu_count, gpus, memory,
-        unix_seconds(submitted), unix_seconds(started), minutes(limit), priority,
+        job_id if array_id is None else task_id(job_id, array_id, task), name, user, account, partition,
+        state, reason, qos, nodes, allocations, node_count, cpu_count, gpus, memory,
+        float(submitted) if submitted.isdigit() else unix_seconds(submitted),
+        unix_seconds(started), minutes(limit), priority,
     )  # fmt: skip
-
-
-def _after(key: str, text: str, begin: int, end: int) -> int:
-    at = text.find(key, begin, end)
-    if at < 0:
-        raise ValueError(f"no {key.strip()}")
-    return at + len(key)
 
 
 def _first(line: str) -> tuple[str, str | None, str | None, str]:

@@ -1,0 +1,93 @@
+"""Snapshots: of the real Slurm by both forms, of a recording, and of a large simulated cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cluster.simulated import simulated_cluster
+from headrace.cluster.executor import JobState
+from headrace.cluster.slurm import Recording, read_accounting, read_snapshot, record
+from headrace.cluster.slurm.commands import Commands
+from tests_shared import until
+
+
+def test_a_real_cluster_reads_the_same_by_text_and_by_json(slurm, tmp_path):
+    job = slurm.sbatch(
+        "#!/bin/sh\nsleep 60\n", "--nodelist=node[0-1]", "--gpus-per-node=1", "--cpus-per-task=2",
+        "--job-name=two", "--time=10",
+    )  # fmt: skip
+    one = slurm.sbatch("#!/bin/sh\nsleep 60\n", "--nodelist=node1", "--gpus=1")
+    waits = slurm.sbatch(
+        "#!/bin/sh\ntrue\n", f"--dependency=afterok:{job}", "--gpus=8", "--nodes=4"
+    )
+    for each in (job, one):
+        slurm.wait_for_job(each, "RUNNING")
+    snapshot = read_snapshot()
+    assert (snapshot.cluster, snapshot.version) == (
+        "lab",
+        slurm.command("scontrol", "--version").split()[1],
+    )
+    nodes = {node.name: node for node in snapshot.nodes}
+    assert [nodes[n].gpus_allocated for n in slurm.nodes] == [(0,), (0, 1), (), ()]
+    assert {(n.cpus, n.sockets, n.gpus, n.gpu_type, n.memory_mib) for n in nodes.values()} == {
+        (8, 2, 2, "h100", 16000)
+    }
+    jobs = {j.job_id: j for j in snapshot.jobs}
+    assert [(a.node, a.gpus, a.cpus) for a in jobs[job].allocations] == [
+        ("node0", (0,), 2),
+        ("node1", (0,), 2),
+    ]
+    assert [(a.node, a.gpus) for a in jobs[one].allocations] == [("node1", (1,))]
+    assert (jobs[waits].state, jobs[waits].gpu_count, jobs[waits].reason) == (
+        JobState.PENDING,
+        8,
+        "Dependency",
+    )
+    assert {p.name for p in snapshot.partitions if p.is_default} == {"main"}
+
+    recording = record()
+    document = record(form="json")
+    assert document.jobs.lstrip().startswith("{")
+    still = [
+        dataclasses.replace(n, cpu_load=None, memory_free_mib=None) for n in recording.read().nodes
+    ]
+    assert still == [
+        dataclasses.replace(n, cpu_load=None, memory_free_mib=None) for n in document.read().nodes
+    ]
+    assert sorted(recording.read().jobs, key=lambda j: j.job_id) == sorted(
+        document.read().jobs, key=lambda j: j.job_id
+    )
+    recording.save(tmp_path / "recorded")
+    assert read_snapshot(recorded=tmp_path / "recorded") == recording.read()
+    assert Recording.load(tmp_path / "recorded") == recording
+
+
+def test_jobs_that_ended_are_in_the_books_and_not_in_the_snapshot(slurm):
+    job = slurm.sbatch("#!/bin/sh\nexit 4\n", "--job-name=over", "--comment=x")
+    slurm.wait_for_job(job)
+    assert job not in {j.job_id for j in read_snapshot().jobs}
+
+    def books() -> list:
+        return [j for j in read_accounting(Commands()) if j.job_id == job]
+
+    assert until(books)  # the list is written a moment later
+    (found,) = books()
+    assert (found.name, found.state, found.exit_code) == ("over", JobState.FAILED, 4)
+    assert read_accounting(Commands(), users=["nobody"]) == []
+    assert read_accounting(Commands(), until_s=found.submitted_s - 10) == []
+
+
+def test_a_large_simulated_cluster_reads_whole():
+    snapshot = simulated_cluster(nodes=500, jobs=5000).read()
+    assert (len(snapshot.nodes), len(snapshot.jobs)) == (500, 5000)
+    running = [job for job in snapshot.jobs if job.state == JobState.RUNNING]
+    assert 0 < len(running) < len(snapshot.jobs)
+    # What jobs have is what nodes have given.
+    had: dict[str, set[int]] = {}
+    for job in running:
+        assert sum(a.gpu_count for a in job.allocations) == job.gpu_count
+        for allocation in job.allocations:
+            taken = had.setdefault(allocation.node, set())
+            assert taken.isdisjoint(allocation.gpus)
+            taken.update(allocation.gpus)
+    assert {n.name: set(n.gpus_allocated) for n in snapshot.nodes if n.gpus_allocated} == had
