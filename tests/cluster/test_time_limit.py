@@ -25,7 +25,15 @@ def test_forms(text, minutes):
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("4", 240), ("72", 4320), ("0", 0), ("04:00:00", 240), ("4:30", 5), ("1-0", 1440), ("30m", 30)],
+    [
+        ("4", 240),
+        ("72", 4320),
+        ("0", 0),
+        ("04:00:00", 240),
+        ("4:30", 5),
+        ("1-0", 1440),
+        ("30m", 30),
+    ],
 )
 def test_a_bare_number_is_hours_in_hals_commands(text, minutes):
     assert read_minutes(text, bare_hours=True) == minutes

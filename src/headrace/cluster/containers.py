@@ -69,7 +69,10 @@ class Container:
     def srun_options(self) -> list[str]:
         """What pyxis adds to `srun`; GPUs come by enroot's own hook."""
         mounts = ",".join(_both_sides(mount) for mount in self.mounts)
-        return [f"--container-image={self.image}", *([f"--container-mounts={mounts}"] if mounts else [])]
+        return [
+            f"--container-image={self.image}",
+            *([f"--container-mounts={mounts}"] if mounts else []),
+        ]
 
     def around(self, command: Sequence[str]) -> list[str]:
         """A command inside, or as it is where `srun` sees to it."""
@@ -160,7 +163,9 @@ def find_container(
         if not path.exists():
             raise ClusterRequestError(f"there is no container image {path}.", path=str(path))
     else:
-        folders = next((env[name] for name in _REGISTRIES if env.get(name)), site.container_registry)
+        folders = next(
+            (env[name] for name in _REGISTRIES if env.get(name)), site.container_registry
+        )
         path = _in_registry(asked, [Path(f) for f in folders.split(":") if f])
     runtime = site.container_runtime or ("pyxis" if path.suffix == ".sqsh" else "apptainer")
     return Container(runtime, str(path), site.container_mounts, gpus)

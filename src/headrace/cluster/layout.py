@@ -145,7 +145,13 @@ class _Wish:
     """One request, tried on partitions."""
 
     def __init__(
-        self, request: Request, short: Shorthand | None, snapshot: ClusterSnapshot, site: Site, *, hours: bool
+        self,
+        request: Request,
+        short: Shorthand | None,
+        snapshot: ClusterSnapshot,
+        site: Site,
+        *,
+        hours: bool,
     ) -> None:
         self.request = request
         self.short = short
@@ -170,7 +176,9 @@ class _Wish:
         nodes = eligible(everything, self.request, self.site)
         fit = self._fit(partition, everything, nodes)
         remarks: list[str] = []
-        time, capped = time_limit(partition, self.request.time, self.site, remarks, bare_hours=self.hours)
+        time, capped = time_limit(
+            partition, self.request.time, self.site, remarks, bare_hours=self.hours
+        )
         make = self._with_gpus if self.request.gpus else self._without_gpus
         sizes = make(partition, fit, remarks)
         remarks += _waiting(fit)
@@ -231,7 +239,9 @@ class _Wish:
     ) -> Refused:
         nearest = most_gpus(nodes, gpus, count, most)
         if not nearest:
-            return Refused(f"{where}: its nodes have no GPUs.", near=0, next_step="Name another partition.")
+            return Refused(
+                f"{where}: its nodes have no GPUs.", near=0, next_step="Name another partition."
+            )
         biggest = max(node.gpus for node in nodes)
         having = sum(node.gpus > 0 for node in nodes)
         on = f" on {count} node{'s' * (count > 1)}" if count else ""
@@ -248,7 +258,9 @@ class _Wish:
     def _type_to_say(self, everything: Iterable[Node], fit: Fit) -> str:
         """A type is said where it is asked for, or where Slurm could take others too."""
         types = {n.gpu_type for n in everything if n.gpus}
-        return fit.gpu_type if fit.gpus_per_node and (self.request.gpu_type or len(types) > 1) else ""
+        return (
+            fit.gpu_type if fit.gpus_per_node and (self.request.gpu_type or len(types) > 1) else ""
+        )
 
     def _kind_of_node(
         self, everything: list[Node], nodes: list[Node], fit: Fit
@@ -267,7 +279,9 @@ class _Wish:
 
     # -- CPUs and memory ---------------------------------------------------------------------------
 
-    def _with_gpus(self, partition: Partition, fit: Fit, remarks: list[str]) -> dict[str, int | None]:
+    def _with_gpus(
+        self, partition: Partition, fit: Fit, remarks: list[str]
+    ) -> dict[str, int | None]:
         request = self.request
         gpus = request.gpus or 0
         per_gpu = self._cpus_per_gpu(partition, fit, remarks)
@@ -284,12 +298,16 @@ class _Wish:
                 f"{gpus - gpus % fit.count} or {gpus - gpus % fit.count + fit.count} would be."
             )
         memory = self._memory_per_gpu(partition, fit, per_gpu)
-        on_node = request.memory if request.memory is not None else memory and memory * fit.gpus_per_node
+        on_node = (
+            request.memory if request.memory is not None else memory and memory * fit.gpus_per_node
+        )
         return {
             "tasks": gpus if tasks is None else tasks * fit.count,
             "tasks_per_node": None if not fit.even else tasks or fit.gpus_per_node,
             "gpus_per_node": fit.gpus_per_node if fit.even else None,
-            "cpus_per_task": per_gpu if tasks is None else max(1, per_gpu * fit.gpus_per_node // tasks),
+            "cpus_per_task": per_gpu
+            if tasks is None
+            else max(1, per_gpu * fit.gpus_per_node // tasks),
             "memory_per_node": on_node if fit.even or request.memory is not None else None,
             "memory_per_gpu": memory,
         }
@@ -361,7 +379,12 @@ class _Wish:
         most = _of_the_last(fit, lambda node: node.memory_mib)
         if memory is not None and memory > most >= _MEMORY_LEAST_MIB:
             raise _too_much_memory(partition, memory, most, "node", "--memory")
-        if memory is None and self.short is not None and cpus is not None and most >= _MEMORY_LEAST_MIB:
+        if (
+            memory is None
+            and self.short is not None
+            and cpus is not None
+            and most >= _MEMORY_LEAST_MIB
+        ):
             memory = int(most * _MEMORY_SHARE) * cpus * tasks // can
             if limit := partition.max_memory_per_cpu_mib:
                 memory = min(memory, limit * cpus * tasks)

@@ -27,7 +27,10 @@ def environment_lines(request: Request, site: Site) -> list[str]:
         setup_file = shlex.quote(site.conda_setup)
         lines.append(f". {setup_file}" if site.conda_setup else 'eval "$(conda shell.posix hook)"')
         lines.append(
-            _or_end(f"conda activate {shlex.quote(request.conda)}", "the conda environment cannot be activated")
+            _or_end(
+                f"conda activate {shlex.quote(request.conda)}",
+                "the conda environment cannot be activated",
+            )
         )
     if request.venv:
         activate = shlex.quote(f"{request.venv.rstrip('/')}/bin/activate")

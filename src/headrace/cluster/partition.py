@@ -52,7 +52,12 @@ def candidates(
     if kind is not None and kind.partition:
         return [_named(known, kind.partition)]
     first = [site.gpu_partition] if request.gpus else [site.cpu_partition]
-    if request.gpus and site.short_partition and minutes and minutes <= (site.short_time or minutes):
+    if (
+        request.gpus
+        and site.short_partition
+        and minutes
+        and minutes <= (site.short_time or minutes)
+    ):
         first.insert(0, site.short_partition)
     names = [_named(known, name).name for name in first if name]
     open_ones = [p for p in snapshot.partitions if p.state == "up"]

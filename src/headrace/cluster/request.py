@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
     from headrace.cluster.sbatch_words import Word
 
-__all__ = ["ASKS", "WORDS_OF_OURS", "Ask", "Kind", "Request", "memory_mib", "read_request", "request_of_words"]
+__all__ = [
+    "ASKS",
+    "WORDS_OF_OURS",
+    "Ask",
+    "Kind",
+    "Request",
+    "memory_mib",
+    "read_request",
+    "request_of_words",
+]
 
 
 class Kind(Enum):
@@ -239,7 +248,9 @@ def request_of_words(
         ask = known.get(word.name)
         if ask is None and ours:
             close = difflib.get_close_matches(word.name, known, 1)
-            meant = f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
+            meant = (
+                f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
+            )
             raise ClusterRequestError(f"{where}: --{word.name} is no option of ours; {meant}")
         if ask is None:
             others.append(word)
@@ -253,7 +264,7 @@ def request_of_words(
 
 
 def memory_mib(text: str) -> int:
-    """"32G" and what else Slurm takes, in MiB, rounded up.
+    """ "32G" and what else Slurm takes, in MiB, rounded up.
 
     Raises:
         ValueError: the text is no size.

@@ -69,7 +69,11 @@ class Script:
     def is_shell(self) -> bool:
         """Whether lines of POSIX shell may stand in it."""
         words = [word.rpartition("/")[2] for word in self.interpreter]
-        words = [word for word in words[1:] if not word.startswith("-")] if words[:1] == ["env"] else words
+        words = (
+            [word for word in words[1:] if not word.startswith("-")]
+            if words[:1] == ["env"]
+            else words
+        )
         return bool(words) and words[0] in _SHELLS
 
     @property

@@ -56,7 +56,9 @@ def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
         return None
     count = int(match[2])
     if count == 0:
-        raise ClusterRequestError(f"partition {text!r} asks for none.", next_step=f"{match[1]}1 is the least.")
+        raise ClusterRequestError(
+            f"partition {text!r} asks for none.", next_step=f"{match[1]}1 is the least."
+        )
     return Shorthand(text, gpus=count) if match[1] == "gpux" else Shorthand(text, nodes=count)
 
 
@@ -81,5 +83,7 @@ def apply_shorthand(request: Request, short: Shorthand) -> tuple[Request, list[s
         )
     remarks = []
     if request.cpus_per_gpu is not None:
-        remarks.append(f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored.")
+        remarks.append(
+            f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored."
+        )
     return dataclasses.replace(plain, nodes=short.nodes, cpus_per_gpu=None), remarks

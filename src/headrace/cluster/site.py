@@ -16,7 +16,7 @@ from headrace.cluster.request import memory_mib
 from headrace.cluster.time_limit import read_minutes
 from headrace.errors import ClusterRequestError
 
-__all__ = ["KEYS", "PARTITION_KEYS", "Key", "PartitionSite", "Site", "find_site", "read_site"]
+__all__ = ["KEYS", "PARTITION_KEYS", "Key", "PartitionSite", "Site", "find_site", "own_site", "read_site"]
 
 VERSION: Final = 1
 
@@ -178,9 +178,15 @@ def find_site(environment: Mapping[str, str] | None = None) -> Path | None:
     env = os.environ if environment is None else environment
     if named := env.get("HEADRACE_SITE"):
         return Path(named)
-    own = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/nonexistent"), ".config"))
-    places = (own / "headrace/site.yaml", Path("/etc/headrace/site.yaml"))
+    places = (own_site(env), Path("/etc/headrace/site.yaml"))
     return next((place for place in places if place.is_file()), None)
+
+
+def own_site(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the user's own file lies, or would."""
+    env = os.environ if environment is None else environment
+    folder = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/nonexistent"), ".config"))
+    return folder / "headrace/site.yaml"
 
 
 def read_site(path: Path | None) -> Site:
@@ -222,7 +228,9 @@ def _site(data: Any, path: Path) -> Site:
         **{key.path: found.pop(key.path) for key in PARTITION_KEYS if key.path in found}
     )
     fields = {_FIELDS.get(name, name): value for name, value in found.items()}
-    return Site(path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields)
+    return Site(
+        path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields
+    )
 
 
 _FIELDS: Final = {

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headrace.cluster.executor import JobState
+from headrace.cluster.executor import JobState  # noqa: TC001 - what reads a snapshot looks at its types
 
 __all__ = ["Allocation", "ClusterSnapshot", "Job", "Node", "Partition"]
 

@@ -96,5 +96,9 @@ def time_text(minutes: int | None) -> str:
     hours, left = divmod(rest, 60)
     if days and not left and days * 24 + hours <= 72:
         days, hours = 0, days * 24 + hours
-    parts = [f"{days} d" if days else "", f"{hours} h" if hours else "", f"{left} min" if left else ""]
+    parts = [
+        f"{days} d" if days else "",
+        f"{hours} h" if hours else "",
+        f"{left} min" if left else "",
+    ]
     return " ".join(part for part in parts if part) or "0 min"
