@@ -11,9 +11,22 @@ NOW_S = 1_790_000_000.0
 
 
 def node(name, gpus=0, gpu_type="", cpus=64, memory_mib=256_000, **more):
-    more = {"states": ("idle",), "sockets": 2, "threads_per_core": 2, "architecture": "x86_64"} | more
+    more = {
+        "states": ("idle",),
+        "sockets": 2,
+        "threads_per_core": 2,
+        "architecture": "x86_64",
+    } | more
     cores = cpus // more["sockets"] // more["threads_per_core"]
-    return Node(name=name, cpus=cpus, cores_per_socket=cores, memory_mib=memory_mib, gpus=gpus, gpu_type=gpu_type, **more)
+    return Node(
+        name=name,
+        cpus=cpus,
+        cores_per_socket=cores,
+        memory_mib=memory_mib,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        **more,
+    )
 
 
 def cluster(nodes, partitions, jobs=(), name="test"):
@@ -37,9 +50,12 @@ def hal():
 
 
 def mixed():
-    """8-GPU H100 nodes, 2-GPU A100 ones of ARM, an old V100 one, nodes without GPUs, one partition each and `all`."""
+    """8-GPU H100 nodes, 2-GPU A100 ones of ARM, an old V100 one, nodes without GPUs; a partition each and `all`."""
     h100 = [node(f"h{i}", 8, "h100", 128, 1_000_000, features=("ib", "nvme")) for i in range(4)]
-    arm = [node(f"a{i}", 2, "a100", 80, 500_000, threads_per_core=1, sockets=1, architecture="aarch64") for i in range(2)]
+    arm = [
+        node(f"a{i}", 2, "a100", 80, 500_000, threads_per_core=1, sockets=1, architecture="aarch64")
+        for i in range(2)
+    ]
     old = [node("v0", 4, "v100", 40, 128_000, features=("ib",))]
     plain = [node(f"c{i}", cpus=64) for i in range(6)]
     names = [tuple(n.name for n in some) for some in (h100, arm, old, plain)]
@@ -69,23 +85,36 @@ def busy():
         )
         for i in range(4)
     ]  # fmt: skip
-    running = {"account": "ml", "partition": "main", "state": JobState.RUNNING, "submitted_s": NOW_S - 9000}
-    waiting = {"account": "ml", "partition": "main", "state": JobState.PENDING, "submitted_s": NOW_S - 600}
+    running = {
+        "account": "ml",
+        "partition": "main",
+        "state": JobState.RUNNING,
+        "submitted_s": NOW_S - 9000,
+    }
+    waiting = {
+        "account": "ml",
+        "partition": "main",
+        "state": JobState.PENDING,
+        "submitted_s": NOW_S - 600,
+    }
     jobs = [
         Job(
             "101", "resnet", "ann", nodes=("gpu0",), node_count=1, cpu_count=8, gpu_count=1, memory_mib=30_000,
-            allocations=(Allocation("gpu0", 8, 30_000, 1, (2,)),), started_s=NOW_S - 3600, limit_minutes=240, **running,
+            allocations=(Allocation("gpu0", 8, 30_000, 1, (2,)),), started_s=NOW_S - 3600,
+            limit_minutes=240, **running,
         ),
         Job(
             "102", "llm-pretrain", "bob", nodes=("gpu0", "gpu1"), node_count=2, cpu_count=40, gpu_count=5,
             memory_mib=158_000,
-            allocations=(Allocation("gpu0", 8, 30_000, 1, (0,)), Allocation("gpu1", 32, 128_000, 4, (0, 1, 2, 3))),
+            allocations=(
+                Allocation("gpu0", 8, 30_000, 1, (0,)), Allocation("gpu1", 32, 128_000, 4, (0, 1, 2, 3))
+            ),
             started_s=NOW_S - 7200, limit_minutes=None, **running,
         ),
         Job("103_1", "sweep", "ann", reason="Resources", gpu_count=4, node_count=1, cpu_count=32,
             started_s=NOW_S + 5400, limit_minutes=60, priority=900, **waiting),
-        Job("103_[2-9]", "sweep", "ann", reason="Priority", gpu_count=4, node_count=1, cpu_count=32, limit_minutes=60,
-            priority=800, **waiting),
+        Job("103_[2-9]", "sweep", "ann", reason="Priority", gpu_count=4, node_count=1, cpu_count=32,
+            limit_minutes=60, priority=800, **waiting),
         Job("104", "eval", "eve", reason="Dependency", gpu_count=1, node_count=1, cpu_count=4, limit_minutes=30,
             priority=100, **waiting),
     ]  # fmt: skip
@@ -104,20 +133,34 @@ def huge(nodes=5000, jobs=50_000, seed=7):
         free = list(range(8))
         here: list[int] = []
         away = chance.random() < 0.1
-        while not away and len(free) > 1 and len(running) < jobs * 2 // 5 and chance.random() < 0.85:
+        while (
+            not away and len(free) > 1 and len(running) < jobs * 2 // 5 and chance.random() < 0.85
+        ):
             got = tuple(free.pop(0) for _ in range(min(len(free), chance.choice((1, 1, 2, 4)))))
             here += got
             job = str(100_000 + len(running))
             running.append(
                 Job(
                     job, f"train-{job}", chance.choice(users), "ml", "main", JobState.RUNNING, nodes=(name,),
-                    allocations=(Allocation(name, 16 * len(got), 100_000, len(got), got),), cpu_count=16 * len(got),
+                    allocations=(Allocation(name, 16 * len(got), 100_000, len(got), got),),
+                    cpu_count=16 * len(got),
                     gpu_count=len(got), started_s=NOW_S - chance.randrange(90_000), limit_minutes=1440,
                 )
             )  # fmt: skip
-        state = ("down",) if away else ("allocated",) if not free else ("mixed",) if here else ("idle",)
+        state = (
+            ("down",) if away else ("allocated",) if not free else ("mixed",) if here else ("idle",)
+        )
         made.append(
-            node(name, 8, "h100", 128, 1_000_000, states=state, gpus_allocated=tuple(here), cpus_allocated=16 * len(here))
+            node(
+                name,
+                8,
+                "h100",
+                128,
+                1_000_000,
+                states=state,
+                gpus_allocated=tuple(here),
+                cpus_allocated=16 * len(here),
+            )
         )
     waiting = [
         Job(

@@ -76,7 +76,8 @@ def test_any_text_is_a_time_or_an_error(text):
     try:
         found = read_minutes(text)
     except ClusterRequestError as e:
-        assert e.next_step is not None
+        if e.next_step is None:
+            raise
         return
     assert found is None or found >= 0
 

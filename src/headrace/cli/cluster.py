@@ -15,13 +15,16 @@ from headrace.cli.output import Json, Output, Quiet
 __all__ = ["app", "batch", "init", "run"]
 
 app = typer.Typer(
-    help="Run training on a Slurm cluster, or here in the same words.", no_args_is_help=True, rich_markup_mode=None
+    help="Run training on a Slurm cluster, or here in the same words.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 def run(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND ...]", help="Default: a shell.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND ...]", help="Default: a shell.", show_default=False),
     ] = None,
     *,
     asked: dict[str, Any],
@@ -30,9 +33,11 @@ def run(
     site: SiteFile = None,
     source: From = None,
     quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: as one JSON document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: as one JSON document.")
+    ] = False,
 ) -> int:
-    """Run a command in the foreground, or a shell, on the nodes that are asked for; it ends as the command ends.
+    """Run a command in the foreground, or a shell, on the nodes that are asked for, and end as it ends.
 
     The command runs once, on the first node; `srun` in it starts one task for each GPU.
     """
@@ -45,7 +50,8 @@ def run(
 def batch(
     script: Annotated[str, typer.Argument(help="A script; - for standard input.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS ...]", help="For the script.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[ARGUMENTS ...]", help="For the script.", show_default=False),
     ] = None,
     *,
     asked: dict[str, Any],
@@ -63,14 +69,18 @@ def batch(
     from headrace.cli.cluster_submit import Asked, submit_script
 
     output = Output(as_json=as_json, quiet=quiet)
-    return submit_script(Asked(asked, executor, site, source, dry_run), script, arguments or [], output)
+    return submit_script(
+        Asked(asked, executor, site, source, dry_run), script, arguments or [], output
+    )
 
 
 def init(
     *,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."),
+        typer.Option(
+            "--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     source: From = None,
@@ -93,7 +103,9 @@ def init(
     path = out or own_site()
     if path.exists() and not overwrite:
         raise ClusterError(
-            f"{path} exists.", path=str(path), next_step="Give another path with --out, or --overwrite to replace it."
+            f"{path} exists.",
+            path=str(path),
+            next_step="Give another path with --out, or --overwrite to replace it.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -17,25 +17,30 @@ if TYPE_CHECKING:
 __all__ = ["DryRun", "From", "SiteFile", "Where", "asking"]
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be submitted, byte for byte; submit nothing.")
+    bool,
+    typer.Option("--dry-run", help="Print what would be submitted, byte for byte; submit nothing."),
 ]
 From = Annotated[
     Path | None,
-    typer.Option("--from", metavar="FILE", help="A saved snapshot instead of the live cluster (`queue --save`)."),
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A saved snapshot instead of the live cluster (`queue --save`).",
+    ),
 ]
 SiteFile = Annotated[
     Path | None,
-    typer.Option("--site", help="The site's file. Default: $HEADRACE_SITE, ~/.config/headrace/site.yaml, /etc/headrace/site.yaml."),
-]  # fmt: skip
+    typer.Option("--site", help="The site's file, as `headrace cluster init` writes it."),
+]
 Where = Annotated[
     str | None,
-    typer.Option("--executor", metavar="NAME", help="slurm or local. Default: slurm where it is installed."),
+    typer.Option(
+        "--executor", metavar="NAME", help="slurm or local. Default: slurm where it is installed."
+    ),
 ]
 
 
-def asking(
-    command: Callable[..., int], without: Collection[str] = ()
-) -> Callable[..., int]:
+def asking(command: Callable[..., int], without: Collection[str] = ()) -> Callable[..., int]:
     """The command, with an option for each row of the table.
 
     Args:

@@ -37,13 +37,23 @@ Texts = list[str] | None
 
 def queue(
     *,
-    user: Annotated[Texts, typer.Option("--user", "-u", help="Only this user's jobs; `me`: mine.")] = None,
-    node: Annotated[Texts, typer.Option("--node", "-n", help="Only these nodes: gpu[01-04].")] = None,
-    partition: Annotated[Texts, typer.Option("--partition", "-p", help="Only this partition.")] = None,
-    watch: Annotated[float | None, typer.Option("--watch", "-w", help="Look again every so many seconds.")] = None,
+    user: Annotated[
+        Texts, typer.Option("--user", "-u", help="Only this user's jobs; `me`: mine.")
+    ] = None,
+    node: Annotated[
+        Texts, typer.Option("--node", "-n", help="Only these nodes: gpu[01-04].")
+    ] = None,
+    partition: Annotated[
+        Texts, typer.Option("--partition", "-p", help="Only this partition.")
+    ] = None,
+    watch: Annotated[
+        float | None, typer.Option("--watch", "-w", help="Look again every so many seconds.")
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", help="At most so many lines of each kind.")] = ROWS,
     everything: Annotated[bool, typer.Option("--all", help="All lines.")] = False,
-    save: Annotated[Path | None, typer.Option("--save", help="Keep what was seen, for --from.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Keep what was seen, for --from.")
+    ] = None,
     source: From = None,
     as_json: Json = False,
 ) -> int:
@@ -89,10 +99,14 @@ class Selection:
 
         known = {node.name for node in snapshot.nodes}
         if missing := [name for name in self.nodes if name not in known]:
-            raise ValueError(f"there is no node {missing[0]}; of {len(known)} nodes the first is {min(known, default='-')}")
+            raise ValueError(
+                f"there is no node {missing[0]}; of {len(known)} nodes the first is {min(known, default='-')}"
+            )
         names = [partition.name for partition in snapshot.partitions]
         if missing := [name for name in self.partitions if name not in names]:
-            raise ValueError(f"there is no partition {missing[0]}; expected {', '.join(sorted(names))}")
+            raise ValueError(
+                f"there is no partition {missing[0]}; expected {', '.join(sorted(names))}"
+            )
         return queue_board(
             snapshot, users=self.users, nodes=self.nodes, partitions=self.partitions, stalls=stalls
         )
@@ -150,7 +164,9 @@ def _stalls() -> Mapping[str, float] | None:
     return None
 
 
-def _watch(output: Output, selection: Selection, source: Path | None, seconds: float, rows: int | None) -> None:
+def _watch(
+    output: Output, selection: Selection, source: Path | None, seconds: float, rows: int | None
+) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -218,9 +234,9 @@ def _node(row: NodeRow) -> dict[str, Any]:
 def _job(row: JobRow) -> dict[str, Any]:
     job = row.job
     return {
-        "job": job.job_id, "name": job.name, "user": job.user, "account": job.account, "partition": job.partition,
-        "state": str(job.state), "reason": job.reason, "why": row.why, "nodes": job.nodes, "node_count": job.node_count,
-        "cpus": job.cpu_count, "gpus": job.gpu_count, "gpu_indices": row.gpu_indices, "waited_s": row.waited_s,
+        "job": job.job_id, "name": job.name, "user": job.user, "account": job.account,
+        "partition": job.partition, "state": str(job.state), "reason": job.reason, "why": row.why, "nodes": job.nodes,
+        "node_count": job.node_count, "cpus": job.cpu_count, "gpus": job.gpu_count, "gpu_indices": row.gpu_indices, "waited_s": row.waited_s,
         "ran_s": row.ran_s, "starts_in_s": row.starts_in_s, "ends_in_s": row.ends_in_s,
         "limit_minutes": job.limit_minutes, "priority": job.priority, "stall": row.stall,
     }  # fmt: skip

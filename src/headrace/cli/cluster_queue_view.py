@@ -1,7 +1,7 @@
 """How `headrace cluster queue` looks: the whole in one line, then nodes, who runs, who waits, and the users.
 
-GPUs are drawn by their real numbers: `0·2·` has 0 and 2 in use, 1 and 3 free. Nodes that are all free, or all away,
-share a line. What does not fit is counted, never dropped in silence; narrow terminals get fewer columns.
+GPUs are drawn by their real numbers: `0·2·` has 0 and 2 in use, 1 and 3 free. Nodes that are all free, or all
+away, share a line. What does not fit is counted, never dropped in silence; narrow terminals get fewer columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ TIGHT: Final = 50
 _GAP: Final = 2
 _LAST_MIN: Final = 8
 
-_COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_COLOURS: Final = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_magenta",
+)
 """Of users, in the order of their GPUs, again and again."""
 
 _BAR_CELLS: Final = 10
@@ -122,7 +131,11 @@ class _Rows:
         for name, width in zip(names, widths, strict=True):
             right = name.endswith(">")
             table.add_column(
-                name.rstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis", width=width
+                name.rstrip(">"),
+                justify="right" if right else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                width=width,
             )
         for row in self.rows:
             row[-1].truncate(widths[-1], overflow="ellipsis")
@@ -157,13 +170,16 @@ class _Shown:
         if totals.nodes_away:
             text.append(f", {count_text(totals.nodes_away)} away", "not bold red")
         text.append(
-            f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting", "not bold"
+            f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting",
+            "not bold",
         )
         return text
 
     def gpus(self, totals: Totals) -> Text:
         if not totals.gpus:
-            text = Text("CPUs ").append_text(_bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue"))
+            text = Text("CPUs ").append_text(
+                _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
+            )
             return text.append(f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used")
         cells = max(_BAR_CELLS, min(40, self.width - 60))
         text = Text("GPUs ").append_text(_bar(totals.gpus_used / totals.gpus, cells, "blue"))
@@ -187,7 +203,13 @@ class _Shown:
                 alike.setdefault(key, []).append(row)
         bars = self.only("CPUS", "LOAD>", "MEMORY>", when=self.wide)
         table = _Rows(
-            self.width, "NODE", "STATE", "GPUS", *bars, *self.only("CPUS>", when=self.middle and not self.wide), "JOBS"
+            self.width,
+            "NODE",
+            "STATE",
+            "GPUS",
+            *bars,
+            *self.only("CPUS>", when=self.middle and not self.wide),
+            "JOBS",
         )
         listed = busy if self.rows is None else busy[: self.rows]
         for row in listed:
@@ -200,7 +222,11 @@ class _Shown:
         if left:
             held = sum(len(row.holders) - row.holders.count("") for row in left)
             total = sum(row.node.gpus for row in left)
-            parts.append(_more(len(left), "node", f"{count_text(held)} of their {count_text(total)} GPUs used"))
+            parts.append(
+                _more(
+                    len(left), "node", f"{count_text(held)} of their {count_text(total)} GPUs used"
+                )
+            )
         if self.rows is not None and len(groups) > self.rows:
             rest = sum(len(rows) for rows in groups[self.rows :])
             parts.append(_more(rest, "node", "without jobs"))
@@ -215,7 +241,9 @@ class _Shown:
             _cut(compress_hosts(names), room),
             Text(_cut(state, 14 if self.middle else 9), style),
             self._gpus(row),
-            _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue").append(f" {node.cpus_allocated}/{node.cpus}"),
+            _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue").append(
+                f" {node.cpus_allocated}/{node.cpus}"
+            ),
             "-" if node.cpu_load is None else f"{node.cpu_load:.1f}",
             _memory(node.memory_allocated_mib, node.memory_mib),
             f"{node.cpus_allocated}/{node.cpus}",
@@ -223,7 +251,7 @@ class _Shown:
         )
 
     def _gpus(self, row: NodeRow) -> Text:
-        """Each GPU by its number: in its holder's colour, a dot where it is free, a cross where nobody can have it."""
+        """Each GPU by its number in its holder's colour; a dot where it is free, a cross where it is away."""
         if not row.node.gpus:
             return Text("-", "dim")
         users = {job.job_id: job.user for job in row.jobs}
@@ -232,9 +260,13 @@ class _Shown:
             return Text(f"{len(row.holders) - row.holders.count('')}/{row.node.gpus}")
         for index, holder in enumerate(row.holders):
             if holder:
-                text.append(str(index % 10), "bold " + self.colours.get(users.get(holder, ""), "white"))
+                text.append(
+                    str(index % 10), "bold " + self.colours.get(users.get(holder, ""), "white")
+                )
             else:
-                text.append("×" if row.away else "·", "red" if row.away else "green")
+                text.append(
+                    "\N{MULTIPLICATION SIGN}" if row.away else "·", "red" if row.away else "green"
+                )
         if row.unplaced_gpus:
             text.append(f" +{row.unplaced_gpus}", "yellow")
         if self.middle and row.node.gpu_type:
@@ -243,10 +275,16 @@ class _Shown:
 
     def _jobs(self, row: NodeRow, count: int) -> Text:
         if count > 1:
-            return Text(f"{count_text(count)} nodes" + (f": {printable(row.node.reason)}" if row.node.reason else ""), "dim")
+            return Text(
+                f"{count_text(count)} nodes"
+                + (f": {printable(row.node.reason)}" if row.node.reason else ""),
+                "dim",
+            )
         text = Text()
         for job in row.jobs[:6]:
-            indices = next((part.gpus for part in job.allocations if part.node == row.node.name), ())
+            indices = next(
+                (part.gpus for part in job.allocations if part.node == row.node.name), ()
+            )
             text.append(printable(job.user), self.colours.get(job.user, ""))
             text.append(f" {job.job_id}" + (f"[{_ranges(indices)}]" if indices else "") + "  ")
         if len(row.jobs) > 6:
@@ -271,7 +309,8 @@ class _Shown:
             table.add(
                 _cut(job.job_id, 14), self.user(job.user), self._name(job.name), str(job.gpu_count),
                 count_text(job.cpu_count), span_text(row.ran_s),
-                Text(left, "yellow" if ends is not None and ends < _SOON_S else ""), _stall(row.stall), _where(row),
+                Text(left, "yellow" if ends is not None and ends < _SOON_S else ""), _stall(row.stall),
+                _where(row),
             )  # fmt: skip
         return self._with_rest(table, jobs, "job", "running")
 
@@ -292,7 +331,8 @@ class _Shown:
 
     def users(self, users: Sequence[UserRow]) -> list[RenderableType]:
         table = _Rows(
-            self.width, "USER", "GPUS>", *self.only("CPUS>", "RUNNING>", when=not self.tight), "WAITING>", "FOR GPUS>",
+            self.width, "USER", "GPUS>", *self.only("CPUS>", "RUNNING>", when=not self.tight), "WAITING>",
+            "FOR GPUS>",
         )  # fmt: skip
         for row in users if self.rows is None else users[: self.rows]:
             table.add(
@@ -314,13 +354,19 @@ class _Shown:
 
 def _more(count: int, what: str, how: str) -> Text:
     name = what if count == 1 else f"{what}s"
-    return Text(f"… {count_text(count)} more {name}{', ' + how if how else ''} (--all, --user, --node)", "dim")
+    return Text(
+        f"… {count_text(count)} more {name}{', ' + how if how else ''} (--all, --user, --node)",
+        "dim",
+    )
 
 
 def _stall(share: float | None) -> Text:
     if share is None:
         return Text("-", "dim")
-    return Text(f"{share:.0%}", "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green")
+    return Text(
+        f"{share:.0%}",
+        "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green",
+    )
 
 
 def _memory(used_mib: int, total_mib: int) -> str:
@@ -336,6 +382,7 @@ def _where(row: JobRow) -> str:
     indices = row.gpu_indices
     if indices and len(row.job.nodes) <= 4:
         return " ".join(
-            printable(name) + (f"[{_ranges(indices[name])}]" if name in indices else "") for name in row.job.nodes
+            printable(name) + (f"[{_ranges(indices[name])}]" if name in indices else "")
+            for name in row.job.nodes
         )
     return printable(compress_hosts(row.job.nodes))

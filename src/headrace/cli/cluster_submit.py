@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli import exit_codes
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request
-from headrace.cluster.site import Site, find_site, read_site
+from headrace.cluster.site import find_site, read_site
 from headrace.cluster.time_limit import read_minutes, time_text
 from headrace.errors import ClusterError
 
@@ -56,7 +56,9 @@ class Asked:
         return Cluster(snapshot, site, self.hal)
 
 
-def cluster_snapshot(executor: str | None, source: Path | None, *, jobs: bool = False) -> ClusterSnapshot:
+def cluster_snapshot(
+    executor: str | None, source: Path | None, *, jobs: bool = False
+) -> ClusterSnapshot:
     """A saved snapshot, or what the executor's cluster has now; without its jobs.
 
     Raises:
@@ -73,7 +75,9 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
     """Plan, submit, say what became of it."""
     data = _script(name)
     request = read_request(asked.values, _COMMAND_LINE)
-    plan = plan_batch(data, "stdin" if name == "-" else name, request, asked.cluster(output), arguments)
+    plan = plan_batch(
+        data, "stdin" if name == "-" else name, request, asked.cluster(output), arguments
+    )
     for remark in plan.remarks:
         output.remark(f"note: {remark}")
     described = {
@@ -111,7 +115,11 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
     if asked.dry_run:
         if output.as_json:
             output.document(
-                {"command": plan.command, "layout": _layout_document(plan.layout), "remarks": plan.remarks}
+                {
+                    "command": plan.command,
+                    "layout": _layout_document(plan.layout),
+                    "remarks": plan.remarks,
+                }
             )
         else:
             output.line(shlex.join(plan.command))

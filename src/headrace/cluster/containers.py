@@ -1,7 +1,7 @@
-"""Containers: Apptainer, enroot, and pyxis (enroot inside `srun`), on any number of nodes, with GPUs where there are.
+"""Containers: Apptainer, enroot, and pyxis (enroot inside `srun`), on any number of nodes, with their GPUs.
 
-A script that starts its work with `srun` keeps running outside, and each of its steps runs inside, on every node.
-A script that does not is run inside as a whole, which is possible on one node only.
+A script that starts its work with `srun` keeps running outside, and each of its steps runs inside, on every
+node. A script that does not is run inside as a whole, which is possible on one node only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _FILES_MAX: Final = 100_000
 
 _STEPS = re.compile(rb"^[^#\n]*\b(srun|headrace\s+launch)\b", re.MULTILINE)
 
-_FLAGS: Final = (
-    "--contiguous --disable-status --exact --exclusive --help --hold --immediate --interactive --kill-on-bad-exit "
-    "--label --multi-prog --no-allocate --no-kill --overcommit --overlap --oversubscribe --preserve-env "
-    "--propagate --pty --quiet --reboot --resv-ports --send-libs --spread-job --test-only --unbuffered --usage "
-    "--use-min-nodes --verbose --version --whole"
-).split()
+_FLAGS: Final = [
+    "--contiguous", "--disable-status", "--exact", "--exclusive", "--help", "--hold", "--immediate",
+    "--interactive", "--kill-on-bad-exit", "--label", "--multi-prog", "--no-allocate", "--no-kill",
+    "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--propagate", "--pty",
+    "--quiet", "--reboot", "--resv-ports", "--send-libs", "--spread-job", "--test-only",
+    "--unbuffered", "--usage", "--use-min-nodes", "--verbose", "--version", "--whole",
+]  # fmt: skip
 """Of srun: without a value, or with one after an equals sign."""
 
 
@@ -116,7 +117,9 @@ class Container:
         run = f'{shlex.join(interpreter)} "$0" "$@"'
         if self.runtime == "pyxis":
             mounts = ",".join(["$0:$0", *(_both_sides(mount) for mount in self.mounts)])
-            start = f'srun --nodes=1 --ntasks=1 --container-image={shlex.quote(self.image)} --container-mounts="{mounts}" {run}'
+            image = shlex.quote(self.image)
+            step = f"srun --nodes=1 --ntasks=1 --container-image={image}"
+            start = f'{step} --container-mounts="{mounts}" {run}'
         else:
             words = self.words()
             bind = '--mount "$0:$0"' if self.runtime == "enroot" else '--bind "$0:$0:ro"'

@@ -21,10 +21,11 @@ ARCHITECTURES: Final = {
 }  # fmt: skip
 """HAL's words for kinds of nodes, and others', as nodes report them."""
 
-_AWAY: Final = frozenset(
-    "down drain drained draining fail failing error future maint powered_down powering_down reboot unknown "
-    "not_responding no_respond invalid_reg".split()
-)
+_AWAY: Final = frozenset({
+    "down", "drain", "drained", "draining", "fail", "failing", "error", "future", "maint",
+    "powered_down", "powering_down", "reboot", "unknown", "not_responding", "no_respond",
+    "invalid_reg",
+})  # fmt: skip
 _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
@@ -75,8 +76,8 @@ def fit_gpus(
 ) -> Fit | None:
     """GPUs on as few nodes as can hold them, or on `count`; None: there are not so many.
 
-    Where nodes have GPUs of several types, one type is chosen: the one that needs the fewest nodes, and of these
-    the one of which most nodes are free.
+    Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these the one
+    of which most nodes are free.
     """
     best: tuple[tuple[int, int], Fit] | None = None
     for gpu_type in sorted({node.gpu_type for node in nodes if node.gpus}):

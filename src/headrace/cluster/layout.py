@@ -7,13 +7,15 @@ the reason and the nearest request that can be.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cluster.fit import Fit, eligible, fit_gpus, fit_nodes, is_away, most_gpus
 from headrace.cluster.partition import Refused, candidates, time_limit
 from headrace.cluster.sbatch_words import Word
 from headrace.cluster.shorthand import Shorthand, apply_shorthand, read_shorthand
+from headrace.cluster.time_limit import read_minutes
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Layout", "lay_out"]
 
 _MEMORY_SHARE: Final = 0.95
-"""Of a node's memory is shared out: sites keep some for the system (MemSpecLimit), which a snapshot does not show."""
+"""Of a node's memory is shared out: sites keep some for the system, which a snapshot does not show."""
 
 _MEMORY_LEAST_MIB: Final = 512
 """Less is no fact: nodes whose memory nobody configured have 1 MiB for Slurm."""
@@ -128,16 +130,13 @@ def lay_out(
 
 
 def _with_remarks(layout: Layout, remarks: list[str]) -> Layout:
-    import dataclasses
-
     return dataclasses.replace(layout, remarks=(*remarks, *layout.remarks))
 
 
 def _best_of(tried: list[Refused]) -> ClusterRequestError:
-    """The refusal that comes nearest to what was asked; the others in short."""
+    """The refusal that comes nearest to what was asked."""
     nearest = max(tried, key=lambda e: e.near)
-    others = [e for e in tried if e is not nearest and e.near]
-    more = "".join(f" {e.message}" for e in others[:3])
+    more = f" None of {len(tried)} partitions can take it." if len(tried) > 1 else ""
     return ClusterRequestError(nearest.message + more, next_step=nearest.next_step)
 
 
@@ -162,8 +161,6 @@ class _Wish:
     @property
     def minutes(self) -> int | None:
         """The time asked for, for the choice of a partition; None: not said, or no limit."""
-        from headrace.cluster.time_limit import read_minutes
-
         return read_minutes(self.request.time, bare_hours=self.hours) if self.request.time else None
 
     def inside(self, partition: Partition) -> tuple[Layout, bool]:
@@ -179,10 +176,12 @@ class _Wish:
         time, capped = time_limit(
             partition, self.request.time, self.site, remarks, bare_hours=self.hours
         )
-        make = self._with_gpus if self.request.gpus else self._without_gpus
-        sizes = make(partition, fit, remarks)
+        if self.request.gpus:
+            sizes = self._with_gpus(partition, fit, remarks)
+        else:
+            sizes = self._without_gpus(partition, fit)
         remarks += _waiting(fit)
-        constraint, exclude = self._kind_of_node(everything, nodes, fit)
+        constraint, exclude = self._kind_of_node(everything, nodes)
         layout = Layout(
             partition=partition.name, nodes=fit.count, gpus=self.request.gpus or 0,
             gpu_type=self._type_to_say(everything, fit), time=time, constraint=constraint, exclude=exclude,
@@ -251,7 +250,8 @@ class _Wish:
         if count and (free := fit_gpus(nodes, gpus, None, most)) is not None:
             other = f", or --gpus {gpus} on --nodes {free.count}"
         return Refused(
-            f"{where}: {gpus} GPUs{kind}{on} are asked for; it has {having} nodes with GPUs, up to {biggest} each{limit}.",
+            f"{where}: {gpus} GPUs{kind}{on} are asked for; "
+            f"it has {having} nodes with GPUs, up to {biggest} each{limit}.",
             near=nearest, next_step=f"The nearest that can be: --gpus {nearest}{other}.",
         )  # fmt: skip
 
@@ -263,7 +263,7 @@ class _Wish:
         )
 
     def _kind_of_node(
-        self, everything: list[Node], nodes: list[Node], fit: Fit
+        self, everything: list[Node], nodes: list[Node]
     ) -> tuple[str, tuple[str, ...]]:
         request = self.request
         if not request.node_type:
@@ -274,14 +274,11 @@ class _Wish:
             return request.node_type, ()
         # Slurm knows no constraint on the architecture: the others are left out by name.
         able = {node.name for node in nodes}
-        del fit
         return "", tuple(node.name for node in everything if node.name not in able)
 
     # -- CPUs and memory ---------------------------------------------------------------------------
 
-    def _with_gpus(
-        self, partition: Partition, fit: Fit, remarks: list[str]
-    ) -> dict[str, int | None]:
+    def _with_gpus(self, partition: Partition, fit: Fit, remarks: list[str]) -> dict[str, Any]:
         request = self.request
         gpus = request.gpus or 0
         per_gpu = self._cpus_per_gpu(partition, fit, remarks)
@@ -289,9 +286,11 @@ class _Wish:
         if not fit.even:
             if tasks is not None:
                 raise Refused(
-                    f"partition {partition.name}: {gpus} GPUs are not the same number on each of {fit.count} nodes, "
+                    f"partition {partition.name}: {gpus} GPUs are not the same number on each "
+                    f"of {fit.count} nodes, "
                     f"--tasks-per-node {tasks} cannot be.",
-                    near=1, next_step=f"Ask for --gpus {gpus - gpus % fit.count}, or leave --tasks-per-node out.",
+                    near=1,
+                    next_step=f"Ask for --gpus {gpus - gpus % fit.count}, or leave --tasks-per-node out.",
                 )  # fmt: skip
             remarks.append(
                 f"{gpus} GPUs on {fit.count} nodes: not the same number on each; "
@@ -320,7 +319,8 @@ class _Wish:
         most = min(can, special.cpus_per_gpu_max or can)
         if can < 1:
             raise Refused(
-                f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs asked for on each.",
+                f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs "
+                f"asked for on each.",
                 near=1, next_step="Ask for fewer GPUs a node with --nodes.",
             )  # fmt: skip
         if asked is None:
@@ -337,7 +337,8 @@ class _Wish:
         spare = min(n.gpus for n in fit.nodes) - fit.gpus_per_node
         if asked > fair and spare > 0:
             remarks.append(
-                f"{asked} CPUs per GPU are more than a GPU's share, {fair}: other GPUs of the node may have none left."
+                f"{asked} CPUs per GPU are more than a GPU's share, {fair}: "
+                f"other GPUs of the node may have none left."
             )
         return asked
 
@@ -360,9 +361,7 @@ class _Wish:
         limit = partition.max_memory_per_cpu_mib
         return min(special.memory_per_gpu or share, can, limit * cpus if limit else can)
 
-    def _without_gpus(
-        self, partition: Partition, fit: Fit, remarks: list[str]
-    ) -> dict[str, int | None]:
+    def _without_gpus(self, partition: Partition, fit: Fit) -> dict[str, Any]:
         request = self.request
         tasks = request.tasks_per_node or 1
         can = _of_the_last(fit, lambda node: node.cpus)
@@ -388,9 +387,9 @@ class _Wish:
             memory = int(most * _MEMORY_SHARE) * cpus * tasks // can
             if limit := partition.max_memory_per_cpu_mib:
                 memory = min(memory, limit * cpus * tasks)
-        del remarks
         return {
-            "tasks": tasks * fit.count, "tasks_per_node": tasks, "cpus_per_task": cpus, "memory_per_node": memory,
+            "tasks": tasks * fit.count, "tasks_per_node": tasks, "cpus_per_task": cpus,
+            "memory_per_node": memory,
         }  # fmt: skip
 
 
@@ -417,5 +416,6 @@ def _waiting(fit: Fit) -> list[str]:
     if up >= fit.count:
         return []
     return [
-        f"{up} of the {len(fit.nodes)} nodes that could take it are up, it needs {fit.count}: it waits for the others."
+        f"{up} of the {len(fit.nodes)} nodes that could take it are up, "
+        f"it needs {fit.count}: it waits for the others."
     ]

@@ -1,4 +1,4 @@
-"""Modules and environments: the shell lines that make them ready, for a preamble before a user's first command."""
+"""Modules and environments: the shell lines that make them ready, before a user's first command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULE = '. "${LMOD_PKG:-${MODULESHOME:-/usr/share/modules}}/init/sh"'
 
 
 def environment_lines(request: Request, site: Site) -> list[str]:
-    """Lines of POSIX shell; none where nothing is asked for. A step that fails ends the job, with the reason."""
+    """Lines of POSIX shell; none where nothing is asked for. What fails ends the job, with the reason."""
     lines: list[str] = []
     if request.modules:
         setup = [f". {shlex.quote(file)}" for file in site.module_setup]

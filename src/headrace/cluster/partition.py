@@ -121,7 +121,8 @@ def time_limit(
     if most is not None and (minutes is None or minutes > most):
         if asked:
             remarks.append(
-                f"time {time_text(minutes)} is cut to {time_text(most)}, the most in partition {partition.name}."
+                f"time {time_text(minutes)} is cut to {time_text(most)}, "
+                f"the most in partition {partition.name}."
             )
         return slurm_time(most), bool(asked)
     return slurm_time(minutes), False

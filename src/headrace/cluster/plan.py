@@ -1,7 +1,8 @@
 """Plan: a request and a script made ready to be submitted, and everything that was decided on the way.
 
-What is said nearer wins: the command line, `SBATCH_` variables, `#HEADRACE` lines, `#SBATCH` lines, the site. A script
-that sizes its job in Slurm's own words (--nodes, --gres, ...) and is given no size keeps them; nothing is laid out.
+What is said nearer wins: the command line, `SBATCH_` variables, `#HEADRACE` lines, `#SBATCH` lines, the site.
+A script that sizes its job in Slurm's own words (--nodes, --gres, ...) and is given no size keeps them, and
+nothing is laid out.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchPlan", "Cluster", "RunPlan", "plan_batch", "plan_run"]
 
-_SIZES: Final = frozenset(
-    "nodes ntasks ntasks-per-node ntasks-per-gpu ntasks-per-socket ntasks-per-core cpus-per-task cpus-per-gpu gres "
-    "gpus gpus-per-node gpus-per-task gpus-per-socket mem mem-per-cpu mem-per-gpu sockets-per-node "
-    "cores-per-socket tres-per-task".split()
-)
+_SIZES: Final = frozenset({
+    "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket",
+    "ntasks-per-core", "cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node",
+    "gpus-per-task", "gpus-per-socket", "mem", "mem-per-cpu", "mem-per-gpu", "sockets-per-node",
+    "cores-per-socket", "tres-per-task",
+})  # fmt: skip
 """Slurm's words for sizes; two that say the same in other words contradict each other."""
 
 _IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
@@ -136,7 +138,7 @@ def plan_batch(
     )
     site = Request(account=cluster.site.account, qos=cluster.site.qos)
     nearer = asked.over(env).over(written.ours)
-    request = nearer.over(written.slurm).over(site)
+    request = _unless_overruled(nearer, nearer.over(written.slurm).over(site), cluster)
     remarks = list(script.remarks)
     layout = None
     if written.is_open(nearer, request, cluster.snapshot):
@@ -156,6 +158,16 @@ def plan_batch(
         Path(request.directory) if asked.directory else None,
     )  # fmt: skip
     return BatchPlan(submission, layout, tuple(remarks))
+
+
+def _unless_overruled(nearer: Request, request: Request, cluster: Cluster) -> Request:
+    """A short word of the script gives way to GPUs or nodes that are asked for nearer."""
+    names = [partition.name for partition in cluster.snapshot.partitions]
+    if nearer.partition or not nearer.said() & {"gpus", "nodes"}:
+        return request
+    if not request.partition or read_shorthand(request.partition, names) is None:
+        return request
+    return dataclasses.replace(request, partition="")
 
 
 def _passed_on(asked: Request) -> list[str]:
@@ -301,7 +313,8 @@ def _preamble(
     container = _container(request, layout, cluster)
     if not script.is_shell:
         raise ClusterRequestError(
-            f"{script.name}: a script of {' '.join(script.interpreter)} cannot be put into a container as it is.",
+            f"{script.name}: a script of {' '.join(script.interpreter)} cannot be put "
+            f"into a container as it is.",
             path=script.name, next_step="Write a shell script that starts it with srun.",
         )  # fmt: skip
     if has_steps(script.data):
@@ -312,7 +325,8 @@ def _preamble(
     nodes = layout.nodes if layout is not None else request.nodes or 1
     if nodes > 1:
         raise ClusterRequestError(
-            f"{script.name}: the script starts nothing with srun, so all of it would run in the container on the first "
+            f"{script.name}: the script starts nothing with srun, so all of it would run "
+            f"in the container on the first "
             f"of {nodes} nodes.",
             path=script.name, next_step="Start the work with srun: then each step runs inside, on all nodes.",
         )  # fmt: skip
@@ -328,7 +342,7 @@ def _container(request: Request, layout: Layout | None, cluster: Cluster) -> Con
 
 
 def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: set[int]) -> bytes:
-    """A script that is no shell's, behind a shell that makes its environment ready. Its bytes stay as they are."""
+    """A script that is no shell's, behind a shell that makes its environment ready. Its bytes are kept."""
     own = [
         word for d in script.directives if not d.ours and d.line not in disabled for word in d.words
     ]

@@ -6,7 +6,6 @@ A pure function. It knows no terminal: `headrace cluster queue` draws what stand
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -16,11 +15,20 @@ from headrace.cluster.fit import is_away
 from headrace.cluster.hostlist import expand_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
 
-__all__ = ["JobRow", "NodeRow", "QueueBoard", "Totals", "UserRow", "queue_board", "reason_text", "task_count"]
+__all__ = [
+    "JobRow",
+    "NodeRow",
+    "QueueBoard",
+    "Totals",
+    "UserRow",
+    "queue_board",
+    "reason_text",
+    "task_count",
+]
 
 _ON_NODES: Final = frozenset(
     {JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED}

@@ -1,16 +1,14 @@
 """Request: what a user asks for. One table names every option once.
 
-From `ASKS` come the options of `headrace cluster run|batch`, those of HAL's `swrun`, what is understood in a script's
-directives, the variables of the environment, what goes to Slurm, and the page in docs/reference/cli.md.
+From `ASKS` come the options of `headrace cluster run|batch`, those of HAL's `swrun`, what is understood in a
+script's directives, the variables of the environment, what goes to Slurm, and the documentation.
 Nothing here knows a cluster: `layout` does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace.cluster.sbatch_words import Word
 
@@ -85,10 +83,12 @@ ASKS: Final = (
     Ask("nodes", ("--nodes", "-N"), Kind.COUNT, "Nodes. Default: as few as can hold the GPUs.", "nodes"),
     Ask("tasks_per_node", ("--tasks-per-node",), Kind.COUNT,
         "Tasks that srun starts on each node. Default: one a GPU.", "ntasks-per-node"),
-    Ask("cpus_per_gpu", ("--cpus-per-gpu", "-c"), Kind.COUNT, "CPUs per GPU. Default: the GPU's share of its node.",
+    Ask("cpus_per_gpu", ("--cpus-per-gpu", "-c"), Kind.COUNT,
+        "CPUs per GPU. Default: the GPU's share of its node.",
         "cpus-per-gpu", "SBATCH_CPUS_PER_GPU", "c", ("cpu_per_gpu", "cpu-per-gpu")),
     Ask("cpus", ("--cpus",), Kind.COUNT, "CPUs per task of a job without GPUs.", "cpus-per-task"),
-    Ask("memory_per_gpu", ("--memory-per-gpu",), Kind.MEMORY, "Memory per GPU. Default: the GPU's share of its node.",
+    Ask("memory_per_gpu", ("--memory-per-gpu",), Kind.MEMORY,
+        "Memory per GPU. Default: the GPU's share of its node.",
         "mem-per-gpu", "SBATCH_MEM_PER_GPU"),
     Ask("memory", ("--memory",), Kind.MEMORY, "Memory per node; 0: all of it.", "mem", "SBATCH_MEM_PER_NODE"),
     Ask("partition", ("--partition", "-p"), Kind.TEXT,
@@ -104,9 +104,11 @@ ASKS: Final = (
     Ask("venv", ("--venv",), Kind.TEXT, "Activate this Python environment.", metavar="DIR"),
     Ask("reservation", ("--reservation", "-r"), Kind.TEXT, "Use this reservation.",
         "reservation", "SBATCH_RESERVATION", "r", metavar="NAME"),
-    Ask("node_type", ("--node-type", "-n"), Kind.TEXT, "Only nodes of this kind: x86, arm, ppc64le, or a site's word.",
+    Ask("node_type", ("--node-type", "-n"), Kind.TEXT,
+        "Only nodes of this kind: x86, arm, ppc64le, or a site's word.",
         hal="n", words=("node_type", "node-type"), metavar="TYPE"),
-    Ask("account", ("--account", "-A"), Kind.TEXT, "Charge this account.", "account", "SBATCH_ACCOUNT", metavar="NAME"),
+    Ask("account", ("--account", "-A"), Kind.TEXT, "Charge this account.", "account", "SBATCH_ACCOUNT",
+        metavar="NAME"),
     Ask("qos", ("--qos", "-q"), Kind.TEXT, "Quality of service.", "qos", "SBATCH_QOS", metavar="NAME"),
     Ask("constraint", ("--constraint", "-C"), Kind.TEXT, "Features that nodes must have, as Slurm writes them.",
         "constraint", "SBATCH_CONSTRAINT", metavar="FEATURES"),
@@ -247,6 +249,8 @@ def request_of_words(
     for word in words:
         ask = known.get(word.name)
         if ask is None and ours:
+            import difflib
+
             close = difflib.get_close_matches(word.name, known, 1)
             meant = (
                 f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
@@ -264,7 +268,7 @@ def request_of_words(
 
 
 def memory_mib(text: str) -> int:
-    """ "32G" and what else Slurm takes, in MiB, rounded up.
+    """A size as Slurm takes it, such as 32G, in MiB, rounded up.
 
     Raises:
         ValueError: the text is no size.

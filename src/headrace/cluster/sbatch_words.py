@@ -1,6 +1,6 @@
 """How `sbatch` reads options: which take a value, which letters stand for which, what a quote does.
 
-Facts of Slurm's grammar (20.11 to 25.x). What is not known here is passed on as it is: a newer Slurm may know it.
+Facts of Slurm's grammar (20.11 to 25.x). What is not known here is passed on: a newer Slurm may know it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,79 @@ LETTERS: Final = {
 }  # fmt: skip
 """Short options by their long names."""
 
-_FLAGS: Final = frozenset(
-    "consolidate-segments contiguous help hold ignore-pbs no-requeue overcommit oversubscribe parsable quiet reboot "
-    "requeue spread-job spread-segments stepmgr test-only usage use-min-nodes verbose version wait".split()
-)
+_FLAGS: Final = frozenset({
+    "consolidate-segments", "contiguous", "help", "hold", "ignore-pbs", "no-requeue",
+    "overcommit", "oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job",
+    "spread-segments", "stepmgr", "test-only", "usage", "use-min-nodes", "verbose", "version",
+    "wait",
+})  # fmt: skip
 """Take no value."""
 
 _OPTIONAL: Final = frozenset({"exclusive", "get-user-env", "nice", "no-kill", "propagate"})
 """Take one only after an equals sign."""
 
 _VALUED: Final = frozenset(
-    "acctg-freq batch bb bbf cluster-constraint comment container cores-per-socket cpu-freq cpus-per-gpu deadline "
-    "delay-boot export export-file extra gid gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres "
-    "gres-flags hint kill-on-invalid-dep mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus "
-    "network ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode power prefer priority "
-    "profile reservation segment signal sockets-per-node switches thread-spec threads-per-core time-min tmp "
-    "tres-bind tres-per-task uid wait-all-nodes wckey wrap".split()
-) | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
+    {
+        "acctg-freq",
+        "batch",
+        "bb",
+        "bbf",
+        "cluster-constraint",
+        "comment",
+        "container",
+        "cores-per-socket",
+        "cpu-freq",
+        "cpus-per-gpu",
+        "deadline",
+        "delay-boot",
+        "export",
+        "export-file",
+        "extra",
+        "gid",
+        "gpu-bind",
+        "gpu-freq",
+        "gpus-per-node",
+        "gpus-per-socket",
+        "gpus-per-task",
+        "gres",
+        "gres-flags",
+        "hint",
+        "kill-on-invalid-dep",
+        "mail-type",
+        "mail-user",
+        "mcs-label",
+        "mem",
+        "mem-bind",
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "mincpus",
+        "network",
+        "ntasks-per-core",
+        "ntasks-per-gpu",
+        "ntasks-per-node",
+        "ntasks-per-socket",
+        "open-mode",
+        "power",
+        "prefer",
+        "priority",
+        "profile",
+        "reservation",
+        "segment",
+        "signal",
+        "sockets-per-node",
+        "switches",
+        "thread-spec",
+        "threads-per-core",
+        "time-min",
+        "tmp",
+        "tres-bind",
+        "tres-per-task",
+        "uid",
+        "wait-all-nodes",
+        "wckey",
+        "wrap",
+    }
+)  # fmt: skip | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
 
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]{}*?!&|~^<>();$-]+")
 """Needs no quotes in a directive: Slurm knows no variables and no globs there."""
@@ -57,7 +113,7 @@ class Word:
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
-def split(text: str) -> list[str]:
+def split(text: str) -> list[str]:  # noqa: C901 - one automaton, in one piece
     """The words of a directive. Quotes and backslashes work, and `#` outside quotes begins a comment.
 
     Raises:

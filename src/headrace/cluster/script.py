@@ -116,8 +116,8 @@ def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
         also: long options with values that may stand in directives beside Slurm's own.
 
     Raises:
-        ClusterRequestError: no executor could run it: it is empty, too large, has no `#!`, holds a zero byte, has line ends
-            of two kinds, or a directive whose quote is never closed.
+        ClusterRequestError: no executor could run it: it is empty, too large, has no `#!`, holds a zero byte,
+            has line ends of two kinds, or a directive whose quote is never closed.
     """
     _refuse(data, name)
     remarks: tuple[str, ...] = ()

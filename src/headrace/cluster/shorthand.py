@@ -1,6 +1,6 @@
 """HAL's short words for sizes: `gpux4` is 4 GPUs, `cpun2` 2 whole nodes, `cpu_mini` a small part of one.
 
-There they are partitions by name with fixed sizes; here any number is one, laid out on the nodes that there are.
+There they are partitions by name with fixed sizes; here any number is one, laid out on the real nodes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
 
 
 def apply_shorthand(request: Request, short: Shorthand) -> tuple[Request, list[str]]:
-    """The request without the short word, and remarks: as HAL has it, CPU partitions ignore what is said of GPUs.
+    """The request without the short word, and remarks: as with HAL, words for CPUs ignore what is said of GPUs.
 
     Raises:
         ClusterRequestError: the request says otherwise than the word.

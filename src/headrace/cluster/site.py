@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cluster.request import memory_mib
 from headrace.cluster.time_limit import read_minutes
 from headrace.errors import ClusterRequestError
 
-__all__ = ["KEYS", "PARTITION_KEYS", "Key", "PartitionSite", "Site", "find_site", "own_site", "read_site"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "KEYS",
+    "PARTITION_KEYS",
+    "Key",
+    "PartitionSite",
+    "Site",
+    "find_site",
+    "own_site",
+    "read_site",
+]
 
 VERSION: Final = 1
 
@@ -110,11 +121,14 @@ KEYS: Final = (
     Key("account", _text, "Charged where nobody says otherwise.", "abc-123"),
     Key("qos", _text, "Quality of service where nobody says otherwise.", "normal"),
     Key("containers.runtime", _runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer"),
-    Key("containers.registry", _text, "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images"),
-    Key("containers.mounts", _texts, "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]"),
+    Key("containers.registry", _text,
+        "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images"),
+    Key("containers.mounts", _texts,
+        "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]"),
     Key("modules.setup", _texts, "Files to source before `module` works.", "[/etc/profile.d/modules.sh]"),
     Key("modules.load", _texts, "Loaded in every job that loads any.", "[slurm]"),
-    Key("conda.setup", _text, "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh"),
+    Key("conda.setup", _text,
+        "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh"),
 )  # fmt: skip
 
 
@@ -213,15 +227,10 @@ def read_site(path: Path | None) -> Site:
 
 def _site(data: Any, path: Path) -> Site:
     tree = _mapping(data, "", path)
-    found: dict[str, Any] = {}
-    partitions = {
-        str(name): PartitionSite(**_read(_mapping(inner, f"partitions.{name}", path), PARTITION_KEYS, f"partitions.{name}.", path))
-        for name, inner in _mapping(tree.pop("partitions", None), "partitions", path).items()
-    }  # fmt: skip
-    node_types = {
-        str(name): NodeType(**_read(_mapping(inner, f"node_types.{name}", path), _NODE_TYPE_KEYS, f"node_types.{name}.", path))
-        for name, inner in _mapping(tree.pop("node_types", None), "node_types", path).items()
-    }  # fmt: skip
+    named = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
+    partitions = {name: PartitionSite(**values) for name, values in named.items()}
+    named = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
+    node_types = {name: NodeType(**values) for name, values in named.items()}
     found = _read(tree, KEYS, "", path)
     found.pop("version", None)
     everywhere = PartitionSite(
@@ -243,6 +252,15 @@ _NODE_TYPE_KEYS: Final = (
     Key("constraint", _text, "Features, as --constraint takes them.", "arm"),
     Key("partition", _text, "The partition of such nodes.", "arm"),
 )
+
+
+def _named(value: Any, group: str, keys: tuple[Key, ...], path: Path) -> dict[str, dict[str, Any]]:
+    """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, inner in _mapping(value, group, path).items():
+        where = f"{group}.{name}"
+        found[str(name)] = _read(_mapping(inner, where, path), keys, f"{where}.", path)
+    return found
 
 
 def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:

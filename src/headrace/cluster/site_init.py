@@ -1,4 +1,4 @@
-"""The site's file as `headrace cluster init` writes it: what the cluster says, and every key with what it does."""
+"""The site's file as `headrace cluster init` writes it: what the cluster says, and what each key does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def site_text(snapshot: ClusterSnapshot) -> str:
             lines.append(_example(key, "# "))
     lines += ["", "# The same keys for one partition only:", "# partitions:"]
     for partition in snapshot.partitions[:1]:
-        lines += [f"#   {_scalar(partition.name)}:", *(_example(key, "#     ") for key in PARTITION_KEYS)]
+        lines += [
+            f"#   {_scalar(partition.name)}:",
+            *(_example(key, "#     ") for key in PARTITION_KEYS),
+        ]
     lines += ["", "# Words for --node-type, beside x86, arm and ppc64le:", "# node_types:"]
     lines += ["#   fat:", "#     constraint: bigmem", "#   grace:", "#     partition: gh200", ""]
     return "\n".join(lines)
@@ -55,7 +58,12 @@ def _scalar(text: str) -> str:
 
     plain = text.replace("_", "").replace("-", "")
     safe = plain.isalnum() and plain.isascii() and plain[0].isalpha()
-    return text if safe and text.lower() not in ("yes", "no", "on", "off", "true", "false", "null", "y", "n") else json.dumps(text)
+    return (
+        text
+        if safe
+        and text.lower() not in ("yes", "no", "on", "off", "true", "false", "null", "y", "n")
+        else json.dumps(text)
+    )
 
 
 def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
@@ -73,7 +81,9 @@ def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
 
 
 def _facts(snapshot: ClusterSnapshot) -> list[str]:
-    lines = [f"# Cluster {snapshot.cluster or '-'}, Slurm {snapshot.version or '-'}, as it was when this file was written:"]
+    lines = [
+        f"# Cluster {snapshot.cluster or '-'}, Slurm {snapshot.version or '-'}, when this file was written:"
+    ]
     for partition in snapshot.partitions:
         lines.append(f"#   {_partition(partition)}")
         inside = set(partition.nodes)
