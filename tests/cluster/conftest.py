@@ -12,6 +12,8 @@ import pytest
 
 from cluster.slurm import Slurm, missing
 
+pytest.register_assert_rewrite("cluster.executor_tests")
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -6,7 +6,8 @@
         slurm.kill_node("node1"); slurm.start_node("node1")
 
 Each node is a `slurmd` with a port of its own; all share host name, file system and loopback, so a process
-knows its node by SLURMD_NODENAME. Nothing is isolated (no cgroups). Nodes are larger than the machine
+knows its node by SLURMD_NODENAME. Nothing is isolated: without cgroups Slurm ends what is below a job's script,
+but not what it left to itself. Nodes are larger than the machine
 (`config_overrides`): their CPUs, memory and GPUs are what they are told to have.
 
 Daemons run in the foreground as children of this process, and are ended by process id with all that they
@@ -305,7 +306,7 @@ class Slurm:
 
     def node_states(self, *names: str) -> list[str]:
         """The states of nodes, as `sinfo -o %T` prints them."""
-        ended = self._run(
+        ended = self.run(
             "sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %T"
         )
         states = (
@@ -327,12 +328,13 @@ class Slurm:
     def start_controller(self, seconds: float = 30.0) -> None:
         """Start slurmctld again, with the state it had."""
         self._start("slurmctld", "-D", "-f", str(self.conf))
-        if not until(lambda: self._run("scontrol", "ping").stdout.count("UP") == 1, seconds):
+        if not until(lambda: self.run("scontrol", "ping").stdout.count("UP") == 1, seconds):
             raise self._failure("slurmctld")
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def _run(self, *command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a program where it finds this cluster; it may fail."""
         return subprocess.run(
             command, env=self.environment, input=text, text=True, capture_output=True, check=False,
             timeout=60,
@@ -340,7 +342,7 @@ class Slurm:
 
     def command(self, *command: str, text: str | None = None) -> str:
         """What a program prints, run where it finds this cluster; it must succeed."""
-        ended = self._run(*command, text=text)
+        ended = self.run(*command, text=text)
         assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}{ended.stdout}"
         return ended.stdout
 
@@ -380,10 +382,14 @@ class Slurm:
 
     def cancel_all(self) -> None:
         """No job is left, nor what it ran, and all nodes that run are idle."""
-        self._run("scancel", f"--user={_user()}")
+        self.run("scancel", f"--user={_user()}")
         running = [name for name in self.nodes if name in self._daemons]
         self.wait_for_nodes("idle", names=running)
-        until(lambda: not any(map(self.processes, running)))
+        # Without cgroups, what a job left to itself outlives it.
+        until(lambda: not any(map(self.processes, running)), 1.0)
+        for pid in [pid for name in running for pid in self.processes(name)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def heal(self) -> None:
         """Whatever a test did to it: every daemon runs, every node is idle, and there is no job."""

@@ -1,0 +1,428 @@
+"""Accounting: jobs as the site's books have them: sacct where there is one, else the list of jobs completed.
+
+`sacct --parsable2` has been the same since 20.11, and is a tenth of its JSON; the JSON is read too, as
+recordings may have it. A cluster without accounting storage may still write each job that ends to a file
+(`JobCompType=jobcomp/filetxt`): it has no GPU where TRES does not count them, and no steps.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.hostlist import expand_hosts
+from headrace.cluster.slurm.documents import parse_document
+from headrace.cluster.slurm.status import known_exit_code
+from headrace.cluster.slurm.text import task_id
+from headrace.cluster.slurm.values import gpu_count, job_state, mib, minutes, number, unix_seconds
+from headrace.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from headrace.cluster.slurm.commands import Commands
+
+__all__ = [
+    "AccountedJob",
+    "NoAccounting",
+    "read_accounting",
+    "read_accounting_document",
+    "read_completed",
+    "read_sacct",
+]
+
+COMPLETED_BYTES_MAX = 64 << 20
+"""So much of the end of the list of jobs completed is read."""
+
+FIELDS = (
+    "JobID", "JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "Submit", "Start", "End",
+    "ElapsedRaw", "TimelimitRaw", "NCPUS", "NNodes", "AllocTRES", "NodeList", "TotalCPU", "MaxRSS", "QOS",
+    "WorkDir", "Restarts", "JobName",
+)  # fmt: skip
+"""Of sacct; the name comes last, as it may hold what separates fields."""
+
+_SINCE_2205 = frozenset({"Restarts"})
+
+
+class NoAccounting(ClusterError):
+    """This cluster keeps no books."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedJob:
+    """One job, or task of an array.
+
+    Attributes:
+        job_id: as users know it ("17", "17_3").
+        exit_code, signal: how the script ended; None where it is not known, or not so.
+        submitted_s, started_s, ended_s: Unix seconds; None where it has not.
+        elapsed_s: that it had its resources.
+        limit_minutes: None: none.
+        cpu_s: user and system time of all its processes; None where it was not measured.
+        memory_peak_mib: the largest of its tasks'; None where it was not measured.
+        gpu_count, cpu_count, node_count: that it had.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: JobState
+    exit_code: int | None
+    signal: int | None
+    submitted_s: float | None
+    started_s: float | None
+    ended_s: float | None
+    elapsed_s: float
+    limit_minutes: int | None
+    cpu_count: int
+    gpu_count: int
+    node_count: int
+    nodes: tuple[str, ...] = ()
+    cpu_s: float | None = None
+    memory_peak_mib: int | None = None
+    qos: str = ""
+    restarts: int = 0
+    directory: str = ""
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPUs times the hours that it had them."""
+        return self.gpu_count * self.elapsed_s / 3600
+
+    def status(self) -> JobStatus:
+        """The same as an executor says it."""
+        return JobStatus(
+            job_id=self.job_id, name=self.name, state=self.state, nodes=self.nodes,
+            exit_code=self.exit_code, signal=self.signal, restarts=self.restarts,
+            submitted_s=self.submitted_s, started_s=self.started_s, ended_s=self.ended_s,
+        )  # fmt: skip
+
+
+def read_accounting(
+    commands: Commands,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    *,
+    users: Sequence[str] = (),
+    accounts: Sequence[str] = (),
+    job_ids: Sequence[str] = (),
+) -> list[AccountedJob]:
+    """Jobs that ran, or waited, at any time between two moments, from sacct or the list of jobs completed.
+
+    Args:
+        commands: how Slurm's commands are called.
+        since_s: Unix seconds; by default a day ago, with `job_ids` any time.
+        until_s: by default now.
+        users: only theirs; by default all that this user may see.
+        accounts: only theirs.
+        job_ids: only these; of an array all tasks.
+
+    Raises:
+        NoAccounting: the cluster has neither, or its list cannot be read by this user.
+        ClusterError: sacct fails.
+    """
+    try:
+        return _sacct(commands, (since_s, until_s), users, accounts, job_ids)
+    except NoAccounting:
+        jobs = _completed(commands)
+    begin = (0.0 if job_ids else time.time() - 86400) if since_s is None else since_s
+    end = time.time() if until_s is None else until_s
+    wanted = set(job_ids)
+    return [
+        job
+        for job in jobs
+        if (not users or job.user in users)
+        and (not accounts or job.account in accounts)
+        and (not wanted or job.job_id in wanted or job.job_id.partition("_")[0] in wanted)
+        and (job.ended_s or end) >= begin
+        and (job.submitted_s or begin) <= end
+    ]
+
+
+# -- sacct -----------------------------------------------------------------------------------------
+
+
+def _sacct(
+    commands: Commands,
+    span_s: tuple[float | None, float | None],
+    users: Sequence[str],
+    accounts: Sequence[str],
+    job_ids: Sequence[str],
+) -> list[AccountedJob]:
+    since_s, until_s = span_s
+    # Steps have what processes used; `--allocations` would leave them out.
+    options = ["--parsable2", "--noheader", "--duplicates"]
+    if job_ids:
+        options.append(f"--jobs={','.join(job_ids)}")
+    else:
+        begin = time.time() - 86400 if since_s is None else since_s
+        options.append(f"--starttime={_local(begin)}")
+        if until_s is not None:
+            options.append(f"--endtime={_local(until_s)}")
+        options.append(f"--user={','.join(users)}" if users else "--allusers")
+    if accounts:
+        options.append(f"--accounts={','.join(accounts)}")
+    try:
+        try:
+            fields: tuple[str, ...] = FIELDS
+            text = commands.query("sacct", *options, f"--format={','.join(fields)}")
+        except ClusterError as e:
+            if "nvalid field" not in e.message:
+                raise
+            fields = tuple(field for field in FIELDS if field not in _SINCE_2205)
+            text = commands.query("sacct", *options, f"--format={','.join(fields)}")
+    except ClusterError as e:
+        if "accounting storage is disabled" in e.message.lower() or "not installed" in e.message:
+            raise NoAccounting(
+                "This cluster has no accounting storage: sacct knows no jobs.",
+                next_step="The history of headrace's agents knows those that it saw.",
+            ) from e
+        raise
+    return read_sacct(text, fields)
+
+
+def _local(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def read_sacct(text: str, fields: Sequence[str] = FIELDS) -> list[AccountedJob]:
+    """Of `sacct --parsable2 --noheader --format=` with these fields, steps included.
+
+    A requeued job comes once for each time that it ran: the last one counts, with `restarts`.
+
+    Raises:
+        ClusterError: a line has too few fields, or a field cannot be read.
+    """
+    jobs: dict[str, dict[str, str]] = {}
+    used: dict[str, list[dict[str, str]]] = {}
+    times: dict[str, int] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        cells = line.split("|", len(fields) - 1)
+        if len(cells) < len(fields):
+            raise ClusterError(
+                f"sacct says {line[:160]!r}, expected {len(fields)} fields.",
+                next_step="Please report it with the version (`sacct --version`).",
+            )
+        said = dict(zip(fields, cells, strict=True))
+        job_id, step, _ = said["JobID"].partition(".")
+        if step:
+            used.setdefault(job_id, []).append(said)
+            continue
+        times[job_id] = times.get(job_id, 0) + 1
+        jobs[job_id] = said
+        used[job_id] = []
+    made = []
+    for job_id, said in jobs.items():
+        try:
+            made.append(_accounted(said, used[job_id], times[job_id] - 1))
+        except (KeyError, ValueError) as e:
+            raise ClusterError(f"sacct says of job {job_id} what cannot be read: {e!r}.") from e
+    return made
+
+
+def _accounted(said: dict[str, str], steps: list[dict[str, str]], repeats: int) -> AccountedJob:
+    state = job_state(said["State"])
+    exit_code, signal = _ending(said["ExitCode"])
+    rss = [mib(step["MaxRSS"]) if step["MaxRSS"][-1:].isalpha() else int(step["MaxRSS"] or 0) >> 20
+           for step in steps if step.get("MaxRSS")]  # fmt: skip
+    restarts = said.get("Restarts", "")
+    limit = said["TimelimitRaw"]
+    return AccountedJob(
+        job_id=said["JobID"],
+        name=said["JobName"],
+        user=said["User"],
+        account=said["Account"],
+        partition=said["Partition"],
+        state=state,
+        exit_code=known_exit_code(state, exit_code, signal),
+        signal=signal or None,
+        submitted_s=unix_seconds(said["Submit"]),
+        started_s=unix_seconds(said["Start"]),
+        ended_s=unix_seconds(said["End"]),
+        elapsed_s=float(said["ElapsedRaw"] or 0),
+        limit_minutes=int(limit) if limit.isdigit() else None,
+        cpu_count=int(said["NCPUS"] or 0),
+        gpu_count=gpu_count(said["AllocTRES"]),
+        node_count=int(said["NNodes"] or 0),
+        nodes=expand_hosts(said["NodeList"]),
+        cpu_s=_cpu_seconds(said["TotalCPU"]),
+        memory_peak_mib=max(rss) if rss else None,
+        qos=said["QOS"],
+        restarts=int(restarts) if restarts.isdigit() else repeats,
+        directory=said["WorkDir"],
+    )
+
+
+def _ending(text: str) -> tuple[int, int]:
+    exit_code, _, signal = text.partition(":")
+    return int(exit_code or 0), int(signal or 0)
+
+
+def _cpu_seconds(text: str) -> float | None:
+    """Of "1-02:03:04", "02:03.456"; zero is what sacct says where nothing was measured."""
+    if not text:
+        return None
+    days, _, rest = text.rpartition("-")
+    total = 0.0
+    for part in rest.split(":"):
+        total = total * 60 + float(part)
+    total += 86400 * int(days or 0)
+    return total or None
+
+
+# -- sacct's JSON ----------------------------------------------------------------------------------
+
+
+def read_accounting_document(text: str | bytes) -> list[AccountedJob]:
+    """Of `sacct --json`, 21.08 to 25.x.
+
+    Raises:
+        ClusterError: it cannot be read.
+    """
+    made = []
+    for entry in parse_document(text, "jobs"):
+        try:
+            made.append(_of_document(entry))
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
+            raise ClusterError(
+                f"sacct's JSON says of job {entry.get('job_id')!r} what cannot be read: {e!r}."
+            ) from e
+    return made
+
+
+def _of_document(entry: dict[str, Any]) -> AccountedJob:
+    times, array = entry.get("time") or {}, entry.get("array") or {}
+    state = job_state((entry.get("state") or {}).get("current") or "")
+    ending = entry.get("exit_code") or {}
+    signal = (
+        number(
+            (ending.get("signal") or {}).get("id", (ending.get("signal") or {}).get("signal_id"))
+        )
+        or 0
+    )
+    tres = {
+        t.get("name") or t["type"]: number(t["count"]) or 0
+        for t in (entry.get("tres") or {}).get("allocated") or []
+        if t.get("name") in {None, "", "gpu"}
+    }
+    task = number(array.get("task_id"))
+    array_id = number(array.get("job_id"))
+    total = times.get("total") or {}
+    cpu_s = (number(total.get("seconds")) or 0) + (number(total.get("microseconds")) or 0) / 1e6
+    return AccountedJob(
+        job_id=task_id(
+            str(entry["job_id"]),
+            str(array_id) if array_id else None,
+            None if task is None else str(task),
+        ),
+        name=entry.get("name") or "",
+        user=entry.get("user") or (entry.get("association") or {}).get("user") or "",
+        account=entry.get("account") or "",
+        partition=entry.get("partition") or "",
+        state=state,
+        exit_code=known_exit_code(state, number(ending.get("return_code")) or 0, signal),
+        signal=signal or None,
+        submitted_s=_moment(times.get("submission")),
+        started_s=_moment(times.get("start")),
+        ended_s=_moment(times.get("end")),
+        elapsed_s=float(number(times.get("elapsed")) or 0),
+        limit_minutes=number(times.get("limit")),
+        cpu_count=tres.get("cpu", 0),
+        gpu_count=tres.get("gpu", 0),
+        node_count=tres.get("node", number(entry.get("allocation_nodes")) or 0),
+        nodes=expand_hosts(entry.get("nodes") or ""),
+        cpu_s=cpu_s or None,
+        qos=entry.get("qos") or "",
+        restarts=number(entry.get("restart_cnt")) or 0,
+        directory=entry.get("working_directory") or "",
+    )
+
+
+def _moment(value: Any) -> float | None:
+    found = number(value)
+    return float(found) if found else None
+
+
+# -- the list of jobs completed --------------------------------------------------------------------
+
+_KEY = re.compile(
+    r"(JobId|UserId|GroupId|Name|JobState|Partition|TimeLimit|StartTime|EndTime|NodeList|NodeCnt|ProcCnt|"
+    r"WorkDir|ReservationName|Tres|Gres|Account|QOS|WcKey|Cluster|SubmitTime|EligibleTime|ArrayJobId|"
+    r"ArrayTaskId|DerivedExitCode|ExitCode)="
+)
+
+
+def _completed(commands: Commands) -> list[AccountedJob]:
+    config = commands.query("scontrol", "show", "config")
+    said = dict(re.findall(r"^(\w+)\s*= (.*)$", config, re.MULTILINE))
+    if "filetxt" not in said.get("JobCompType", ""):
+        raise NoAccounting(
+            "This cluster has neither accounting storage nor a list of jobs completed: nothing is known of "
+            "jobs that slurmctld forgot.",
+            next_step="The history of headrace's agents knows those that it saw.",
+        )
+    path = Path(said.get("JobCompLoc", "").strip())
+    try:
+        with path.open("rb") as f:
+            size = f.seek(0, 2)
+            f.seek(max(0, size - COMPLETED_BYTES_MAX))
+            if f.tell():
+                f.readline()  # it may be cut
+            text = f.read(COMPLETED_BYTES_MAX).decode(errors="replace")
+    except OSError as e:
+        raise NoAccounting(
+            f"{path}: the list of jobs completed cannot be read: {e.strerror}.",
+            path=str(path),
+            next_step="It lies on the machine of slurmctld, and may be its user's alone.",
+        ) from e
+    return list(read_completed(text.splitlines()))
+
+
+def read_completed(lines: Iterable[str]) -> Iterator[AccountedJob]:
+    """Of the lines that jobcomp/filetxt writes. What is no such line, or is being written, is left out."""
+    for line in lines:
+        # A name may hold blanks: a value ends where the next key begins.
+        parts = _KEY.split(line)[1:]
+        said = {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
+        if "JobId" not in said or "ExitCode" not in said:
+            continue
+        try:
+            yield _of_line(said)
+        except (KeyError, ValueError):
+            continue
+
+
+def _of_line(said: dict[str, str]) -> AccountedJob:
+    state = job_state(said["JobState"])
+    exit_code, signal = _ending(said["ExitCode"])
+    started, ended = unix_seconds(said["StartTime"]), unix_seconds(said["EndTime"])
+    tres = said.get("Tres", "")
+    return AccountedJob(
+        job_id=task_id(said["JobId"], said.get("ArrayJobId"), said.get("ArrayTaskId")),
+        name=said.get("Name", ""),
+        user=said.get("UserId", "").partition("(")[0],
+        account=said.get("Account", ""),
+        partition=said.get("Partition", ""),
+        state=state,
+        exit_code=known_exit_code(state, exit_code, signal),
+        signal=signal or None,
+        submitted_s=unix_seconds(said.get("SubmitTime", "")),
+        started_s=started,
+        ended_s=ended,
+        elapsed_s=max(0.0, ended - started) if started and ended else 0.0,
+        limit_minutes=minutes(said.get("TimeLimit", "")),
+        cpu_count=int(said.get("ProcCnt") or 0),
+        gpu_count=gpu_count(tres) or gpu_count(said.get("Gres", "")),
+        node_count=int(said.get("NodeCnt") or 0),
+        nodes=expand_hosts(said.get("NodeList", "")),
+        qos=said.get("QOS", ""),
+        directory=said.get("WorkDir", ""),
+    )

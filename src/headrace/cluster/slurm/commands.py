@@ -1,0 +1,163 @@
+"""Commands: Slurm's programs, each run with a deadline, and what their refusals mean.
+
+A refusal becomes the most telling error: no Slurm here, no configuration, slurmctld away or slow, a request
+that this cluster cannot meet. What the program said is always in the message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Commands", "SlurmUnavailable", "Version", "parse_version"]
+
+Version = tuple[int, int]
+
+_SAID_MAX = 2000
+
+# What would change the output of the commands that we read. SLURM_TIME_FORMAT: seconds know no time zone and no
+# hour that comes twice; SLURM_BITSTR_LEN=0: the numbers of an array are not cut short.
+_QUERY = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+_NOT_OURS = re.compile(r"(SQUEUE|SINFO|SACCT|SCONTROL|SPRIO)_")
+
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Connection refused|controller.*not responding|"
+    r"Zero Bytes were transmitted|Unexpected message received|Communication connection failure|"
+    r"Transport endpoint|standby mode",
+    re.IGNORECASE,
+)
+_SLOW = re.compile(r"Socket timed out|Message receive failure|timed out", re.IGNORECASE)
+_UNCONFIGURED = re.compile(
+    r"configuration source|fetch_config|slurm\.conf|DNS SRV|Unable to process configuration|"
+    r"cannot find .* plugin|Incompatible Slurm plugin|munge|authentication",
+    re.IGNORECASE,
+)
+_REQUEST = re.compile(
+    r"Invalid .*(partition|account|qos|generic resource|gres|feature|job array|--|dependency|license)|"
+    r"node configuration is not available|reservation is invalid|time limit is invalid|"
+    r"violates accounting|dependency problem|More processors|can not be satisfied|unrecognized option|"
+    r"option .* (requires|is ambiguous)|does not look like a batch script|Invalid .* specification|"
+    r"Unable to open file|DOS line breaks|Access/permission denied|Job size specification|"
+    r"Node count specification|Pathname|Invalid (?!job id)",
+    re.IGNORECASE,
+)
+
+
+class SlurmUnavailable(ClusterError):
+    """slurmctld is away or too busy: the same may work a little later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How Slurm's programs are called.
+
+    Attributes:
+        deadline_s: of each call.
+        environment: what they get; None: this process's at the moment of the call.
+    """
+
+    deadline_s: float = 30.0
+    environment: Mapping[str, str] | None = field(default=None)
+
+    def query(self, *command: str, deadline_s: float | None = None) -> str:
+        """Run a program that only asks; its output."""
+        own = os.environ if self.environment is None else self.environment
+        environment = {k: v for k, v in own.items() if not _NOT_OURS.match(k)} | _QUERY
+        return self.run(*command, environment=environment, deadline_s=deadline_s)[0].decode(
+            errors="replace"
+        )
+
+    def run(
+        self,
+        *command: str,
+        stdin: bytes | None = None,
+        environment: Mapping[str, str] | None = None,
+        directory: str | None = None,
+        deadline_s: float | None = None,
+    ) -> tuple[bytes, str]:
+        """Run a program; what it wrote to its output, and what it told the user.
+
+        Raises:
+            ClusterError: it is missing, refuses, or does not end in time; see the module.
+        """
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        try:
+            ended = subprocess.run(  # noqa: S603 - no shell; options are joined to their values
+                command,
+                input=b"" if stdin is None else stdin,
+                env=self.environment if environment is None else environment,
+                cwd=directory, capture_output=True, check=False, timeout=deadline_s,
+            )  # fmt: skip
+        except FileNotFoundError as e:
+            if directory is not None and not os.path.isdir(directory):  # noqa: PTH112 - as given
+                raise ClusterRequestError(
+                    f"{directory}: the job's working directory does not exist", path=directory
+                ) from e
+            raise ClusterError(
+                f"{command[0]} is not installed here, or not on PATH.",
+                next_step="Run this where Slurm's commands are, or use the local executor "
+                "(HEADRACE_EXECUTOR=local).",
+            ) from e
+        except OSError as e:
+            raise ClusterError(f"{command[0]} cannot be run: {e.strerror}.") from e
+        except subprocess.TimeoutExpired as e:
+            raise ClusterTimeout(
+                f"{' '.join(command[:4])} did not answer within {deadline_s:g} s: slurmctld is overloaded "
+                "or cannot be reached.",
+                next_step="Ask `scontrol ping`, and try again.",
+            ) from e
+        said = ended.stderr.decode(errors="replace").strip()
+        if ended.returncode != 0:
+            raise refusal(
+                command[0], ended.returncode, said or ended.stdout.decode(errors="replace")
+            )
+        return ended.stdout, said
+
+    def version(self) -> Version:
+        """Of the installed commands: (22, 5)."""
+        return parse_version(self.query("scontrol", "--version"))
+
+
+def parse_version(text: str) -> Version:
+    """The first two numbers of "slurm 23.11.4", "slurm-wlm 22.05.8", "slurm 25.05.0-0rc1".
+
+    Raises:
+        ClusterError: it is no version.
+    """
+    if (found := re.search(r"\b(\d+)\.(\d+)(?:\.|\b)", text)) is None:
+        raise ClusterError(f"{text.strip()[:80]!r} is no version of Slurm that this reads.")
+    return int(found[1]), int(found[2])
+
+
+def refusal(program: str, status: int, said: str) -> ClusterError:
+    """What a program's failure means, from what it said."""
+    text = " ".join(line.strip() for line in said.splitlines())[:_SAID_MAX]
+    text = text.replace(f"{program}: error: ", "").replace(f"{program}: fatal: ", "")
+    if _UNREACHABLE.search(said):
+        return SlurmUnavailable(
+            f"{program}: {text}.",
+            next_step="slurmctld is down: ask `scontrol ping`, and try again.",
+        )
+    if _SLOW.search(said):
+        return ClusterTimeout(
+            f"{program}: {text}.",
+            next_step="slurmctld is overloaded. Look with squeue whether it was done, and try again.",
+        )
+    # Before the configuration: "Invalid authentication" and the like are no requests.
+    if _UNCONFIGURED.search(said) and not re.search(r"submission failed", said):
+        return ClusterError(
+            f"{program} cannot find this cluster: {text}.",
+            next_step="Slurm is installed but not set up here (SLURM_CONF, /etc/slurm/slurm.conf, munge); "
+            "HEADRACE_EXECUTOR=local runs jobs on this machine.",
+        )
+    if _REQUEST.search(said):
+        return ClusterRequestError(f"{program}: {text}.")
+    return ClusterError(f"{program} failed with status {status}: {text or 'it said nothing'}.")

@@ -1,0 +1,323 @@
+"""SlurmExecutor: jobs through sbatch, squeue, scontrol and scancel; nothing of it runs between the calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.log_file import follow_file, read_file
+from headrace.cluster.slurm.accounting import NoAccounting, read_accounting
+from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
+from headrace.cluster.slurm.status import ask_controller, is_unknown_job, split_id
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from headrace.cluster.executor import Submission
+
+__all__ = ["SlurmExecutor"]
+
+_POLL_S = (0.1, 5.0)
+"""The first and the longest pause between two looks at jobs: each is a request to slurmctld, shared by all."""
+
+OUTAGE_S = 600.0
+"""So long is slurmctld waited for: a restart, or a failover to its backup."""
+
+_GONE = "Slurm does not know it any more: it ended longer than MinJobAge ago, and there is no accounting"
+
+
+class SlurmExecutor:
+    """Slurm.
+
+    Args:
+        commands: how its commands are called.
+        notice: gets what sbatch tells the user of a job that it took: a site's filter may have a word.
+        outage_s: how long `wait` and `logs` bear that slurmctld does not answer.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        commands: Commands | None = None,
+        notice: Callable[[str], None] | None = None,
+        outage_s: float = OUTAGE_S,
+    ) -> None:
+        self.commands = commands or Commands()
+        self._notice = notice
+        self._outage_s = outage_s
+        self._seen: dict[str, JobStatus] = {}
+        # Slurm forgets at once the tasks of an array that are cancelled while they wait.
+        self._cancelled: set[str] = set()
+
+    def submit(self, submission: Submission) -> str:
+        """Queue a job; the script reaches sbatch byte for byte.
+
+        Raises:
+            ClusterRequestError: this cluster cannot meet it, or there is no such folder.
+            ClusterError: there is no Slurm, or it does not answer.
+        """
+        environment = None
+        if submission.environment:
+            import os
+
+            own = os.environ if self.commands.environment is None else self.commands.environment
+            environment = {**own, **submission.environment}
+        # With arguments the script is named, and "-" names its standard input... only from some version on: a
+        # script that comes on standard input takes its arguments behind "/dev/stdin".
+        arguments = ("/dev/stdin", *submission.arguments) if submission.arguments else ()
+        directory = None if submission.directory is None else str(submission.directory)
+        try:
+            said, told = self.commands.run(
+                "sbatch", "--parsable", *submission.options, *arguments,
+                stdin=submission.script, environment=environment, directory=directory,
+            )  # fmt: skip
+        except ClusterTimeout as e:
+            raise ClusterTimeout(
+                f"{e.message} Whether the job was submitted is not known.",
+                next_step="Look with squeue before you submit it again.",
+            ) from e
+        if told and self._notice is not None:
+            self._notice(told)
+        job_id = said.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
+        if not job_id.isdigit():
+            raise ClusterError(f"sbatch says {said[:160]!r}, expected the number of a job.")
+        return job_id
+
+    def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+        """By id asked for.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        asked = {job_id: _split(job_id) for job_id in job_ids}
+        known = {
+            number: ask_controller(self.commands, number)
+            for number in {n for n, _ in asked.values()}
+        }
+        for statuses in known.values():
+            for status in statuses:
+                self._seen[status.job_id] = status
+        lost = sorted(number for number in known if self._misses_some(number, known[number]))
+        if lost:
+            for number, statuses in self._remembered(lost).items():
+                have = {status.job_id for status in known[number]}
+                known[number] += [status for status in statuses if status.job_id not in have]
+        return {
+            job_id: _of_task(known[number], job_id, task)
+            for job_id, (number, task) in asked.items()
+        }
+
+    def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
+        """End jobs, or send the script and all steps of those that run a signal.
+
+        Raises:
+            ClusterError: Slurm does not answer, or they are somebody else's.
+        """
+        asked = [job_id for job_id in job_ids if _split(job_id)]
+        if signal is not None:
+            # scancel tries again for a minute to signal a job that has not started.
+            running = (JobState.RUNNING, JobState.SUSPENDED)
+            found = self.status(asked)
+            asked = [
+                s.job_id for statuses in found.values() for s in statuses if s.state in running
+            ]
+        elif tasks := [job_id for job_id in asked if "_" in job_id]:
+            waiting = (JobState.PENDING, JobState.REQUEUED)
+            self._cancelled |= {
+                s.job_id for known in self.status(tasks).values() for s in known if s.state in waiting
+            }
+        if not asked:
+            return
+        options = () if signal is None else (f"--signal={signal}", "--full")
+        try:
+            self.commands.run("scancel", *options, *asked)
+        except ClusterError as e:
+            if not is_unknown_job(e) and "already completing or completed" not in e.message:
+                raise
+
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
+        """What the job printed.
+
+        Raises:
+            ClusterRequestError: it is an array; its tasks have logs.
+            ClusterError: the job, or its output, is not known, or cannot be read here.
+        """
+        path = self._output(job_id)
+        if not follow:
+            try:
+                yield from read_file(path)
+            except FileNotFoundError:
+                if self._one(job_id).state.is_over:
+                    raise _unreadable(job_id, path, "it is not there") from None
+            except OSError as e:
+                raise _unreadable(job_id, path, e.strerror or str(e)) from e
+            return
+        watch = _Watch(lambda: self._over(job_id), self._outage_s)
+        try:
+            yield from follow_file(path, watch.is_over)
+        except OSError as e:
+            raise _unreadable(job_id, path, e.strerror or str(e)) from e
+
+    def wait(
+        self, job_ids: Sequence[str], timeout_s: float | None = None
+    ) -> dict[str, list[JobStatus]]:
+        """Return when all are over; one that Slurm forgot meanwhile is as it was last seen, or UNKNOWN.
+
+        Raises:
+            ClusterTimeout: some are not, after so long.
+            ClusterError: slurmctld was away for longer than `outage_s`.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause, longest = _POLL_S
+        away_since: float | None = None
+        while True:
+            try:
+                found = {
+                    job_id: self._told(job_id, known)
+                    for job_id, known in self.status(job_ids).items()
+                }
+                away_since = None
+            except (SlurmUnavailable, ClusterTimeout):
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > self._outage_s:
+                    raise
+                found = {}
+            waited_for = [
+                s for known in found.values() for s in known
+                if not s.state.is_over and s.state is not JobState.UNKNOWN
+            ]  # fmt: skip
+            if found and not waited_for:
+                return found
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                said = (
+                    ", ".join(f"{s.job_id} is {s.state}" for s in waited_for[:5]) or "Slurm is away"
+                )
+                raise ClusterTimeout(f"not all jobs are over after {timeout_s:g} s: {said}.")
+            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
+            pause = min(pause * 1.3, longest)
+
+    # -- what Slurm forgot -------------------------------------------------------------------------
+
+    def _misses_some(self, number: str, known: list[JobStatus]) -> bool:
+        """Whether slurmctld does not know the job, or not a task that it once knew."""
+        have = {status.job_id for status in known}
+        return not known or any(
+            job_id.partition("_")[0] == number and job_id not in have and "[" not in job_id
+            for job_id in self._seen
+        )
+
+    def _remembered(self, numbers: list[str]) -> dict[str, list[JobStatus]]:
+        """From the books, and from what this executor saw itself."""
+        found: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
+        try:
+            books = read_accounting(self.commands, job_ids=numbers)
+        except NoAccounting:
+            books = []
+        for job in books:
+            found.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()
+        for job_id, seen in self._seen.items():
+            kept = found.get(job_id.partition("_")[0])
+            if kept is None or "[" in job_id:
+                continue
+            if job_id in kept:
+                kept[job_id] = dataclasses.replace(kept[job_id], output=seen.output)
+            elif seen.state.is_over:
+                kept[job_id] = seen
+            elif job_id in self._cancelled:
+                kept[job_id] = dataclasses.replace(seen, state=JobState.CANCELLED, reason="")
+        return {number: list(statuses.values()) for number, statuses in found.items()}
+
+    def _told(self, job_id: str, known: list[JobStatus]) -> list[JobStatus]:
+        if known:
+            return known
+        seen = self._seen.get(job_id)
+        if seen is not None:
+            return [dataclasses.replace(seen, state=JobState.UNKNOWN, reason=_GONE)]
+        return [JobStatus(job_id, "", JobState.UNKNOWN, _GONE)]
+
+    # -- one job -----------------------------------------------------------------------------------
+
+    def _one(self, job_id: str) -> JobStatus:
+        known = self.status([job_id])[job_id]
+        if not known:
+            raise ClusterError(
+                f"Slurm does not know job {job_id}, or not any more.",
+                next_step="Its output is where --output said, by default slurm-JOBID.out in the folder "
+                "where it was submitted.",
+            )
+        if len(known) > 1:
+            raise ClusterRequestError(
+                f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
+                next_step=f"Name one: {known[0].job_id}.",
+            )
+        return known[0]
+
+    def _output(self, job_id: str) -> Path:
+        output = self._one(job_id).output
+        if output is None:
+            raise ClusterError(f"Slurm does not say where the output of job {job_id} goes.")
+        return output
+
+    def _over(self, job_id: str) -> bool:
+        known = self.status([job_id])[job_id]
+        return all(status.state.is_over for status in known)
+
+
+class _Watch:
+    """Asks rarely whether a job is over, and bears that slurmctld is away."""
+
+    def __init__(self, ask: Callable[[], bool], outage_s: float) -> None:
+        self._ask = ask
+        self._outage_s = outage_s
+        self._answer = False
+        self._next = 0.0
+        self._pause, self._longest = _POLL_S
+        self._answered = time.monotonic()
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if self._answer or now < self._next:
+            return self._answer
+        try:
+            self._answer = self._ask()
+            self._answered = now
+        except (SlurmUnavailable, ClusterTimeout):
+            if now - self._answered > self._outage_s:
+                raise
+        self._pause = min(self._pause * 1.3, self._longest)
+        self._next = time.monotonic() + self._pause
+        return self._answer
+
+
+def _split(job_id: str) -> tuple[str, str | None]:
+    try:
+        return split_id(job_id)
+    except ValueError as e:
+        raise ClusterRequestError(f"{e}.") from e
+
+
+def _of_task(known: list[JobStatus], job_id: str, task: str | None) -> list[JobStatus]:
+    if task is None:
+        return sorted(known, key=_order)
+    if task.isdigit():
+        return [status for status in known if status.job_id == job_id]
+    return known
+
+
+def _order(status: JobStatus) -> tuple[int, str]:
+    task = status.job_id.partition("_")[2]
+    return (int(task) if task.isdigit() else 1 << 40, status.job_id)
+
+
+def _unreadable(job_id: str, path: Path, why: str) -> ClusterError:
+    return ClusterError(
+        f"{path}: the output of job {job_id} cannot be read here: {why}.",
+        path=str(path),
+        next_step="It was written by the job's first node: look there, or on a shared file system.",
+    )

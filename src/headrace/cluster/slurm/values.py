@@ -1,0 +1,181 @@
+"""Values: how Slurm writes times, sizes, GPUs and states, as text and in JSON, from version 20.11 on."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from typing import Any, NamedTuple
+
+from headrace.cluster.executor import JobState
+from headrace.cluster.hostlist import expand_indices
+
+__all__ = [
+    "Gres",
+    "gpu_count",
+    "job_state",
+    "mib",
+    "minutes",
+    "number",
+    "parse_gres",
+    "unix_seconds",
+]
+
+_NOTHING = frozenset({"", "(null)", "N/A", "n/s", "Unknown", "None", "NONE", "Partition_Limit"})
+_UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "NOT_SET"})
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_SIZE = re.compile(r"([\d.]+)([KMGTP]?)[nc]?i?B?\Z")
+
+NO_VALUE_FROM = 0xFFFFFFF0
+"""Slurm's "not set" and "infinite" are the largest numbers of 32 and of 64 bits."""
+
+
+class Gres(NamedTuple):
+    """GPUs of one type; `indices` is empty where Slurm does not say which."""
+
+    type: str
+    number: int
+    indices: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def minutes(text: str) -> int | None:
+    """Of "30", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", rounded up; None: no limit, or none said.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text in _NOTHING or text in _UNLIMITED:
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if len(parts) > 3:
+        raise ValueError(f"{text!r} is no time")
+    if dash:
+        hours, minute, second = (*parts, 0, 0)[:3]
+        return -(-((int(days) * 24 + hours) * 3600 + minute * 60 + second) // 60)
+    if len(parts) == 1:
+        return parts[0]
+    hours, minute, second = (0, *parts) if len(parts) == 2 else tuple(parts)
+    return -(-(hours * 3600 + minute * 60 + second) // 60)
+
+
+@functools.lru_cache(maxsize=65536)
+def unix_seconds(text: str) -> float | None:
+    """Of "1795332994", or of "2026-11-22T07:36:33" in this machine's zone; None where none is said.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.isdigit():
+        return float(text) if text != "0" else None
+    if text in _NOTHING:
+        return None
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+@functools.lru_cache(maxsize=4096)
+def mib(text: str) -> int:
+    """Of "16000", "16000M", "62.50G", "2Tn"; 0 where none is said.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    if text in _NOTHING or text in _UNLIMITED:
+        return 0
+    if (found := _SIZE.match(text)) is None:
+        raise ValueError(f"{text!r} is no size of memory")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@functools.lru_cache(maxsize=16384)
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """The GPUs in "gpu:h100:2(IDX:0-1),shard:4", "gpu:8(S:0-1)", "gres/gpu:h100=4", "gpu(IDX:0)".
+
+    Raises:
+        ValueError: a count or an index is no number.
+    """
+    found = []
+    for part in _outside_brackets(text):
+        name, bracket, rest = part.partition("(")
+        name = name.removeprefix("gres:").removeprefix("gres/")
+        words = [word for word in re.split("[:=]", name) if word]
+        if not words or words[0] != "gpu":
+            continue
+        counted = words[-1][:1].isdigit() and len(words) > 1
+        indices: tuple[int, ...] = ()
+        if bracket and (said := re.search(r"IDX:([\d,-]+)", rest)):
+            indices = expand_indices(said[1])
+        count = _count(words[-1]) if counted else len(indices) or 1
+        kind = words[1] if len(words) > 1 + counted else ""
+        found.append(Gres(kind, count, indices))
+    return tuple(found)
+
+
+def gpu_count(tres: str) -> int:
+    """GPUs in "cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2" (counted once) or in "gpu:h100:2,gpu:a100:1"."""
+    gpus = parse_gres(tres)
+    total = [gpu.number for gpu in gpus if not gpu.type]
+    # AllocTRES says the sum and, where a site asks for it, each type.
+    return total[0] if total and "=" in tres else sum(gpu.number for gpu in gpus)
+
+
+_OTHER_STATES = {
+    "REQUEUE_HOLD": JobState.REQUEUED,
+    "REQUEUE_FED": JobState.REQUEUED,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "POWER_UP_NODE": JobState.CONFIGURING,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "STAGE_OUT": JobState.COMPLETING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "UPDATE_DB": JobState.RUNNING,
+    "EXPEDITING": JobState.PENDING,
+    "STOPPED": JobState.SUSPENDED,
+    "REVOKED": JobState.CANCELLED,
+}
+# Flags that say more than the base state they come with.
+_TELLING = ("COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "POWER_UP_NODE")
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_state(text: str) -> JobState:
+    word = text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""
+    if word in JobState.__members__:
+        return JobState[word]
+    return _OTHER_STATES.get(word, JobState.UNKNOWN)
+
+
+def job_state(said: str | list[str]) -> JobState:
+    """Of "RUNNING", "CANCELLED by 1000", "CANCELLED+", and of the lists in JSON from 23.11 on."""
+    if isinstance(said, str):
+        return _one_state(said)
+    telling = [word for word in said if word in _TELLING]
+    return _one_state((telling or said or [""])[0])
+
+
+def number(value: Any) -> int | None:
+    """Of 3, "3" and {"set": true, "infinite": false, "number": 3}; None: not set, or infinite.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    if value is None or value == "":
+        return None
+    found = int(value)
+    return None if found < 0 or found >= NO_VALUE_FROM else found
+
+
+def _count(word: str) -> int:
+    factor = {"K": 1000, "M": 1000**2}.get(word[-1].upper(), 1)
+    return int(word[:-1] if factor > 1 else word) * factor
+
+
+def _outside_brackets(text: str) -> list[str]:
+    return re.split(r",(?![^(]*\))", text) if text not in _NOTHING else []
