@@ -60,7 +60,7 @@ def asking(command: Callable[..., int], without: Collection[str] = ()) -> Callab
     # typer reads both.
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    del with_options.__wrapped__  # type: ignore[attr-defined]
+    del with_options.__wrapped__
     return with_options
 
 

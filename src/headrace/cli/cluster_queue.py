@@ -62,7 +62,9 @@ def queue(
         raise ValueError(f"--rows is {rows}, expected 1 or more")
     selection = Selection(user or (), node or (), partition or ())
     output = Output(as_json=as_json)
-    return show_queue(output, selection, source, watch, None if everything else rows, save)
+    return show_queue(
+        output, selection, source, watch=watch, rows=None if everything else rows, save=save
+    )
 
 
 class Selection:
@@ -116,6 +118,7 @@ def show_queue(
     output: Output,
     selection: Selection,
     source: Path | None,
+    *,
     watch: float | None,
     rows: int | None,
     save: Path | None = None,
@@ -235,8 +238,9 @@ def _job(row: JobRow) -> dict[str, Any]:
     job = row.job
     return {
         "job": job.job_id, "name": job.name, "user": job.user, "account": job.account,
-        "partition": job.partition, "state": str(job.state), "reason": job.reason, "why": row.why, "nodes": job.nodes,
-        "node_count": job.node_count, "cpus": job.cpu_count, "gpus": job.gpu_count, "gpu_indices": row.gpu_indices, "waited_s": row.waited_s,
-        "ran_s": row.ran_s, "starts_in_s": row.starts_in_s, "ends_in_s": row.ends_in_s,
-        "limit_minutes": job.limit_minutes, "priority": job.priority, "stall": row.stall,
+        "partition": job.partition, "state": str(job.state), "reason": job.reason, "why": row.why,
+        "nodes": job.nodes, "node_count": job.node_count, "cpus": job.cpu_count, "gpus": job.gpu_count,
+        "gpu_indices": row.gpu_indices, "waited_s": row.waited_s, "ran_s": row.ran_s,
+        "starts_in_s": row.starts_in_s, "ends_in_s": row.ends_in_s, "limit_minutes": job.limit_minutes,
+        "priority": job.priority, "stall": row.stall,
     }  # fmt: skip

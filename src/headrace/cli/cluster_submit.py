@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
+from headrace.cluster.executors import executor
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request
 from headrace.cluster.site import find_site, read_site
@@ -53,13 +54,19 @@ class Asked:
         snapshot = cluster_snapshot(self.executor, self.source)
         if site.cluster and snapshot.cluster and site.cluster != snapshot.cluster:
             output.remark(f"{site.path} is of cluster {site.cluster}, this is {snapshot.cluster}.")
-        return Cluster(snapshot, site, self.hal)
+        local = self.source is None and executor(self.executor).name == "local"
+        return Cluster(snapshot, site, hal=self.hal, local=local)
 
 
 def cluster_snapshot(
-    executor: str | None, source: Path | None, *, jobs: bool = False
+    name: str | None, source: Path | None, *, jobs: bool = False
 ) -> ClusterSnapshot:
-    """A saved snapshot, or what the executor's cluster has now; without its jobs.
+    """A saved snapshot, or what the executor's cluster has now.
+
+    Args:
+        name: of the executor; None: what is there.
+        source: a saved snapshot instead.
+        jobs: with its jobs; to lay out a request they are not needed.
 
     Raises:
         ClusterError: there is none, or it does not answer.
@@ -68,7 +75,13 @@ def cluster_snapshot(
         from headrace.cluster.snapshot_file import load_snapshot
 
         return load_snapshot(source)
-    raise NotImplementedError(executor)
+    if executor(name).name == "local":
+        from headrace.cluster.this_machine import local_snapshot
+
+        return local_snapshot()
+    from headrace.cluster.slurm import read_snapshot
+
+    return read_snapshot(jobs=jobs)
 
 
 def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Output) -> int:
@@ -92,7 +105,14 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             sys.stdout.flush()
             sys.stdout.buffer.write(plan.submission.script)
         return exit_codes.OK
-    raise NotImplementedError
+    job = executor(asked.executor).submit(plan.submission)
+    if output.as_json:
+        output.document({"job": job, **described})
+    else:
+        if plan.layout is not None:
+            output.remark(size_text(plan.layout))
+        output.line(f"Submitted batch job {job}")  # sbatch's words: scripts look for them
+    return exit_codes.OK
 
 
 def _script(name: str) -> bytes:
@@ -127,7 +147,7 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
     output.remark(size_text(plan.layout))
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvp(plan.command[0], plan.command)  # its signals, terminal and exit code are the user's
+    return os.execvp(plan.command[0], plan.command)  # noqa: S606 - its signals, terminal and exit code are the user's
 
 
 def size_text(layout: Layout) -> str:

@@ -193,4 +193,4 @@ def _swqueue(words: Sequence[str]) -> int:
     selection = Selection([*given.users, *given.fpuser], given.nodev)
     rows = None if given.fpuser or given.nodev else ROWS
     watch = given.timestep if given.monitor else None
-    return show_queue(Output(as_json=given.json), selection, given.source, watch, rows)
+    return show_queue(Output(as_json=given.json), selection, given.source, watch=watch, rows=rows)

@@ -76,8 +76,8 @@ def fit_gpus(
 ) -> Fit | None:
     """GPUs on as few nodes as can hold them, or on `count`; None: there are not so many.
 
-    Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these the one
-    of which most nodes are free.
+    Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these
+    the one of which most nodes are free.
     """
     best: tuple[tuple[int, int], Fit] | None = None
     for gpu_type in sorted({node.gpu_type for node in nodes if node.gpus}):

@@ -23,6 +23,7 @@ from headrace.cluster.request import ASKS, WORDS_OF_OURS, Request, read_request,
 from headrace.cluster.sbatch_words import Word, read_words
 from headrace.cluster.script import Directive, Script, read_script
 from headrace.cluster.shorthand import read_shorthand
+from headrace.cluster.this_machine import local_snapshot
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ class Cluster:
         snapshot: what there is.
         site: what is special.
         hal: speak HAL's dialect.
+        local: it is this machine, and has as many "GPUs" as a request asks for.
         environment: of the caller; None: this process's.
     """
 
     snapshot: ClusterSnapshot
     site: Site
     hal: bool = False
+    local: bool = False
     environment: Mapping[str, str] | None = None
 
     @property
@@ -142,7 +145,7 @@ def plan_batch(
     remarks = list(script.remarks)
     layout = None
     if written.is_open(nearer, request, cluster.snapshot):
-        layout = lay_out(request, cluster.snapshot, cluster.site, hal=cluster.hal)
+        layout = _lay_out(request, cluster)
         remarks += layout.remarks
     made = _Directives(request, nearer.over(site), written, layout, cluster, name)
     words, disabled = made.words(remarks)
@@ -158,6 +161,18 @@ def plan_batch(
         Path(request.directory) if asked.directory else None,
     )  # fmt: skip
     return BatchPlan(submission, layout, tuple(remarks))
+
+
+def _lay_out(request: Request, cluster: Cluster) -> Layout:
+    snapshot, more = cluster.snapshot, ""
+    if cluster.local:
+        short = read_shorthand(request.partition, ())
+        gpus = request.gpus or (short.gpus if short else 0)
+        snapshot = local_snapshot(gpus)
+        if gpus and not cluster.snapshot.nodes[0].gpus:
+            more = f"this machine has no GPUs: the {gpus} asked for are processes here."
+    layout = lay_out(request, snapshot, cluster.site, hal=cluster.hal)
+    return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
 
 
 def _unless_overruled(nearer: Request, request: Request, cluster: Cluster) -> Request:
@@ -387,7 +402,7 @@ def plan_run(
             )
     site = cluster.site
     request = asked.over(Request(account=site.account, qos=site.qos))
-    layout = lay_out(request, cluster.snapshot, site, hal=cluster.hal)
+    layout = _lay_out(request, cluster)
     lines = environment_lines(request, site)
     inner = list(command) or list(_SHELL)
     if lines:

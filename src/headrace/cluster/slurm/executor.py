@@ -129,7 +129,10 @@ class SlurmExecutor:
         elif tasks := [job_id for job_id in asked if "_" in job_id]:
             waiting = (JobState.PENDING, JobState.REQUEUED)
             self._cancelled |= {
-                s.job_id for known in self.status(tasks).values() for s in known if s.state in waiting
+                s.job_id
+                for known in self.status(tasks).values()
+                for s in known
+                if s.state in waiting
             }
         if not asked:
             return

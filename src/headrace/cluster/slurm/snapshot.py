@@ -106,12 +106,15 @@ class Recording:
         )
 
 
-def record(commands: Commands | None = None, form: Form = "text") -> Recording:
+def record(
+    commands: Commands | None = None, form: Form = "text", *, jobs: bool = True
+) -> Recording:
     """Ask all commands at once.
 
     Args:
         commands: how they are called.
         form: `json` needs version 21.08 or newer, with its JSON plugin.
+        jobs: ask for them; to lay out a request they are not needed, and there may be many.
 
     Raises:
         ClusterError: Slurm is missing, does not answer, or has no JSON.
@@ -133,6 +136,8 @@ def record(commands: Commands | None = None, form: Form = "text") -> Recording:
         whole = version >= _WHOLE_NODES_SINCE
         asked["nodes"] = ("scontrol", "show", "nodes", "--json") if whole else ("sinfo", "--json")
         asked["jobs"] = ("squeue", "--json")
+    if not jobs:
+        del asked["jobs"]
     taken_s = time.time()
     with ThreadPoolExecutor(len(asked)) as pool:
         said = dict(
@@ -142,11 +147,15 @@ def record(commands: Commands | None = None, form: Form = "text") -> Recording:
                 strict=True,
             )
         )
-    return Recording(**said, taken_s=taken_s)
+    return Recording(**{"jobs": "", **said}, taken_s=taken_s)
 
 
 def read_snapshot(
-    commands: Commands | None = None, *, form: Form = "text", recorded: Path | None = None
+    commands: Commands | None = None,
+    *,
+    form: Form = "text",
+    recorded: Path | None = None,
+    jobs: bool = True,
 ) -> ClusterSnapshot:
     """The cluster as it is now, or as it was recorded.
 
@@ -154,11 +163,12 @@ def read_snapshot(
         commands: how Slurm's commands are called.
         form: which output of theirs is read.
         recorded: a folder that `Recording.save` wrote, in their place.
+        jobs: ask for them.
 
     Raises:
         ClusterError: there is no Slurm, it does not answer in time, or says what cannot be read.
     """
-    recording = record(commands, form) if recorded is None else Recording.load(recorded)
+    recording = record(commands, form, jobs=jobs) if recorded is None else Recording.load(recorded)
     return recording.read()
 
 
