@@ -35,68 +35,20 @@ _FLAGS: Final = frozenset({
 _OPTIONAL: Final = frozenset({"exclusive", "get-user-env", "nice", "no-kill", "propagate"})
 """Take one only after an equals sign."""
 
-_VALUED: Final = frozenset(
-    {
-        "acctg-freq",
-        "batch",
-        "bb",
-        "bbf",
-        "cluster-constraint",
-        "comment",
-        "container",
-        "cores-per-socket",
-        "cpu-freq",
-        "cpus-per-gpu",
-        "deadline",
-        "delay-boot",
-        "export",
-        "export-file",
-        "extra",
-        "gid",
-        "gpu-bind",
-        "gpu-freq",
-        "gpus-per-node",
-        "gpus-per-socket",
-        "gpus-per-task",
-        "gres",
-        "gres-flags",
-        "hint",
-        "kill-on-invalid-dep",
-        "mail-type",
-        "mail-user",
-        "mcs-label",
-        "mem",
-        "mem-bind",
-        "mem-per-cpu",
-        "mem-per-gpu",
-        "mincpus",
-        "network",
-        "ntasks-per-core",
-        "ntasks-per-gpu",
-        "ntasks-per-node",
-        "ntasks-per-socket",
-        "open-mode",
-        "power",
-        "prefer",
-        "priority",
-        "profile",
-        "reservation",
-        "segment",
-        "signal",
-        "sockets-per-node",
-        "switches",
-        "thread-spec",
-        "threads-per-core",
-        "time-min",
-        "tmp",
-        "tres-bind",
-        "tres-per-task",
-        "uid",
-        "wait-all-nodes",
-        "wckey",
-        "wrap",
-    }
-)  # fmt: skip | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
+_LONG_ONLY: Final = frozenset({
+    "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "container",
+    "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "export",
+    "export-file", "extra", "gid", "gpu-bind", "gpu-freq", "gpus-per-node", "gpus-per-socket",
+    "gpus-per-task", "gres", "gres-flags", "hint", "kill-on-invalid-dep", "mail-type",
+    "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
+    "network", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+    "open-mode", "power", "prefer", "priority", "profile", "reservation", "segment", "signal",
+    "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time-min", "tmp",
+    "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap",
+})  # fmt: skip
+"""Take a value, and have no letter."""
+
+_VALUED: Final = _LONG_ONLY | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
 
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]{}*?!&|~^<>();$-]+")
 """Needs no quotes in a directive: Slurm knows no variables and no globs there."""

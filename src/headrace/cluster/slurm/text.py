@@ -164,7 +164,7 @@ def read_jobs(text: str) -> tuple[Job, ...]:
         starts.append(at + 1)
         at = text.find("\nJobId=", at + 1)
     made = []
-    for begin, end in zip(starts, [*starts[1:], len(text)], strict=True):
+    for begin, end in zip(starts, [*starts[1:], len(text)], strict=False):
         try:
             made.append(_job(text, begin, end))
         except ValueError as e:
