@@ -30,6 +30,9 @@ __all__ = ["Layout", "lay_out"]
 _MEMORY_SHARE: Final = 0.95
 """Of a node's memory is shared out: sites keep some for the system, which a snapshot does not show."""
 
+_NEARLY: Final = 1 << 30
+"""How near a refusal comes whose GPUs and nodes are there."""
+
 _MEMORY_LEAST_MIB: Final = 512
 """Less is no fact: nodes whose memory nobody configured have 1 MiB for Slurm."""
 
@@ -207,7 +210,7 @@ class _Wish:
             return fit
         if count is not None and count > gpus:
             raise Refused(
-                f"{where}: {gpus} GPUs cannot lie on {count} nodes.", near=1,
+                f"{where}: {gpus} GPUs cannot lie on {count} nodes.", near=_NEARLY,
                 next_step=f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
             )  # fmt: skip
         fit = fit_gpus(nodes, gpus, count, most)
@@ -289,7 +292,7 @@ class _Wish:
                     f"partition {partition.name}: {gpus} GPUs are not the same number on each "
                     f"of {fit.count} nodes, "
                     f"--tasks-per-node {tasks} cannot be.",
-                    near=1,
+                    near=_NEARLY,
                     next_step=f"Ask for --gpus {gpus - gpus % fit.count}, or leave --tasks-per-node out.",
                 )  # fmt: skip
             remarks.append(
@@ -321,7 +324,7 @@ class _Wish:
             raise Refused(
                 f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs "
                 f"asked for on each.",
-                near=1, next_step="Ask for fewer GPUs a node with --nodes.",
+                near=_NEARLY, next_step="Ask for fewer GPUs a node with --nodes.",
             )  # fmt: skip
         if asked is None:
             return min(special.cpus_per_gpu or fair, most)
@@ -332,7 +335,7 @@ class _Wish:
             )  # fmt: skip
             raise Refused(
                 f"partition {partition.name}: {asked} CPUs per GPU are asked for, {why}.",
-                near=1, next_step=f"The nearest that can be: --cpus-per-gpu {most}.",
+                near=_NEARLY, next_step=f"The nearest that can be: --cpus-per-gpu {most}.",
             )  # fmt: skip
         spare = min(n.gpus for n in fit.nodes) - fit.gpus_per_node
         if asked > fair and spare > 0:
@@ -372,7 +375,7 @@ class _Wish:
             raise Refused(
                 f"partition {partition.name}: {cpus * tasks} CPUs a node are asked for, "
                 f"{fit.count} of its nodes have {can}.",
-                near=1, next_step=f"The nearest that can be: --cpus {max(1, can // tasks)}.",
+                near=_NEARLY, next_step=f"The nearest that can be: --cpus {max(1, can // tasks)}.",
             )  # fmt: skip
         memory = request.memory
         most = _of_the_last(fit, lambda node: node.memory_mib)
@@ -407,7 +410,7 @@ def _of_the_last(fit: Fit, amount: Callable[[Node], int]) -> int:
 def _too_much_memory(partition: Partition, asked: int, can: int, what: str, flag: str) -> Refused:
     return Refused(
         f"partition {partition.name}: {asked:,} MiB per {what} are asked for, there are {can:,}.",
-        near=1, next_step=f"The nearest that can be: {flag} {can}M.",
+        near=_NEARLY, next_step=f"The nearest that can be: {flag} {can}M.",
     )  # fmt: skip
 
 

@@ -132,9 +132,9 @@ def _long(text: str, rest: Iterator[str], also: Collection[str]) -> Word:
 
 
 def _whole(written: str, also: Collection[str]) -> str:
-    """A long option may be cut short where no other begins like it."""
-    known = _VALUED | _FLAGS | _OPTIONAL | frozenset(also)
-    if written in known:
+    """A long option may be cut short where no other of Slurm's begins like it."""
+    known = _VALUED | _FLAGS | _OPTIONAL
+    if written in known or written in also:
         return written
     meant = [name for name in known if name.startswith(written)]
     return meant[0] if len(meant) == 1 else written
