@@ -99,7 +99,9 @@ def test_the_impossible_is_refused_with_the_nearest(values, says, nearest):
     assert nearest in (e.value.next_step or "")
 
 
-@pytest.mark.parametrize("values", [{"gpus": "33"}, {"gpus": "12", "nodes": "1"}, {"gpus": "100", "partition": "all"}])
+@pytest.mark.parametrize(
+    "values", [{"gpus": "33"}, {"gpus": "12", "nodes": "1"}, {"gpus": "100", "partition": "all"}]
+)
 def test_the_nearest_request_can_be(values):
     with pytest.raises(ClusterRequestError) as e:
         laid_out(mixed(), **values)
@@ -139,7 +141,7 @@ def test_a_site_says_otherwise():
     assert "--cpus-per-task=12 --mem=200000M --time=04:00:00" in text(layout)
     assert laid_out(mixed(), site, gpus="2", partition="main", time="3-0").time == "1-00:00:00"
     with pytest.raises(ClusterRequestError, match="its site allows 14"):
-        laid_out(mixed(), site, gpus="2", cpus_per_gpu="15")
+        laid_out(mixed(), site, gpus="2", partition="main", cpus_per_gpu="15")
     with pytest.raises(ClusterRequestError, match="17 GPUs are more than"):
         laid_out(mixed(), site, gpus="17")
 
@@ -187,7 +189,11 @@ def test_a_cluster_of_nothing():
         laid_out(cluster([], []), gpus="1")
 
 
-SHAPES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.sampled_from(["", "a", "b"])), min_size=1, max_size=5)
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 4), st.sampled_from(["", "a", "b"])),
+    min_size=1,
+    max_size=5,
+)
 
 
 @given(SHAPES, st.integers(1, 60), st.none() | st.integers(1, 12))
@@ -203,7 +209,9 @@ def test_what_is_laid_out_fits_and_what_is_refused_does_not(shapes, gpus, count)
 
     def can(k):
         per_node = -(-gpus // k)
-        return k <= gpus and any(sum(n.gpus >= per_node for n in nodes if n.gpu_type == kind) >= k for kind in kinds)
+        return k <= gpus and any(
+            sum(n.gpus >= per_node for n in nodes if n.gpu_type == kind) >= k for kind in kinds
+        )
 
     wanted = [count] if count else list(range(1, gpus + 1))
     first = next((k for k in wanted if can(k)), None)

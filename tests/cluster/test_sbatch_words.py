@@ -52,7 +52,10 @@ def test_one_option_in_many_spellings(text):
         ("--new-in-slurm-31=x", [Word("new-in-slurm-31", "x")]),
         ("--new-flag -N1", [Word("new-flag"), Word("nodes", "1")]),
         ("--mem 4G", [Word("mem", "4G")]),  # and not an abbreviation of mem-per-cpu
-        ("--out=x --tim=3", [Word("output", "x"), Word("tim", "3")]),  # time or time-min: sbatch asks, too
+        (
+            "--out=x --tim=3",
+            [Word("output", "x"), Word("tim", "3")],
+        ),  # time or time-min: sbatch asks, too
         ("-N 1 -- -p x", [Word("nodes", "1")]),
         ("-t", [Word("time", None)]),
     ],

@@ -28,7 +28,10 @@ def added(data: bytes) -> bytes:
         # After the first command nothing is a directive.
         (b"#!/bin/sh\nls\n#SBATCH -N9\n", b"#!/bin/sh\n#SBATCH --nodes=2\nls\n#SBATCH -N9\n"),
         # Not at the line's beginning, or commented out: no directive.
-        (b"#!/bin/sh\n  #SBATCH -N1\n##SBATCH -N1\n", b"#!/bin/sh\n#SBATCH --nodes=2\n  #SBATCH -N1\n##SBATCH -N1\n"),
+        (
+            b"#!/bin/sh\n  #SBATCH -N1\n##SBATCH -N1\n",
+            b"#!/bin/sh\n#SBATCH --nodes=2\n  #SBATCH -N1\n##SBATCH -N1\n",
+        ),
         (b"#!/bin/sh", b"#!/bin/sh\n#SBATCH --nodes=2\n"),
         (b"#!/bin/sh\n#SBATCH -N1", b"#!/bin/sh\n#SBATCH -N1\n#SBATCH --nodes=2\n"),
     ],
@@ -70,13 +73,18 @@ def test_any_body_stays(body):
     line = b"#SBATCH --nodes=2\n"
     at = made.index(line, sum(map(len, script.lines[: script.insert_at])))
     before, after = made[:at], made[at + len(line) :]
-    assert before.removesuffix(b"\n") + after in (data, data.removesuffix(b"\n")) or before + after == data
+    assert (
+        before.removesuffix(b"\n") + after in (data, data.removesuffix(b"\n"))
+        or before + after == data
+    )
 
 
 def test_a_script_from_windows_is_converted_and_that_is_said():
     script = read_script(b"#!/bin/bash\r\n#SBATCH -N 2\r\nls\r\n", "w.sh")
     assert script.data == b"#!/bin/bash\n#SBATCH -N 2\nls\n"
-    assert script.remarks == ("w.sh: lines end as on Windows (CR LF), which Slurm refuses; sent with LF.",)
+    assert script.remarks == (
+        "w.sh: lines end as on Windows (CR LF), which Slurm refuses; sent with LF.",
+    )
     assert script.directives[0].words == (Word("nodes", "2"),)
 
 

@@ -19,7 +19,14 @@ from headrace.cluster.executor import Submission
 from headrace.cluster.layout import Layout, lay_out
 from headrace.cluster.modules import environment_lines
 from headrace.cluster.partition import candidates, time_limit
-from headrace.cluster.request import ASKS, WORDS_OF_OURS, Request, read_request, request_of_words
+from headrace.cluster.request import (
+    ASKS,
+    WORDS_OF_OURS,
+    Kind,
+    Request,
+    read_request,
+    request_of_words,
+)
 from headrace.cluster.sbatch_words import Word, read_words
 from headrace.cluster.script import Directive, Script, read_script
 from headrace.cluster.shorthand import read_shorthand
@@ -46,7 +53,11 @@ _SIZES: Final = frozenset({
 _IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
 """Those that leave the layout open."""
 
+_PARTS: Final = frozenset({"hetjob", "packjob"})
+"""Between the parts of a job, each of which has directives of its own."""
+
 _SIZE_FIELDS: Final = frozenset(ask.field for ask in ASKS if ask.slurm in _SIZES)
+_OVERRULED: Final = ("gpus", "nodes", "tasks_per_node", "cpus", "memory")
 _LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
 _VARIABLES: Final = {ask.slurm: ask.variable for ask in ASKS if ask.variable} | {
     "gres": "SBATCH_GRES"
@@ -141,8 +152,12 @@ def plan_batch(
     )
     site = Request(account=cluster.site.account, qos=cluster.site.qos)
     nearer = asked.over(env).over(written.ours)
-    request = _unless_overruled(nearer, nearer.over(written.slurm).over(site), cluster)
     remarks = list(script.remarks)
+    below = written.slurm
+    if nearer.gpus and written.sizes_itself:
+        below = dataclasses.replace(below, **dict.fromkeys(_OVERRULED))
+        remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
+    request = _unless_overruled(nearer, nearer.over(below).over(site), cluster)
     layout = None
     if written.is_open(nearer, request, cluster.snapshot):
         layout = _lay_out(request, cluster)
@@ -225,17 +240,21 @@ class _Written:
         """Of Slurm's options in the script."""
         return {word.name for each in self.directives if not each.ours for word in each.words}
 
+    @property
+    def sizes_itself(self) -> bool:
+        """Whether the job is sized in Slurm's own words, or has parts that differ."""
+        return bool(self.names & (_SIZES - _IN_GPUS | _PARTS))
+
     def is_open(self, nearer: Request, request: Request, snapshot: ClusterSnapshot) -> bool:
         """Whether the size is ours to lay out."""
-        if "hetjob" in self.names or "packjob" in self.names:
+        if self.names & _PARTS:
             return False
-        if nearer.said() & _SIZE_FIELDS or nearer.node_type or nearer.gpu_type:
+        if nearer.gpus or nearer.gpu_type or nearer.node_type:
             return True
         names = [partition.name for partition in snapshot.partitions]
         if request.partition and read_shorthand(request.partition, names) is not None:
             return True
-        in_slurms_words = self.names & _SIZES
-        return request.gpus is not None and in_slurms_words <= _IN_GPUS
+        return not self.sizes_itself and bool(request.said() & _SIZE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +289,7 @@ class _Directives:
         if self.layout is not None:
             return self.layout.words()
         words = [Word("partition", self.nearer.partition)] if self.nearer.partition else []
-        if "hetjob" in self.written.names or "packjob" in self.written.names:
+        if self.written.names & _PARTS:
             return words
         if self.request.time or self.request.partition:
             found = candidates(
@@ -299,13 +318,16 @@ class _Directives:
             for word in each.words
         }
         found: list[Word] = []
+        said = self.request.said()
         for ask in ASKS:
             value = getattr(self.request, ask.field)
-            if not ask.slurm or ask.field in _LAID_OUT or value in (None, "", False):
+            left = _LAID_OUT if self.layout is not None else {"partition", "time"}
+            if not ask.slurm or ask.field in left or ask.field not in said:
                 continue
             nearer = getattr(self.nearer, ask.field) == value
             if nearer or ask.slurm not in of_lines:
-                found.append(Word(ask.slurm, None if value is True else str(value)))
+                unit = "M" if ask.kind is Kind.MEMORY and value else ""
+                found.append(Word(ask.slurm, None if value is True else f"{value}{unit}"))
         if self.layout is not None:
             kind = ",".join(filter(None, [self.request.constraint, self.layout.constraint]))
             away = ",".join([*filter(None, [self.request.exclude]), *self.layout.exclude])

@@ -249,14 +249,8 @@ def request_of_words(
     for word in words:
         ask = known.get(word.name)
         if ask is None and ours:
-            import difflib
-
-            close = difflib.get_close_matches(word.name, known, 1)
-            meant = (
-                f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
-            )
-            raise ClusterRequestError(f"{where}: --{word.name} is no option of ours; {meant}")
-        if ask is None:
+            raise _unknown(word, where)
+        if ask is None or not (ours or word.name in ask.words or _is_ours(ask, word, where)):
             others.append(word)
         elif ask.kind is Kind.FLAG:
             values[ask.field] = True
@@ -265,6 +259,25 @@ def request_of_words(
         else:
             values[ask.field] = word.value or ""
     return read_request(values, where), others
+
+
+def _is_ours(ask: Ask, word: Word, where: str) -> bool:
+    """Whether we read the value as Slurm does; it takes more: `--nodes=2-4`, `--gpus=a100:2,h100:2`."""
+    if ask.kind is Kind.FLAG:
+        return word.value is None
+    try:
+        _READERS[ask.kind](ask, word.value or "", where)
+    except ClusterRequestError:
+        return False
+    return True
+
+
+def _unknown(word: Word, where: str) -> ClusterRequestError:
+    import difflib
+
+    close = difflib.get_close_matches(word.name, _BY_FLAG, 1)
+    meant = f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
+    return ClusterRequestError(f"{where}: --{word.name} is no option of ours; {meant}")
 
 
 def memory_mib(text: str) -> int:
