@@ -50,7 +50,7 @@ def hal():
 
 
 def mixed():
-    """8-GPU H100 nodes, ARM ones with 2 A100, an old V100 one, nodes without GPUs; a partition each, and `all`."""
+    """Nodes of 8 H100, ARM ones of 2 A100, an old V100 one, plain ones; a partition each, and `all`."""
     h100 = [node(f"h{i}", 8, "h100", 128, 1_000_000, features=("ib", "nvme")) for i in range(4)]
     arm = [
         node(f"a{i}", 2, "a100", 80, 500_000, threads_per_core=1, sockets=1, architecture="aarch64")

@@ -1,4 +1,4 @@
-"""Requests become nodes, tasks, CPUs and memory of clusters that there are; the impossible is refused with the nearest."""
+"""Requests become nodes, tasks, CPUs and memory; the impossible is refused with the nearest that can be."""
 
 import re
 
@@ -87,7 +87,7 @@ def test_the_short_partition_is_for_short_jobs():
         ({"nodes": "1", "cpus": "80", "partition": "cpu"}, "80 CPUs a node", "--cpus 64"),
         ({"gpus": "4", "partition": "cpu"}, "its nodes have no GPUs", "another partition"),
         ({"gpus": "9", "tasks_per_node": "1"}, "not the same number on each", "--gpus 8"),
-        ({"gpus": "1", "gpu_type": "b200", "partition": "main"}, "no node has GPUs of type b200; found: h100", ""),
+        ({"gpus": "b200:1", "partition": "main"}, "no node has GPUs of type b200; found: h100", ""),
         ({"gpus": "1", "constraint": "nvm", "partition": "main"}, "the features nvm; found: ib, nvme", ""),
         ({"gpus": "1", "partition": "mian"}, "no partition 'mian'", "Did you mean main?"),
     ],
@@ -198,7 +198,7 @@ SHAPES = st.lists(
 
 @given(SHAPES, st.integers(1, 60), st.none() | st.integers(1, 12))
 def test_what_is_laid_out_fits_and_what_is_refused_does_not(shapes, gpus, count):
-    """Any cluster: as few nodes as can be, all of one type, each with enough; a refusal only where there is none."""
+    """Any cluster: as few nodes as can be, all of one type; a refusal only where there is none."""
     nodes = [
         node(f"s{i}n{j}", size, kind if size else "", cpus=64)
         for i, (size, many, kind) in enumerate(shapes)

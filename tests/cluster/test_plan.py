@@ -1,6 +1,6 @@
-"""What is submitted, whole: each case's text is compared with a kept file in `expected/`, and its command too.
+"""What is submitted, whole: each case's text is compared with a kept file in `expected/`.
 
-`python -m cluster.test_plan` (with tests/ on the path) prints what a case makes now, to be read and kept by hand.
+`python -m cluster.test_plan` (in tests/) prints what each case makes now, to be read and kept by hand.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ IMAGE = "docker://nvcr.io/nvidia/pytorch:25.01-py3"
 
 SITE = Site(
     account="lab", everywhere=PartitionSite(time=240), container_mounts=("/data", "/scratch:/tmp"),
-    module_setup=("/etc/profile.d/modules.sh",), module_load=("slurm",), conda_setup="/opt/conda/etc/profile.d/conda.sh",
+    module_setup=("/etc/profile.d/modules.sh",), module_load=("slurm",),
+    conda_setup="/opt/conda/etc/profile.d/conda.sh",
 )  # fmt: skip
 PYXIS = dataclasses.replace(SITE, container_runtime="pyxis")
 
@@ -77,7 +78,8 @@ CASES = {
         {
             "gpus": "h100:12", "nodes": "3", "cpus_per_gpu": "8", "memory_per_gpu": "64G", "partition": "main",
             "time": "9-0", "reservation": "maint day", "qos": "high", "constraint": "ib", "nodelist": "h[0-2]",
-            "exclude": "h3", "exclusive": True, "array": "0-15%4", "dependency": "afterok:17", "name": "big one",
+            "exclude": "h3", "exclusive": True, "array": "0-15%4", "dependency": "afterok:17",
+            "name": "big one",
             "output": "%x.out", "error": "%x.err", "directory": "/tmp", "requeue": True, "signal": "B:USR1@120",
         },
     ),

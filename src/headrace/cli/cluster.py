@@ -83,6 +83,7 @@ def init(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    executor: Where = None,
     source: From = None,
     as_json: Json = False,
 ) -> int:
@@ -92,7 +93,7 @@ def init(
     from headrace.cluster.site_init import site_text
     from headrace.errors import ClusterError
 
-    text = site_text(cluster_snapshot(None, source))
+    text = site_text(cluster_snapshot(executor, source))
     output = Output(as_json=as_json)
     if out is not None and str(out) == "-":
         if as_json:

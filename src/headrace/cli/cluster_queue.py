@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli import exit_codes
-from headrace.cli.cluster_options import From
+from headrace.cli.cluster_options import From, Where
 from headrace.cli.output import Json, Output
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ SECONDS_LEAST = 5.0
 """Between looks: every look asks the scheduler, and many people watch."""
 
 Texts = list[str] | None
+Source = Callable[[], "ClusterSnapshot"]
 
 
 def queue(
@@ -54,6 +56,7 @@ def queue(
     save: Annotated[
         Path | None, typer.Option("--save", help="Keep what was seen, for --from.")
     ] = None,
+    executor: Where = None,
     source: From = None,
     as_json: Json = False,
 ) -> int:
@@ -63,7 +66,12 @@ def queue(
     selection = Selection(user or (), node or (), partition or ())
     output = Output(as_json=as_json)
     return show_queue(
-        output, selection, source, watch=watch, rows=None if everything else rows, save=save
+        output,
+        selection,
+        lambda: _snapshot(executor, source),
+        watch=watch,
+        rows=None if everything else rows,
+        save=save,
     )
 
 
@@ -117,13 +125,22 @@ class Selection:
 def show_queue(
     output: Output,
     selection: Selection,
-    source: Path | None,
+    source: Source,
     *,
     watch: float | None,
     rows: int | None,
     save: Path | None = None,
 ) -> int:
-    """Look once, or again and again until Ctrl-C."""
+    """Look once, or again and again until Ctrl-C.
+
+    Args:
+        output: where it is shown.
+        selection: what of it.
+        source: takes a snapshot.
+        watch: seconds between looks; None: once.
+        rows: at most so many of a kind; None: all.
+        save: keep what was seen first.
+    """
     if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
         raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
     # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
@@ -147,8 +164,8 @@ def _drawn(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
     return queue_view(board, width, rows)
 
 
-def _look(selection: Selection, source: Path | None, save: Path | None = None) -> QueueBoard:
-    snapshot = _snapshot(source)
+def _look(selection: Selection, source: Source, save: Path | None = None) -> QueueBoard:
+    snapshot = source()
     if save is not None:
         from headrace.cluster.snapshot_file import save_snapshot
 
@@ -156,10 +173,10 @@ def _look(selection: Selection, source: Path | None, save: Path | None = None) -
     return selection.board(snapshot, _stalls())
 
 
-def _snapshot(source: Path | None) -> ClusterSnapshot:
+def _snapshot(executor: str | None, source: Path | None) -> ClusterSnapshot:
     from headrace.cli.cluster_submit import cluster_snapshot
 
-    return cluster_snapshot(None, source, jobs=True)
+    return cluster_snapshot(executor, source, jobs=True)
 
 
 def _stalls() -> Mapping[str, float] | None:
@@ -168,7 +185,7 @@ def _stalls() -> Mapping[str, float] | None:
 
 
 def _watch(
-    output: Output, selection: Selection, source: Path | None, seconds: float, rows: int | None
+    output: Output, selection: Selection, source: Source, seconds: float, rows: int | None
 ) -> None:
     from rich.live import Live
     from rich.text import Text

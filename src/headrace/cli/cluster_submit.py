@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
-from headrace.cluster.executors import executor
+from headrace.cluster.executors import executor, executor_name
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request
 from headrace.cluster.site import find_site, read_site
@@ -54,7 +54,7 @@ class Asked:
         snapshot = cluster_snapshot(self.executor, self.source)
         if site.cluster and snapshot.cluster and site.cluster != snapshot.cluster:
             output.remark(f"{site.path} is of cluster {site.cluster}, this is {snapshot.cluster}.")
-        local = self.source is None and executor(self.executor).name == "local"
+        local = self.source is None and executor_name(self.executor) == "local"
         return Cluster(snapshot, site, hal=self.hal, local=local)
 
 
@@ -75,7 +75,7 @@ def cluster_snapshot(
         from headrace.cluster.snapshot_file import load_snapshot
 
         return load_snapshot(source)
-    if executor(name).name == "local":
+    if executor_name(name) == "local":
         from headrace.cluster.this_machine import local_snapshot
 
         return local_snapshot()

@@ -155,6 +155,7 @@ def _swbatch(words: Sequence[str]) -> int:
 
 def _swqueue(words: Sequence[str]) -> int:
     from headrace.cli.cluster_queue import ROWS, Selection, show_queue
+    from headrace.cli.cluster_submit import cluster_snapshot
     from headrace.cli.output import Output
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
@@ -193,4 +194,5 @@ def _swqueue(words: Sequence[str]) -> int:
     selection = Selection([*given.users, *given.fpuser], given.nodev)
     rows = None if given.fpuser or given.nodev else ROWS
     watch = given.timestep if given.monitor else None
-    return show_queue(Output(as_json=given.json), selection, given.source, watch=watch, rows=rows)
+    source = lambda: cluster_snapshot(None, given.source, jobs=True)  # noqa: E731
+    return show_queue(Output(as_json=given.json), selection, source, watch=watch, rows=rows)

@@ -11,9 +11,15 @@ from headrace.errors import ClusterRequestError
 if TYPE_CHECKING:
     from headrace.cluster.executor import Executor
 
-__all__ = ["EXECUTOR_VARIABLE", "executor"]
+__all__ = ["EXECUTOR_VARIABLE", "executor", "executor_name"]
 
 EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
+
+
+def executor_name(name: str | None = None) -> str:
+    """Which one `executor` would give; it need not exist."""
+    named = name or os.environ.get(EXECUTOR_VARIABLE)
+    return named or ("slurm" if shutil.which("sbatch") else "local")
 
 
 def executor(name: str | None = None) -> Executor:
@@ -26,11 +32,7 @@ def executor(name: str | None = None) -> Executor:
     Raises:
         ClusterRequestError: there is none of this name.
     """
-    name = (
-        name
-        or os.environ.get(EXECUTOR_VARIABLE)
-        or ("slurm" if shutil.which("sbatch") else "local")
-    )
+    name = executor_name(name)
     if name == "slurm":
         from headrace.cluster.slurm.executor import SlurmExecutor
 

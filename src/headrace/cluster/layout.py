@@ -418,7 +418,5 @@ def _waiting(fit: Fit) -> list[str]:
     up = sum(not is_away(node) for node in fit.nodes)
     if up >= fit.count:
         return []
-    return [
-        f"{up} of the {len(fit.nodes)} nodes that could take it are up, "
-        f"it needs {fit.count}: it waits for the others."
-    ]
+    able = f"{up} of the {len(fit.nodes)} nodes that could take it are up"
+    return [f"{able}, it needs {fit.count}: it waits for the others."]

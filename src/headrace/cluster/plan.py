@@ -27,7 +27,7 @@ from headrace.cluster.request import (
     read_request,
     request_of_words,
 )
-from headrace.cluster.sbatch_words import Word, read_words
+from headrace.cluster.sbatch_words import PARTS, Word, read_words
 from headrace.cluster.script import Directive, Script, read_script
 from headrace.cluster.shorthand import read_shorthand
 from headrace.cluster.this_machine import local_snapshot
@@ -53,11 +53,7 @@ _SIZES: Final = frozenset({
 _IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
 """Those that leave the layout open."""
 
-_PARTS: Final = frozenset({"hetjob", "packjob"})
-"""Between the parts of a job, each of which has directives of its own."""
-
 _SIZE_FIELDS: Final = frozenset(ask.field for ask in ASKS if ask.slurm in _SIZES)
-_OVERRULED: Final = ("gpus", "nodes", "tasks_per_node", "cpus", "memory")
 _LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
 _VARIABLES: Final = {ask.slurm: ask.variable for ask in ASKS if ask.variable} | {
     "gres": "SBATCH_GRES"
@@ -155,7 +151,9 @@ def plan_batch(
     remarks = list(script.remarks)
     below = written.slurm
     if nearer.gpus and written.sizes_itself:
-        below = dataclasses.replace(below, **dict.fromkeys(_OVERRULED))
+        below = dataclasses.replace(
+            below, gpus=None, nodes=None, tasks_per_node=None, cpus=None, memory=None
+        )
         remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
     request = _unless_overruled(nearer, nearer.over(below).over(site), cluster)
     layout = None
@@ -243,11 +241,11 @@ class _Written:
     @property
     def sizes_itself(self) -> bool:
         """Whether the job is sized in Slurm's own words, or has parts that differ."""
-        return bool(self.names & (_SIZES - _IN_GPUS | _PARTS))
+        return bool(self.names & (_SIZES - _IN_GPUS | PARTS))
 
     def is_open(self, nearer: Request, request: Request, snapshot: ClusterSnapshot) -> bool:
         """Whether the size is ours to lay out."""
-        if self.names & _PARTS:
+        if self.names & PARTS:
             return False
         if nearer.gpus or nearer.gpu_type or nearer.node_type:
             return True
@@ -289,7 +287,7 @@ class _Directives:
         if self.layout is not None:
             return self.layout.words()
         words = [Word("partition", self.nearer.partition)] if self.nearer.partition else []
-        if self.written.names & _PARTS:
+        if self.written.names & PARTS:
             return words
         if self.request.time or self.request.partition:
             found = candidates(
