@@ -300,7 +300,8 @@ class _Shown:
         stalls = any(row.stall is not None for row in jobs)
         table = _Rows(
             self.width, "RUNNING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
-            *self.only("CPUS>", when=self.wide), *self.only("RAN>", when=not self.tight), "LEFT>",
+            *self.only("CPUS>", when=self.wide), *self.only("RAN>", when=not self.tight),
+            *self.only("LEFT>", when=not (self.tight and stalls)),
             *self.only("STALL>", when=stalls), "NODES",
         )  # fmt: skip
         for row in jobs if self.rows is None else jobs[: self.rows]:
@@ -317,7 +318,7 @@ class _Shown:
     def waiting(self, jobs: Sequence[JobRow]) -> list[RenderableType]:
         table = _Rows(
             self.width, "WAITING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
-            *self.only("NODES>", when=self.wide), *self.only("WAITED>", when=not self.tight), "STARTS>", "WHY",
+            *self.only("NODES>", when=self.wide), *self.only("WAITED>", when=self.middle), "STARTS>", "WHY",
         )  # fmt: skip
         for row in jobs if self.rows is None else jobs[: self.rows]:
             job = row.job
