@@ -24,7 +24,8 @@ def images(tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "runtime"),
     [
-        ("torch", "torch.sif", "apptainer"), ("torch.sif", "torch.sif", "apptainer"), ("deep", "sub/deep.sif", "apptainer"),
+        ("torch", "torch.sif", "apptainer"), ("torch.sif", "torch.sif", "apptainer"),
+        ("deep", "sub/deep.sif", "apptainer"),
         ("jax", "jax.sqsh", "pyxis"), ("bare", "bare", "apptainer"),
     ],
 )  # fmt: skip

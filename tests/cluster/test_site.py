@@ -63,7 +63,8 @@ def read(tmp_path, text):
 def test_every_key_is_read(tmp_path):
     site = read(tmp_path, WHOLE)
     assert site == Site(
-        path=tmp_path / "site.yaml", cluster="hal", gpu_partition="gpu", cpu_partition="cpu", short_partition="debug",
+        path=tmp_path / "site.yaml", cluster="hal", gpu_partition="gpu", cpu_partition="cpu",
+        short_partition="debug",
         short_time=240, everywhere=PartitionSite(16, 40, 61440, 240, 1440),
         partitions={"debug": PartitionSite(cpus_per_gpu=8, time=30)},
         node_types={"fat": NodeType(constraint="bigmem"), "grace": NodeType(partition="gh200")}, gpus_max=64,
@@ -87,9 +88,9 @@ def test_an_empty_file_and_none_say_nothing(tmp_path):
     [
         ("cpu_per_gpu: 16", "cpu_per_gpu is no key; did you mean cpus_per_gpu?"),
         ("partition: {}", "partition is no key; did you mean partitions?"),
-        ("partitions: {gpu: {cpus_gpu: 4}}", "partitions.gpu.cpus_gpu is no key; did you mean partitions.gpu.cpus_per_gpu?"),
+        ("partitions: {gpu: {cpus_gpu: 4}}", "gpu.cpus_gpu is no key; did you mean partitions.gpu.cpus_per_gpu?"),
         ("containers: {runtim: pyxis}", "containers.runtim is no key; did you mean containers.runtime?"),
-        ("containers: {runtime: docker}", "containers.runtime is 'docker': expected apptainer, pyxis or enroot"),
+        ("containers: {runtime: docker}", "runtime is 'docker': expected apptainer, pyxis or enroot"),
         ("cpus_per_gpu: many", "cpus_per_gpu is 'many': expected a number"),
         ("cpus_per_gpu: true", "cpus_per_gpu is True"),
         ("cpus_per_gpu: 0", "expected a number from 1"),

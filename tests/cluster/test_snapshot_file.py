@@ -43,7 +43,7 @@ def test_it_is_plain_json():
     [
         (b"", "no JSON"), (b"{", "no JSON"), (b"\xff\xfe", "no JSON"), (b"[]", "format is ''"),
         (b"[" * 100_000, "format is ''"), (b"{}", "format is ''"),
-        (b'{"format": "headrace-cluster-snapshot-2", "snapshot": {}}', "format is 'headrace-cluster-snapshot-2', expected"),
+        (b'{"format": "snapshot-2", "snapshot": {}}', "format is 'snapshot-2', expected"),
         (b'{"format": 3}', "format is ''"),
         (b'{"format": "headrace-cluster-snapshot-1", "snapshot": {}}', "`$.snapshot`"),
         (b'{"format": "headrace-cluster-snapshot-1", "snapshot": {"cluster": 3}}', "`$.snapshot.cluster`"),

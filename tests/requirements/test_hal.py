@@ -386,8 +386,8 @@ fi
 
 def test_h8_a_script_reaches_slurm_byte_for_byte_with_our_directives(sw, tmp_path):
     ended = sw("swbatch", script(tmp_path, HARD))
-    ours = re.findall(r"^#SBATCH --(?:partition|nodes|ntasks-per-node|gres|cpus-per-task|mem|time|job-name)=.*\n",
-                      ended.out, re.MULTILINE)  # fmt: skip
+    names = "partition|nodes|ntasks-per-node|gres|cpus-per-task|mem|time|job-name"
+    ours = re.findall(rf"^#SBATCH --(?:{names})=.*\n", ended.out, re.MULTILINE)
     assert len(ours) == 8
     rest = ended.out
     for line in ours:

@@ -60,9 +60,7 @@ def compress_hosts(names: Iterable[str]) -> str:
             head, digits, tail = found.groups()
             parts.append((head, digits, tail))
     # Numbers with leading zeros have a width of their own: node01 is not node1, and is beside node10.
-    padded = {
-        (head, tail, len(digits)) for head, digits, tail in parts if digits[0] == "0" < digits[1:]
-    }
+    padded = {(a, c, len(b)) for a, b, c in parts if len(b) > 1 and b.startswith("0")}
     for head, digits, tail in parts:
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
