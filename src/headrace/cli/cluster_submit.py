@@ -15,6 +15,7 @@ from headrace.cluster.executors import executor, executor_name
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request
 from headrace.cluster.site import find_site, read_site
+from headrace.cluster.this_machine import foreground_environment
 from headrace.cluster.time_limit import read_minutes, time_text
 from headrace.errors import ClusterError
 
@@ -147,6 +148,11 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
     output.remark(size_text(plan.layout))
     sys.stdout.flush()
     sys.stderr.flush()
+    if executor_name(asked.executor) == "local":
+        name = request.name or (Path(command[0]).name if command else "interactive")
+        os.environ |= foreground_environment(plan.layout, name)
+        if request.directory:
+            os.chdir(request.directory)
     return os.execvp(plan.command[0], plan.command)  # noqa: S606 - its signals, terminal and exit code are the user's
 
 

@@ -122,7 +122,11 @@ class Executor(Protocol):
         ...
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
-        """End jobs, or only send them a signal. Jobs that are over already are no error."""
+        """End jobs, or only send their scripts a signal. Jobs that are over already are no error."""
+        ...
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Have jobs start again under their numbers: those that run are ended first."""
         ...
 
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:

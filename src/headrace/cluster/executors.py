@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import ClusterRequestError
 
@@ -16,10 +16,18 @@ __all__ = ["EXECUTOR_VARIABLE", "executor", "executor_name"]
 EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 
-def executor_name(name: str | None = None) -> str:
-    """Which one `executor` would give; it need not exist."""
+def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
+    """Which one `executor` gives.
+
+    Raises:
+        ClusterRequestError: there is none of this name.
+    """
     named = name or os.environ.get(EXECUTOR_VARIABLE)
-    return named or ("slurm" if shutil.which("sbatch") else "local")
+    if named is None or named == "":
+        return "slurm" if shutil.which("sbatch") else "local"
+    if named == "slurm" or named == "local":  # noqa: PLR1714 - mypy narrows this
+        return named
+    raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
 
 
 def executor(name: str | None = None) -> Executor:
@@ -32,13 +40,10 @@ def executor(name: str | None = None) -> Executor:
     Raises:
         ClusterRequestError: there is none of this name.
     """
-    name = executor_name(name)
-    if name == "slurm":
+    if executor_name(name) == "slurm":
         from headrace.cluster.slurm.executor import SlurmExecutor
 
         return SlurmExecutor()
-    if name == "local":
-        from headrace.cluster.local.executor import LocalExecutor
+    from headrace.cluster.local.executor import LocalExecutor
 
-        return LocalExecutor()
-    raise ClusterRequestError(f"there is no executor {name!r}, expected slurm or local.")
+    return LocalExecutor()

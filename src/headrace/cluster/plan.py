@@ -181,7 +181,7 @@ def _lay_out(request: Request, cluster: Cluster) -> Layout:
     if cluster.local:
         short = read_shorthand(request.partition, ())
         gpus = request.gpus or (short.gpus if short else 0)
-        snapshot = local_snapshot(gpus)
+        snapshot = local_snapshot(-(-gpus // (request.nodes or 1)), request.nodes or 1)
         if gpus and not cluster.snapshot.nodes[0].gpus:
             more = f"this machine has no GPUs: the {gpus} asked for are processes here."
     layout = lay_out(request, snapshot, cluster.site, hal=cluster.hal)
@@ -433,6 +433,8 @@ def plan_run(
         container = _container(request, layout, cluster)
         inner = container.around(inner)
         step += container.srun_options() if container.runtime == "pyxis" else []
+    if cluster.local:
+        return RunPlan(tuple(inner), tuple(inner), layout, layout.remarks)
     empty = _Written(Request(), Request(), ())
     name = Path(command[0]).name if command else "interactive"
     words, _ = _Directives(request, request, empty, layout, cluster, name).words([])

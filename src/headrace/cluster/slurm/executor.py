@@ -113,7 +113,7 @@ class SlurmExecutor:
         }
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
-        """End jobs, or send the script and all steps of those that run a signal.
+        """End jobs, or send the script of those that run a signal.
 
         Raises:
             ClusterError: Slurm does not answer, or they are somebody else's.
@@ -136,12 +136,22 @@ class SlurmExecutor:
             }
         if not asked:
             return
-        options = () if signal is None else (f"--signal={signal}", "--full")
+        options = () if signal is None else (f"--signal={signal}", "--batch")
         try:
             self.commands.run("scancel", *options, *asked)
         except ClusterError as e:
             if not is_unknown_job(e) and "already completing or completed" not in e.message:
                 raise
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Have jobs start again; Slurm lets them wait two minutes.
+
+        Raises:
+            ClusterError: Slurm does not know them, or they may not be requeued.
+        """
+        for job_id in job_ids:
+            _split(job_id)
+            self.commands.run("scontrol", "requeue", job_id)
 
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
         """What the job printed.

@@ -18,6 +18,7 @@ __all__ = [
     "minutes",
     "number",
     "parse_gres",
+    "seconds",
     "unix_seconds",
 ]
 
@@ -40,24 +41,35 @@ class Gres(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def minutes(text: str) -> int | None:
-    """Of "30", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", rounded up; None: no limit, or none said.
+    """Of a time as `seconds` takes it, rounded up; None: no limit, or none said.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    found = seconds(text)
+    return None if found is None else -(-found // 60)
+
+
+def seconds(text: str) -> int | None:
+    """Of "30" (minutes), "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS"; None: no limit, or none said.
 
     Raises:
         ValueError: it is none of these.
     """
-    if text in _NOTHING or text in _UNLIMITED:
+    if text in _NOTHING or text.upper() in _UNLIMITED:
         return None
     days, dash, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if len(parts) > 3:
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdigit() for part in (*parts, *([days] if dash else ()))):
         raise ValueError(f"{text!r} is no time")
+    numbers = [int(part) for part in parts]
     if dash:
-        hours, minute, second = (*parts, 0, 0)[:3]
-        return -(-((int(days) * 24 + hours) * 3600 + minute * 60 + second) // 60)
-    if len(parts) == 1:
-        return parts[0]
-    hours, minute, second = (0, *parts) if len(parts) == 2 else tuple(parts)
-    return -(-(hours * 3600 + minute * 60 + second) // 60)
+        hours, minute, second = (*numbers, 0, 0)[:3]
+        return (int(days) * 24 + hours) * 3600 + minute * 60 + second
+    if len(numbers) == 1:
+        return numbers[0] * 60
+    hours, minute, second = (0, *numbers) if len(numbers) == 2 else tuple(numbers)
+    return hours * 3600 + minute * 60 + second
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,0 +1,290 @@
+"""LocalExecutor: the executor of a laptop, and of tests: jobs as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal as signals
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.local.folder import JobsFolder, LocalJob, jobs_folder
+from headrace.cluster.local.keeper import node_names
+from headrace.cluster.local.request import read_request
+from headrace.cluster.local.schedule import schedule
+from headrace.cluster.local.tree import send, started_at
+from headrace.cluster.log_file import follow_file, read_file
+from headrace.cluster.slurm.status import split_id
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.cluster.executor import Submission
+    from headrace.cluster.local.folder import Task, TaskState
+
+__all__ = ["LocalExecutor"]
+
+_POLL_S = (0.02, 0.5)
+
+
+class LocalExecutor:
+    """This machine.
+
+    Args:
+        folder: where jobs are known; by default this user's (`jobs_folder`).
+    """
+
+    name = "local"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.jobs = jobs_folder() if folder is None else JobsFolder(folder)
+
+    def submit(self, submission: Submission) -> str:
+        """Queue a job; it starts at once if there are CPUs and GPUs for it.
+
+        Raises:
+            ClusterRequestError: sbatch would refuse it, or it is not done here.
+            ClusterError: the folder of jobs cannot be used.
+        """
+        request = read_request(submission.script, submission.options)
+        directory = self._directory(request.directory, submission.directory)
+        self.jobs.open()
+        with self.jobs.locked():
+            for dependency in request.dependencies:
+                if dependency.job_id:
+                    self._known(dependency.job_id)
+            number = self.jobs.next_number()
+            folder = self.jobs.path / f".new-{number}"
+            job = LocalJob(
+                number=number, folder=folder, request=request, name=request.name or "sbatch",
+                user=_user(),
+                directory=str(directory), arguments=submission.arguments,
+                environment={**os.environ, **submission.environment},
+                submitted_s=time.time(), key=secrets.token_hex(16),
+            )  # fmt: skip
+            try:
+                self._write(job, submission.script)
+                folder.rename(self.jobs.path / str(number))
+            except OSError as e:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise ClusterError(
+                    f"{folder}: the job cannot be written: {e.strerror}.", path=str(folder)
+                ) from e
+        schedule(self.jobs)
+        return str(number)
+
+    def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+        """By id asked for.
+
+        Raises:
+            ClusterRequestError: it is no id.
+        """
+        asked = {job_id: _split(job_id) for job_id in job_ids}
+        if not self.jobs.path.is_dir():
+            return {job_id: [] for job_id in asked}
+        found = self._read(asked)
+        # A keeper that was killed is seen by whoever looks.
+        if any(not s.state.is_over for statuses in found.values() for s in statuses):
+            schedule(self.jobs)
+            found = self._read(asked)
+        return found
+
+    def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
+        """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal.
+
+        Raises:
+            ClusterRequestError: it is no id.
+        """
+        asked = {job_id: _split(job_id) for job_id in job_ids}
+        if not self.jobs.path.is_dir():
+            return
+        with self.jobs.locked():
+            for job_id in asked:
+                for _, task in self._tasks(job_id):
+                    state = task.read()
+                    if state.is_over:
+                        continue
+                    if signal is not None:
+                        if state.script and _keeps(state):
+                            send(state.script, signal)
+                    elif state.state == JobState.PENDING:
+                        state.state, state.ended_s = JobState.CANCELLED, time.time()
+                        state.reason = ""
+                        task.write(state)
+                    else:
+                        task.ask("cancel")
+                        _wake(state)
+        schedule(self.jobs)
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Have jobs start again: those that run are ended, those that are over wait anew.
+
+        Raises:
+            ClusterRequestError: it is no id, or none that is known.
+        """
+        for job_id in job_ids:
+            _split(job_id)
+            self._known(job_id)
+        with self.jobs.locked():
+            for job_id in job_ids:
+                for job, task in self._tasks(job_id):
+                    state = task.read()
+                    if state.is_over:
+                        state.state, state.reason = JobState.PENDING, "requeued"
+                        state.restarts += 1
+                        state.started_s = state.ended_s = state.exit_code = state.signal = None
+                        task.forget("cancel")
+                        task.write(state)
+                        job.over.unlink(missing_ok=True)
+                    elif state.state != JobState.PENDING:
+                        task.ask("requeue")
+                        _wake(state)
+        schedule(self.jobs)
+
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
+        """What the job printed.
+
+        Raises:
+            ClusterRequestError: it is an array; its tasks have logs.
+            ClusterError: it is not known, or its output cannot be read.
+        """
+        status = self._one(job_id)
+        try:
+            while status.output is None:
+                if status.state.is_over or not follow:
+                    return
+                time.sleep(0.1)
+                status = self._one(job_id)
+            if follow:
+                yield from follow_file(status.output, lambda: self._one(job_id).state.is_over)
+            else:
+                yield from read_file(status.output)
+        except OSError as e:
+            if status.state.is_over or not isinstance(e, FileNotFoundError):
+                raise ClusterError(
+                    f"{status.output}: the output of job {job_id} cannot be read: {e.strerror}. "
+                    f"{status.reason}",
+                    path=str(status.output),
+                ) from e
+
+    def wait(
+        self, job_ids: Sequence[str], timeout_s: float | None = None
+    ) -> dict[str, list[JobStatus]]:
+        """Return when all are over; one that is not known is UNKNOWN.
+
+        Raises:
+            ClusterTimeout: some are not, after so long.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause, longest = _POLL_S
+        while True:
+            found = self.status(job_ids)
+            waited_for = [s for known in found.values() for s in known if not s.state.is_over]
+            if not waited_for:
+                lost = "it is not known, or was over more than a day ago"
+                return {
+                    job_id: known or [JobStatus(job_id, "", JobState.UNKNOWN, lost)]
+                    for job_id, known in found.items()
+                }
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                said = ", ".join(f"{s.job_id} is {s.state}" for s in waited_for[:5])
+                raise ClusterTimeout(f"not all jobs are over after {timeout_s:g} s: {said}.")
+            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
+            pause = min(pause * 1.2, longest)
+
+    # -- one job -----------------------------------------------------------------------------------
+
+    def _directory(self, asked: str, given: Path | None) -> Path:
+        directory = Path(given or Path.cwd(), asked).absolute()
+        if not directory.is_dir():
+            raise ClusterRequestError(
+                f"{directory}: the job's working directory does not exist.", path=str(directory)
+            )
+        return directory
+
+    @staticmethod
+    def _write(job: LocalJob, script: bytes) -> None:
+        job.folder.mkdir(mode=0o700)
+        for task in job.tasks:
+            task.folder.mkdir()
+        job.script.write_bytes(script)
+        job.script.chmod(0o700)
+        job.save()
+
+    def _tasks(self, job_id: str) -> list[tuple[LocalJob, Task]]:
+        number, task = _split(job_id)
+        try:
+            job = self.jobs.load(number)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [(job, t) for t in job.tasks if task is None or str(t.number) == task]
+
+    def _known(self, job_id: str) -> None:
+        if not self._tasks(job_id):
+            raise ClusterRequestError(f"there is no local job {job_id}, or not any more.")
+
+    def _read(self, asked: dict[str, tuple[str, str | None]]) -> dict[str, list[JobStatus]]:
+        return {
+            job_id: [_status(job, task) for job, task in self._tasks(job_id)] for job_id in asked
+        }
+
+    def _one(self, job_id: str) -> JobStatus:
+        known = self.status([job_id])[job_id]
+        if not known:
+            raise ClusterError(f"there is no local job {job_id}, or not any more.")
+        if len(known) > 1:
+            raise ClusterRequestError(
+                f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
+                next_step=f"Name one: {known[0].job_id}.",
+            )
+        return known[0]
+
+
+def _status(job: LocalJob, task: Task) -> JobStatus:
+    state = task.read()
+    started = state.started_s is not None
+    return JobStatus(
+        job_id=job.task_id(task),
+        name=job.name,
+        state=JobState(state.state),
+        reason=state.reason,
+        nodes=node_names(job.request.nodes) if started else (),
+        exit_code=state.exit_code,
+        signal=state.signal,
+        restarts=state.restarts,
+        submitted_s=job.submitted_s,
+        started_s=state.started_s,
+        ended_s=state.ended_s,
+        output=Path(state.output) if state.output else None,
+    )
+
+
+def _keeps(state: TaskState) -> bool:
+    """Whether its keeper is there, and no other process of that number."""
+    return bool(state.keeper) and started_at(state.keeper) == state.keeper_started
+
+
+def _wake(state: TaskState) -> None:
+    """Have the keeper look at once, not within a second."""
+    if _keeps(state):
+        send(state.keeper, signals.SIGHUP)
+
+
+def _split(job_id: str) -> tuple[str, str | None]:
+    try:
+        return split_id(job_id)
+    except ValueError as e:
+        raise ClusterRequestError(f"{e}.") from e
+
+
+def _user() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return str(os.geteuid())
