@@ -53,9 +53,13 @@ def test_each_row_of_the_table_is_an_option(run, monkeypatch):
 
 
 def test_dry_run_prints_the_script_and_nothing_else_on_standard_output(program, saved):
-    ended = program("cluster", "batch", "--from", "mixed.json", "--dry-run", "-g", "9", "job.sh", "x y")
+    ended = program(
+        "cluster", "batch", "--from", "mixed.json", "--dry-run", "-g", "9", "job.sh", "x y"
+    )
     assert ended.returncode == 0
-    assert ended.stdout.startswith(b"#!/bin/bash\n#SBATCH --job-name=\xc3\xbcn\xc3\xaf\n#SBATCH --partition=main\n")
+    assert ended.stdout.startswith(
+        b"#!/bin/bash\n#SBATCH --job-name=\xc3\xbcn\xc3\xaf\n#SBATCH --partition=main\n"
+    )
     assert ended.stdout.endswith(b"\nsrun true\n")
     assert ended.stderr.decode().splitlines() == [
         "note: 9 GPUs on 2 nodes: not the same number on each; 8 or 10 would be.",
@@ -70,7 +74,9 @@ def test_dry_run_as_json(run, saved):
     assert "#SBATCH --time=04:00:00\n" in data["script"]
     assert data["layout"]["gpus_per_node"] == 2
     assert data["remarks"] == []
-    data = run("cluster", "run", "--from", "mixed.json", "--dry-run", "--json", "-g", "2", "--", "ls", "-l").document
+    data = run(
+        "cluster", "run", "--from", "mixed.json", "--dry-run", "--json", "-g", "2", "--", "ls", "-l"
+    ).document
     assert data["command"][0] == "salloc"
     assert data["command"][-2:] == ["ls", "-l"]
 
@@ -87,7 +93,10 @@ def test_quiet_says_nothing(run, saved):
 
 def test_a_site_of_another_cluster_is_remarked(run, saved):
     (saved / "site.yaml").write_text("cluster: elsewhere\n")
-    assert "site.yaml is of cluster elsewhere, this is mixed" in batch(run, "--site", "site.yaml", "-g1", "job.sh").err
+    assert (
+        "site.yaml is of cluster elsewhere, this is mixed"
+        in batch(run, "--site", "site.yaml", "-g1", "job.sh").err
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +150,16 @@ def test_the_queue_as_text_and_json(run, saved):
     board = run("cluster", "queue", "--from", "busy.json", "--json", "--user", "ann").document
     assert [row["job"] for row in board["running"]] == ["101"]
     assert board["waiting"][0]["starts_in_s"] == 5400
-    assert set(board) == {"cluster", "slurm", "taken_s", "totals", "nodes", "running", "waiting", "users"}
+    assert set(board) == {
+        "cluster",
+        "slurm",
+        "taken_s",
+        "totals",
+        "nodes",
+        "running",
+        "waiting",
+        "users",
+    }
 
 
 def test_me_is_the_caller(run, saved, monkeypatch):
@@ -159,7 +177,8 @@ def test_what_was_seen_is_kept(run, saved):
     ("words", "code", "says"),
     [
         (["--node", "gpu9"], 2, "there is no node gpu9"), (["--node", "gpu["], 2, "no list of hosts"),
-        (["--partition", "x"], 2, "there is no partition x; expected main"), (["--watch", "1"], 2, "--watch is 1"),
+        (["--partition", "x"], 2, "there is no partition x; expected main"),
+        (["--watch", "1"], 2, "--watch is 1"),
         (["--rows", "0"], 2, "--rows is 0"), (["--watch", "nan"], 2, "--watch is nan"),
     ],
 )  # fmt: skip
@@ -176,7 +195,9 @@ def test_init(run, saved):
     again = run("cluster", "init", "--from", "mixed.json", "--json")
     assert again.code == 3
     assert "--overwrite" in again.document["error"]["next_step"]
-    assert run("cluster", "init", "--from", "mixed.json", "--overwrite", "--json").document["path"] == str(path)
+    assert run("cluster", "init", "--from", "mixed.json", "--overwrite", "--json").document[
+        "path"
+    ] == str(path)
     assert run("cluster", "init", "--from", "mixed.json", "-o", "-").out == path.read_text()
 
 

@@ -24,7 +24,12 @@ def cluster(slurm, tmp_path, monkeypatch):
 
     def run(*words, code=0, text=None):
         ended = subprocess.run(
-            [*PROGRAM, *map(str, words)], input=text, capture_output=True, text=True, timeout=60, check=False
+            [*PROGRAM, *map(str, words)],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert ended.returncode == code, ended.stderr
         return ended
@@ -39,7 +44,7 @@ def submitted(ended):
 SCRIPT = """#!/bin/bash
 #SBATCH --output=out.txt
 echo "on $SLURMD_NODENAME of $SLURM_JOB_NODELIST as $SLURM_JOB_NAME with $1"
-srun bash -c 'echo "task $SLURM_PROCID on $SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"'
+srun bash -c 'echo "$SLURM_PROCID on $SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"'
 cat <<'EOF'
    kept: "ü" $HOME
 EOF
@@ -49,9 +54,9 @@ EOF
 @pytest.mark.parametrize(
     ("gpus", "tasks"),
     [
-        (2, ["task 0 on node0 sees 0,1", "task 1 on node0 sees 0,1"]),
-        (4, ["task 0 on node0 sees 0,1", "task 1 on node0 sees 0,1", "task 2 on node1 sees 0,1", "task 3 on node1 sees 0,1"]),
-        (3, ["task 0 on node0 sees 0", "task 1 on node0 sees 1", "task 2 on node1 sees 0"]),
+        (2, ["0 on node0 sees 0,1", "1 on node0 sees 0,1"]),
+        (4, ["0 on node0 sees 0,1", "1 on node0 sees 0,1", "2 on node1 sees 0,1", "3 on node1 sees 0,1"]),
+        (3, ["0 on node0 sees 0", "1 on node0 sees 1", "2 on node1 sees 0"]),
     ],
 )  # fmt: skip
 def test_a_script_on_the_gpus_that_are_asked_for(cluster, slurm, tmp_path, gpus, tasks):
@@ -77,20 +82,31 @@ def test_what_dry_run_prints_is_what_runs(cluster, slurm, tmp_path):
 
 
 def test_the_snapshot_is_the_clusters_own(cluster):
-    data = json.loads(cluster("batch", "--gpus", 8, "--dry-run", "--json", "-", text="#!/bin/sh\ntrue\n").stdout)
+    data = json.loads(
+        cluster("batch", "--gpus", 8, "--dry-run", "--json", "-", text="#!/bin/sh\ntrue\n").stdout
+    )
     assert data["layout"]["nodes"] == 4
     assert data["layout"]["gpus_per_node"] == 2
     assert data["layout"]["cpus_per_task"] == 4
     refused = cluster("batch", "--gpus", 9, "-", code=3, text="#!/bin/sh\ntrue\n")
     assert "4 nodes with GPUs, up to 2 each" in refused.stderr
     assert "--gpus 8" in refused.stderr
-    assert "Did you mean debug?" in cluster("batch", "-g1", "-p", "debgu", "-", code=3, text="#!/bin/sh\n").stderr
+    assert (
+        "Did you mean debug?"
+        in cluster("batch", "-g1", "-p", "debgu", "-", code=3, text="#!/bin/sh\n").stderr
+    )
 
 
 def test_arrays_dependencies_and_the_queue(cluster, slurm, tmp_path):
-    (tmp_path / "job.sh").write_text("#!/bin/sh\necho $SLURM_ARRAY_TASK_ID > task.$SLURM_ARRAY_TASK_ID\n")
-    first = submitted(cluster("batch", "--gpus", 1, "--array", "1-3", "--slurm=--begin=now+1hour", "job.sh"))
-    second = submitted(cluster("batch", "--gpus", 8, "-d", f"afterok:{first}", "-J", "later", "job.sh"))
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/sh\necho $SLURM_ARRAY_TASK_ID > task.$SLURM_ARRAY_TASK_ID\n"
+    )
+    first = submitted(
+        cluster("batch", "--gpus", 1, "--array", "1-3", "--slurm=--begin=now+1hour", "job.sh")
+    )
+    second = submitted(
+        cluster("batch", "--gpus", 8, "-d", f"afterok:{first}", "-J", "later", "job.sh")
+    )
     board = json.loads(cluster("queue", "--json").stdout)
     assert board["running"] == []
     waiting = {row["job"]: row for row in board["waiting"]}
@@ -120,7 +136,16 @@ def test_the_queue_shows_real_gpu_numbers(cluster, slurm, tmp_path):
 
 
 def test_a_command_in_the_foreground_runs_once_and_ends_as_it_ends(cluster):
-    ended = cluster("run", "--gpus", 4, "--", "sh", "-c", "echo one; srun sh -c 'echo $SLURM_PROCID'; exit 7", code=7)
+    ended = cluster(
+        "run",
+        "--gpus",
+        4,
+        "--",
+        "sh",
+        "-c",
+        "echo one; srun sh -c 'echo $SLURM_PROCID'; exit 7",
+        code=7,
+    )
     lines = ended.stdout.split()
     assert lines[0] == "one"
     assert sorted(lines[1:]) == ["0", "1", "2", "3"]
@@ -160,8 +185,12 @@ def test_a_shell_has_a_terminal(slurm, tmp_path, monkeypatch):
 
 
 def test_a_command_that_is_interrupted_gives_its_nodes_back(slurm, tmp_path):
-    process = subprocess.Popen([*PROGRAM, "run", "--gpus", "2", "--", "sleep", "100"], stderr=subprocess.DEVNULL)
-    assert until(lambda: slurm.command("squeue", "--noheader", "--format=%T").strip() == "RUNNING", 20)
+    process = subprocess.Popen(
+        [*PROGRAM, "run", "--gpus", "2", "--", "sleep", "100"], stderr=subprocess.DEVNULL
+    )
+    assert until(
+        lambda: slurm.command("squeue", "--noheader", "--format=%T").strip() == "RUNNING", 20
+    )
     process.terminate()
     process.wait(20)
     assert until(lambda: slurm.command("squeue", "--noheader") == "", 20)
@@ -190,7 +219,8 @@ def test_a_script_from_windows_runs(cluster, slurm, tmp_path):
 def test_a_script_of_another_program_runs_behind_its_environment(cluster, slurm, tmp_path):
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/activate").write_text("export FROM_VENV=yes\n")
-    text = "#!/usr/bin/env python3\n#SBATCH -o out.txt\nimport os, sys\nprint(os.environ['FROM_VENV'], sys.argv[1:])\n"
+    body = "import os, sys\nprint(os.environ['FROM_VENV'], sys.argv[1:])\n"
+    text = f"#!/usr/bin/env python3\n#SBATCH -o out.txt\n{body}"
     (tmp_path / "job.py").write_text(text)
     job = submitted(cluster("batch", "-g", 1, "--venv", tmp_path / "venv", "job.py", "a b"))
     assert slurm.wait_for_job(job) == "COMPLETED"

@@ -88,7 +88,7 @@ def test_an_empty_file_and_none_say_nothing(tmp_path):
     [
         ("cpu_per_gpu: 16", "cpu_per_gpu is no key; did you mean cpus_per_gpu?"),
         ("partition: {}", "partition is no key; did you mean partitions?"),
-        ("partitions: {gpu: {cpus_gpu: 4}}", "gpu.cpus_gpu is no key; did you mean partitions.gpu.cpus_per_gpu?"),
+        ("partitions: {gpu: {cpus_gpu: 4}}", "gpu.cpus_gpu is no key; did you mean partitions.gpu.cpus_per"),
         ("containers: {runtim: pyxis}", "containers.runtim is no key; did you mean containers.runtime?"),
         ("containers: {runtime: docker}", "runtime is 'docker': expected apptainer, pyxis or enroot"),
         ("cpus_per_gpu: many", "cpus_per_gpu is 'many': expected a number"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
-from headrace.cluster.executors import executor, executor_name
+from headrace.cluster.executors import EXECUTOR_VARIABLE, executor, executor_name
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request
 from headrace.cluster.site import find_site, read_site
@@ -56,6 +56,8 @@ class Asked:
         if site.cluster and snapshot.cluster and site.cluster != snapshot.cluster:
             output.remark(f"{site.path} is of cluster {site.cluster}, this is {snapshot.cluster}.")
         local = self.source is None and executor_name(self.executor) == "local"
+        if local and not self.executor and not os.environ.get(EXECUTOR_VARIABLE):
+            output.remark("note: there is no Slurm here (no sbatch): this machine runs it.")
         return Cluster(snapshot, site, hal=self.hal, local=local)
 
 
@@ -153,7 +155,14 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
         os.environ |= foreground_environment(plan.layout, name)
         if request.directory:
             os.chdir(request.directory)
-    return os.execvp(plan.command[0], plan.command)  # noqa: S606 - its signals, terminal and exit code are the user's
+    try:
+        # Its signals, its terminal and its exit code are the user's.
+        return os.execvp(plan.command[0], plan.command)  # noqa: S606
+    except OSError as e:
+        raise ClusterError(
+            f"{plan.command[0]} cannot be run: {e.strerror}.",
+            next_step="Give its path, or look at PATH.",
+        ) from e
 
 
 def size_text(layout: Layout) -> str:

@@ -23,10 +23,12 @@ def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
         ClusterRequestError: there is none of this name.
     """
     named = name or os.environ.get(EXECUTOR_VARIABLE)
-    if named is None or named == "":
+    if not named:
         return "slurm" if shutil.which("sbatch") else "local"
-    if named == "slurm" or named == "local":  # noqa: PLR1714 - mypy narrows this
-        return named
+    if named == "slurm":
+        return "slurm"
+    if named == "local":
+        return "local"
     raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
 
 

@@ -1,4 +1,4 @@
-"""This machine as a cluster: what a request is laid out on, and what a command learns, where there is no Slurm."""
+"""This machine as a cluster: what a request is laid out on, and what a command learns, without Slurm."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     names = _names(nodes)
     alike = tuple(
         Node(
-            name=name, states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1, cores_per_socket=cpus,
-            threads_per_core=1, memory_mib=memory_mib, gpus=own or gpus, partitions=("local",),
-            architecture=platform.machine(),
+            name=name, states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1,
+            cores_per_socket=cpus, threads_per_core=1, memory_mib=memory_mib, gpus=own or gpus,
+            partitions=("local",), architecture=platform.machine(),
         )
         for name in names
     )  # fmt: skip
