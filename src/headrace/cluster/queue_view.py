@@ -6,21 +6,23 @@ A pure function. It knows no terminal: `headrace cluster queue` draws what stand
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, overload
 
 from headrace.cluster.executor import JobState
 from headrace.cluster.fit import is_away
 from headrace.cluster.hostlist import expand_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
 
 __all__ = [
     "JobRow",
+    "JobRows",
     "NodeRow",
     "QueueBoard",
     "Totals",
@@ -108,6 +110,31 @@ class JobRow:
         return {part.node: part.gpus for part in self.job.allocations if part.gpus}
 
 
+class JobRows(Sequence[JobRow]):
+    """Rows made when they are looked at: of 50,000 jobs a screen shows forty.
+
+    Args:
+        jobs: in their order.
+        make: the row of one.
+    """
+
+    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobRow]) -> None:
+        self.jobs = jobs
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> JobRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> JobRows: ...
+    def __getitem__(self, index: int | slice) -> JobRow | JobRows:
+        if isinstance(index, slice):
+            return JobRows(self.jobs[index], self._make)
+        return self._make(self.jobs[index])
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """One node and who is on it.
@@ -171,8 +198,8 @@ class QueueBoard:
     taken_s: float
     totals: Totals
     nodes: tuple[NodeRow, ...]
-    running: tuple[JobRow, ...]
-    waiting: tuple[JobRow, ...]
+    running: JobRows
+    waiting: JobRows
     users: tuple[UserRow, ...]
 
 
@@ -207,7 +234,9 @@ def queue_board(
             for name in job.nodes:
                 on_node[name].append(job)
     rows = [_node_row(node, on_node.get(node.name, ())) for node in snapshot.nodes]
-    totals = _totals(rows, running, waiting)
+    # An array that waits is one line of Slurm's, and as many jobs as it has tasks.
+    arrays = {job.job_id: task_count(job.job_id) for job in waiting if job.job_id.endswith("]")}
+    totals = _totals(rows, running, waiting, arrays)
     picked = _Picked(frozenset(users), frozenset(nodes), frozenset(partitions))
     rows = [row for row in rows if picked.has_node(row)]
     running = [job for job in running if picked.has_running(job)]
@@ -217,9 +246,8 @@ def queue_board(
     known = stalls or {}
     return QueueBoard(
         snapshot.cluster, snapshot.version, snapshot.taken_s, totals, tuple(rows),
-        tuple(_running_row(job, snapshot.taken_s, known) for job in running),
-        tuple(_waiting_row(job, snapshot.taken_s) for job in waiting),
-        _user_rows(running, waiting),
+        JobRows(running, partial(_running_row, now_s=snapshot.taken_s, stalls=known)),
+        JobRows(waiting, partial(_waiting_row, now_s=snapshot.taken_s)), _user_rows(running, waiting, arrays),
     )  # fmt: skip
 
 
@@ -264,7 +292,12 @@ def _node_row(node: Node, jobs: Sequence[Job]) -> NodeRow:
     return NodeRow(node, is_away(node), tuple(holders), tuple(ranked), unplaced)
 
 
-def _totals(rows: Sequence[NodeRow], running: Sequence[Job], waiting: Sequence[Job]) -> Totals:
+def _totals(
+    rows: Sequence[NodeRow],
+    running: Sequence[Job],
+    waiting: Sequence[Job],
+    arrays: Mapping[str, int],
+) -> Totals:
     here = [row for row in rows if not row.away]
     used = sum(len(row.holders) - row.holders.count("") + row.unplaced_gpus for row in rows)
     free = sum(row.gpus_free for row in here)
@@ -274,8 +307,8 @@ def _totals(rows: Sequence[NodeRow], running: Sequence[Job], waiting: Sequence[J
         nodes_away=len(rows) - len(here), gpus=total, gpus_used=used, gpus_free=free,
         gpus_away=max(0, total - used - free), cpus=sum(row.node.cpus for row in rows),
         cpus_used=sum(row.node.cpus_allocated for row in rows), running=len(running),
-        waiting=sum(task_count(job.job_id) for job in waiting),
-        gpus_wanted=sum(job.gpu_count * task_count(job.job_id) for job in waiting),
+        waiting=len(waiting) + sum(arrays.values()) - len(arrays),
+        gpus_wanted=sum(job.gpu_count * arrays.get(job.job_id, 1) for job in waiting),
     )  # fmt: skip
 
 
@@ -314,7 +347,9 @@ def reason_text(reason: str) -> str:
     return reason
 
 
-def _user_rows(running: Iterable[Job], waiting: Iterable[Job]) -> tuple[UserRow, ...]:
+def _user_rows(
+    running: Iterable[Job], waiting: Iterable[Job], arrays: Mapping[str, int]
+) -> tuple[UserRow, ...]:
     """Those with the most GPUs first."""
     found: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for job in running:
@@ -324,7 +359,7 @@ def _user_rows(running: Iterable[Job], waiting: Iterable[Job]) -> tuple[UserRow,
         counts[2] += job.cpu_count
     for job in waiting:
         counts = found[job.user]
-        tasks = task_count(job.job_id)
+        tasks = arrays.get(job.job_id, 1)
         counts[3] += tasks
         counts[4] += job.gpu_count * tasks
     rows = [UserRow(user, *counts) for user, counts in found.items()]
