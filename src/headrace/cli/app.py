@@ -15,6 +15,7 @@ from headrace.cli import (
     bench,
     cache,
     cat,
+    cluster,
     config,
     control,
     demo,
@@ -139,3 +140,4 @@ app.add_typer(node.app, name="node")
 app.add_typer(control.app, name="control")
 app.add_typer(policy.app, name="policy")
 app.add_typer(grafana.app, name="grafana")
+app.add_typer(cluster.app, name="cluster")

@@ -52,13 +52,17 @@ def compress_hosts(names: Iterable[str]) -> str:
     """The short form; the names are sorted by number, and each is said once."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     plain: list[str] = []
+    parts: list[tuple[str, str, str]] = []
     for name in dict.fromkeys(names):
         if (found := _NUMBERED.match(name)) is None:
             plain.append(name)
-            continue
-        head, digits, tail = found.groups()
-        # Numbers with leading zeros have a width of their own: node01 is not node1.
-        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        else:
+            head, digits, tail = found.groups()
+            parts.append((head, digits, tail))
+    # Numbers with leading zeros have a width of their own: node01 is not node1, and is beside node10.
+    padded = {(a, c, len(b)) for a, b, c in parts if len(b) > 1 and b.startswith("0")}
+    for head, digits, tail in parts:
+        width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     said = list(plain)
     for (head, tail, width), numbers in groups.items():

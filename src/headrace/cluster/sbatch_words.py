@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["LETTERS", "Word", "quoted", "read_words", "split"]
+__all__ = ["LETTERS", "PARTS", "Word", "quoted", "read_words", "split"]
 
 LETTERS: Final = {
     "A": "account", "a": "array", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -49,6 +49,9 @@ _LONG_ONLY: Final = frozenset({
 """Take a value, and have no letter."""
 
 _VALUED: Final = _LONG_ONLY | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
+
+PARTS: Final = frozenset({"hetjob", "packjob"})
+"""Stand alone in a line, between the parts of a job that have directives of their own."""
 
 _PLAIN = re.compile(r"[\w@%+=:,./\[\]{}*?!&|~^<>();$-]+")
 """Needs no quotes in a directive: Slurm knows no variables and no globs there."""
@@ -117,6 +120,8 @@ def read_words(words: Sequence[str], also: Collection[str] = ()) -> list[Word]:
             found.append(_long(word[2:], rest, also))
         elif word.startswith("-") and len(word) > 1:
             found.extend(_short(word[1:], rest))
+        elif word in PARTS:
+            found.append(Word(word))
         # What else stands there, sbatch does not look at either.
     return found
 

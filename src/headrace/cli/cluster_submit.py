@@ -1,0 +1,182 @@
+"""What `headrace cluster run|batch`, `swrun` and `swbatch` do with what was asked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli import exit_codes
+from headrace.cluster.executors import EXECUTOR_VARIABLE, executor, executor_name
+from headrace.cluster.plan import Cluster, plan_batch, plan_run
+from headrace.cluster.request import read_request
+from headrace.cluster.site import find_site, read_site
+from headrace.cluster.this_machine import foreground_environment
+from headrace.cluster.time_limit import read_minutes, time_text
+from headrace.errors import ClusterError
+
+if TYPE_CHECKING:
+    from headrace.cli.output import Output
+    from headrace.cluster.layout import Layout
+    from headrace.cluster.snapshot import ClusterSnapshot
+
+__all__ = ["Asked", "cluster_snapshot", "run_command", "submit_script"]
+
+_COMMAND_LINE = "the command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What stood on the command line.
+
+    Attributes:
+        values: by field of a request.
+        executor: by name; None: what is there.
+        site: the site's file; None: where it is looked for.
+        source: a saved snapshot; None: the live cluster.
+        dry_run: only print.
+        hal: speak HAL's dialect.
+    """
+
+    values: dict[str, Any]
+    executor: str | None = None
+    site: Path | None = None
+    source: Path | None = None
+    dry_run: bool = False
+    hal: bool = False
+
+    def cluster(self, output: Output) -> Cluster:
+        """What the request is laid out on."""
+        site = read_site(self.site or find_site())
+        snapshot = cluster_snapshot(self.executor, self.source)
+        if site.cluster and snapshot.cluster and site.cluster != snapshot.cluster:
+            output.remark(f"{site.path} is of cluster {site.cluster}, this is {snapshot.cluster}.")
+        local = self.source is None and executor_name(self.executor) == "local"
+        if local and not self.executor and not os.environ.get(EXECUTOR_VARIABLE):
+            output.remark("note: there is no Slurm here (no sbatch): this machine runs it.")
+        return Cluster(snapshot, site, hal=self.hal, local=local)
+
+
+def cluster_snapshot(
+    name: str | None, source: Path | None, *, jobs: bool = False
+) -> ClusterSnapshot:
+    """A saved snapshot, or what the executor's cluster has now.
+
+    Args:
+        name: of the executor; None: what is there.
+        source: a saved snapshot instead.
+        jobs: with its jobs; to lay out a request they are not needed.
+
+    Raises:
+        ClusterError: there is none, or it does not answer.
+    """
+    if source is not None:
+        from headrace.cluster.snapshot_file import load_snapshot
+
+        return load_snapshot(source)
+    if executor_name(name) == "local":
+        from headrace.cluster.this_machine import local_snapshot
+
+        return local_snapshot()
+    from headrace.cluster.slurm import read_snapshot
+
+    return read_snapshot(jobs=jobs)
+
+
+def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Output) -> int:
+    """Plan, submit, say what became of it."""
+    data = _script(name)
+    request = read_request(asked.values, _COMMAND_LINE)
+    plan = plan_batch(
+        data, "stdin" if name == "-" else name, request, asked.cluster(output), arguments
+    )
+    for remark in plan.remarks:
+        output.remark(f"note: {remark}")
+    described = {
+        "command": plan.command, "script": plan.submission.script.decode(errors="surrogateescape"),
+        "layout": _layout_document(plan.layout), "remarks": plan.remarks,
+    }  # fmt: skip
+    if asked.dry_run:
+        if output.as_json:
+            output.document({"job": None, **described})
+        else:
+            output.remark(f"command: {shlex.join(plan.command)}")
+            sys.stdout.flush()
+            sys.stdout.buffer.write(plan.submission.script)
+        return exit_codes.OK
+    job = executor(asked.executor).submit(plan.submission)
+    if output.as_json:
+        output.document({"job": job, **described})
+    else:
+        if plan.layout is not None:
+            output.remark(size_text(plan.layout))
+        output.line(f"Submitted batch job {job}")  # sbatch's words: scripts look for them
+    return exit_codes.OK
+
+
+def _script(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as e:
+        raise ClusterError(
+            f"{name}: the script cannot be read: {e.strerror}.", path=name,
+            next_step="Give the path of a script, or - for standard input.",
+        ) from e  # fmt: skip
+
+
+def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
+    """Plan, and become the command."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    request = read_request(asked.values, _COMMAND_LINE)
+    plan = plan_run(request, command, asked.cluster(output), terminal=terminal or not command)
+    for remark in plan.remarks:
+        output.remark(f"note: {remark}")
+    if asked.dry_run:
+        if output.as_json:
+            output.document(
+                {
+                    "command": plan.command,
+                    "layout": _layout_document(plan.layout),
+                    "remarks": plan.remarks,
+                }
+            )
+        else:
+            output.line(shlex.join(plan.command))
+        return exit_codes.OK
+    output.remark(size_text(plan.layout))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if executor_name(asked.executor) == "local":
+        name = request.name or (Path(command[0]).name if command else "interactive")
+        os.environ |= foreground_environment(plan.layout, name)
+        if request.directory:
+            os.chdir(request.directory)
+    try:
+        # Its signals, its terminal and its exit code are the user's.
+        return os.execvp(plan.command[0], plan.command)  # noqa: S606
+    except OSError as e:
+        raise ClusterError(
+            f"{plan.command[0]} cannot be run: {e.strerror}.",
+            next_step="Give its path, or look at PATH.",
+        ) from e
+
+
+def size_text(layout: Layout) -> str:
+    """What is asked of the cluster, in a line."""
+    nodes = f"{layout.nodes} node{'s' * (layout.nodes != 1)} of {layout.partition}"
+    parts = [f"{layout.gpus} GPU{'s' * (layout.gpus != 1)} on {nodes}" if layout.gpus else nodes]
+    if layout.cpus_per_task:
+        parts.append(f"{layout.cpus_per_task} CPUs a task")
+    if layout.time:
+        parts.append(time_text(read_minutes(layout.time)))
+    return ", ".join(parts)
+
+
+def _layout_document(layout: Layout | None) -> dict[str, Any] | None:
+    if layout is None:
+        return None
+    return {name: getattr(layout, name) for name in layout.__slots__ if name != "remarks"}

@@ -1,0 +1,198 @@
+"""`swrun`, `swbatch`, `swqueue`: HAL's three commands, with its options and its short words for sizes.
+
+Each option of HAL's table means there what it means here; the long options of `headrace cluster` are taken too.
+A bare number as a time is hours where the size is one of HAL's short words (`gpux4`, `cpun2`, `cpu_mini`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.cluster.request import ASKS, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["swbatch", "swqueue", "swrun"]
+
+_REFRESH_S: Final = 60.0
+"""HAL's: by default, and at least."""
+
+_SIZES: Final = (
+    "gpuxN: N GPUs; cpunN: N whole nodes; cpu_mini: a few CPUs. Any N. Or a partition by its name."
+)
+_FOREGROUND_WITHOUT: Final = ("array", "output", "error", "requeue")
+
+
+def swrun() -> None:
+    """Entry of `swrun`: an interactive shell, or a command."""
+    _end("swrun", _swrun)
+
+
+def swbatch() -> None:
+    """Entry of `swbatch`: a script."""
+    _end("swbatch", _swbatch)
+
+
+def swqueue() -> None:
+    """Entry of `swqueue`: nodes and jobs."""
+    _end("swqueue", _swqueue)
+
+
+def _end(name: str, command: Callable[[Sequence[str]], int]) -> None:
+    words = sys.argv[1:]
+    try:
+        code = command(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
+        from headrace.cli.failure import report
+
+        code = report(e, as_json="--json" in words, verbose=False)
+    del name
+    sys.exit(code)
+
+
+class _Version(argparse.Action):
+    """Prints our version and Slurm's, as HAL's `-v` does."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="versions of headrace and Slurm")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import headrace
+
+        print(f"{parser.prog} of headrace {headrace.__version__}, {_slurm_version()}")
+        parser.exit()
+
+
+def _slurm_version() -> str:
+    import subprocess
+
+    try:
+        ended = subprocess.run(
+            ["sinfo", "--version"],  # noqa: S607 - where the user's PATH has it
+            check=False, capture_output=True, text=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return "no Slurm"
+    return ended.stdout.strip() or "no Slurm"
+
+
+def _parser(name: str, what: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(name, description=what, allow_abbrev=False)
+    parser.add_argument("-v", "--version", action=_Version)
+    return parser
+
+
+def _add_asks(
+    parser: argparse.ArgumentParser, *, letters: bool, without: Sequence[str] = ()
+) -> None:
+    for ask in ASKS:
+        if ask.field in without:
+            continue
+        names = [f"-{ask.hal}"] if letters and ask.hal else []
+        names += [ask.flag, *(f"--{word}" for word in ask.words)]
+        help_text = _SIZES if ask.field == "partition" else ask.help.replace("%", "%%")
+        if ask.kind is Kind.FLAG:
+            parser.add_argument(*names, dest=ask.field, action="store_true", help=help_text)
+        else:
+            action = "append" if ask.kind is Kind.TEXTS else "store"
+            metavar = ask.metavar or ask.kind.value
+            parser.add_argument(
+                *names, dest=ask.field, action=action, metavar=metavar, help=help_text
+            )
+    parser.add_argument("--executor", metavar="NAME", help="slurm or local")
+    parser.add_argument("--site", type=Path, metavar="FILE", help="the site's file")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a saved snapshot")
+    parser.add_argument("-d", "--dry-run", action="store_true", help="print it, submit nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _asked(given: argparse.Namespace) -> Any:
+    from headrace.cli.cluster_submit import Asked
+
+    values = {ask.field: getattr(given, ask.field, None) for ask in ASKS}
+    return Asked(values, given.executor, given.site, given.source, given.dry_run, hal=True)
+
+
+def _swrun(words: Sequence[str]) -> int:
+    from headrace.cli.cluster_submit import run_command
+    from headrace.cli.output import Output
+
+    parser = _parser("swrun", "An interactive shell, or a command, on the GPUs that are asked for.")
+    _add_asks(parser, letters=True, without=_FOREGROUND_WITHOUT)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="[--] [COMMAND ...]", help="default: a shell"
+    )
+    given = parser.parse_args(words)
+    if given.partition is None and given.gpus is None and given.nodes is None:
+        parser.error(f"-p is missing. {_SIZES}")
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    return run_command(_asked(given), command, Output(as_json=given.json))
+
+
+def _swbatch(words: Sequence[str]) -> int:
+    from headrace.cli.cluster_submit import submit_script
+    from headrace.cli.output import Output
+
+    parser = _parser("swbatch", "Submits a script; sizes stand in it: #SBATCH --partition=gpux4.")
+    _add_asks(parser, letters=False)
+    parser.add_argument("script", metavar="RUN_SCRIPT", help="a batch script; - for standard input")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="[ARGUMENTS ...]", help="for the script"
+    )
+    given = parser.parse_args(words)
+    return submit_script(_asked(given), given.script, given.arguments, Output(as_json=given.json))
+
+
+def _swqueue(words: Sequence[str]) -> int:
+    from headrace.cli.cluster_queue import ROWS, Selection, show_queue
+    from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.cli.output import Output
+
+    parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
+    parser.add_argument(
+        "-s", "--show", action="store_true", help="show it once (as without any option)"
+    )
+    parser.add_argument(
+        "-m", "--monitor", action="store_true", help="show it again and again, until Ctrl-C"
+    )
+    parser.add_argument(
+        "-t",
+        "--timestep",
+        type=float,
+        default=_REFRESH_S,
+        metavar="SECONDS",
+        help="between looks, 60 or more (60)",
+    )
+    parser.add_argument(
+        "-u", "--users", nargs="+", default=[], metavar="USER", help="only these users"
+    )
+    parser.add_argument(
+        "--fpuser",
+        nargs="+",
+        default=[],
+        metavar="USER",
+        help="all that these users have, each line",
+    )
+    parser.add_argument(
+        "-n", "--nodev", nargs="+", default=[], metavar="NODE", help="only these nodes, each line"
+    )
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a saved snapshot")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(words)
+    if given.timestep < _REFRESH_S:
+        parser.error(f"-t is {given.timestep:g}, expected 60 seconds or more")
+    selection = Selection([*given.users, *given.fpuser], given.nodev)
+    rows = None if given.fpuser or given.nodev else ROWS
+    watch = given.timestep if given.monitor else None
+    source = lambda: cluster_snapshot(None, given.source, jobs=True)  # noqa: E731
+    return show_queue(Output(as_json=given.json), selection, source, watch=watch, rows=rows)

@@ -1,0 +1,422 @@
+"""Layout: a request becomes nodes, tasks, CPUs and memory, from what the cluster has.
+
+A pure function of request, snapshot and site. GPUs go to as few nodes as can hold them, evenly where that comes
+out even; CPUs and memory are each GPU's share of its node unless said otherwise. What cannot be is refused with
+the reason and the nearest request that can be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.cluster.fit import Fit, eligible, fit_gpus, fit_nodes, is_away, most_gpus
+from headrace.cluster.partition import Refused, candidates, time_limit
+from headrace.cluster.sbatch_words import Word
+from headrace.cluster.shorthand import Shorthand, apply_shorthand, read_shorthand
+from headrace.cluster.time_limit import read_minutes
+from headrace.errors import ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace.cluster.request import Request
+    from headrace.cluster.site import Site
+    from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
+
+__all__ = ["Layout", "lay_out"]
+
+_MEMORY_SHARE: Final = 0.95
+"""Of a node's memory is shared out: sites keep some for the system, which a snapshot does not show."""
+
+_NEARLY: Final = 1 << 30
+"""How near a refusal comes whose GPUs and nodes are there."""
+
+_MEMORY_LEAST_MIB: Final = 512
+"""Less is no fact: nodes whose memory nobody configured have 1 MiB for Slurm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What Slurm is asked for.
+
+    Attributes:
+        partition: by name; "" leaves it to Slurm.
+        nodes: how many.
+        tasks: in all.
+        tasks_per_node: None where GPUs are not the same number on each node.
+        cpus_per_task: None leaves it to Slurm.
+        gpus: in all.
+        gpus_per_node: None where they are not the same number on each node.
+        gpu_type: where it must be said; else "".
+        memory_per_node, memory_per_gpu: in MiB; one of them, or none: Slurm's default.
+        time: the limit as Slurm writes it; "" for the partition's default.
+        exclude: nodes of another kind.
+        constraint: features, with the site's for the kind of node.
+        remarks: what was decided that the user may want to know.
+    """
+
+    partition: str
+    nodes: int
+    tasks: int
+    tasks_per_node: int | None = 1
+    cpus_per_task: int | None = None
+    gpus: int = 0
+    gpus_per_node: int | None = 0
+    gpu_type: str = ""
+    memory_per_node: int | None = None
+    memory_per_gpu: int | None = None
+    time: str = ""
+    constraint: str = ""
+    exclude: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def words(self) -> list[Word]:
+        """As options of `sbatch`, sizes first."""
+        kind = f"{self.gpu_type}:" if self.gpu_type else ""
+        said: list[tuple[str, object]] = [("partition", self.partition), ("nodes", self.nodes)]
+        if self.tasks_per_node is None:
+            said += [("ntasks", self.tasks), ("gpus-per-task", f"{kind}1")]
+        else:
+            said += [("ntasks-per-node", self.tasks_per_node)]
+            # --gres works with every select plugin, --gpus-per-node with cons_tres only.
+            said += [("gres", f"gpu:{kind}{self.gpus_per_node}" if self.gpus else "")]
+        said += [("cpus-per-task", self.cpus_per_task)]
+        if self.memory_per_node is not None:
+            said += [("mem", f"{self.memory_per_node}M" if self.memory_per_node else "0")]
+        elif self.memory_per_gpu is not None:
+            said += [("mem-per-gpu", f"{self.memory_per_gpu}M")]
+        said += [("time", self.time)]
+        return [Word(name, str(value)) for name, value in said if value not in (None, "")]
+
+
+def lay_out(
+    request: Request, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
+) -> Layout:
+    """The layout of a request.
+
+    Args:
+        request: what is asked for.
+        snapshot: of the cluster; its jobs are not looked at.
+        site: what is special about it.
+        hal: a bare number as time limit is hours where the size is one of HAL's short words.
+
+    Raises:
+        ClusterRequestError: nothing of the cluster can meet it.
+    """
+    names = [p.name for p in snapshot.partitions]
+    short = read_shorthand(request.partition, names) if request.partition else None
+    remarks: list[str] = []
+    if short is not None:
+        request, remarks = apply_shorthand(request, short)
+    if request.gpus is not None and site.gpus_max is not None and request.gpus > site.gpus_max:
+        raise ClusterRequestError(
+            f"{request.gpus} GPUs are more than {site.path} allows in one job, {site.gpus_max}.",
+            next_step=f"Ask for --gpus {site.gpus_max} or fewer.",
+        )
+    wish = _Wish(request, short, snapshot, site, hours=hal and short is not None)
+    tried: list[Refused] = []
+    capped: Layout | None = None
+    for partition in candidates(request, snapshot, site, minutes=wish.minutes):
+        try:
+            found, is_capped = wish.inside(partition)
+        except Refused as e:
+            tried.append(e)
+            continue
+        if not is_capped or request.partition:
+            return _with_remarks(found, remarks)
+        capped = capped or found
+    if capped is not None:
+        return _with_remarks(capped, remarks)
+    raise _best_of(tried)
+
+
+def _with_remarks(layout: Layout, remarks: list[str]) -> Layout:
+    return dataclasses.replace(layout, remarks=(*remarks, *layout.remarks))
+
+
+def _best_of(tried: list[Refused]) -> ClusterRequestError:
+    """The refusal that comes nearest to what was asked."""
+    nearest = max(tried, key=lambda e: e.near)
+    more = f" None of {len(tried)} partitions can take it." if len(tried) > 1 else ""
+    return ClusterRequestError(nearest.message + more, next_step=nearest.next_step)
+
+
+class _Wish:
+    """One request, tried on partitions."""
+
+    def __init__(
+        self,
+        request: Request,
+        short: Shorthand | None,
+        snapshot: ClusterSnapshot,
+        site: Site,
+        *,
+        hours: bool,
+    ) -> None:
+        self.request = request
+        self.short = short
+        self.site = site
+        self.hours = hours
+        self._by_name = {node.name: node for node in snapshot.nodes}
+
+    @property
+    def minutes(self) -> int | None:
+        """The time asked for, for the choice of a partition; None: not said, or no limit."""
+        return read_minutes(self.request.time, bare_hours=self.hours) if self.request.time else None
+
+    def inside(self, partition: Partition) -> tuple[Layout, bool]:
+        """The layout in a partition, and whether its time limit was cut.
+
+        Raises:
+            Refused: it cannot be there.
+        """
+        everything = [self._by_name[n] for n in partition.nodes if n in self._by_name]
+        nodes = eligible(everything, self.request, self.site)
+        fit = self._fit(partition, everything, nodes)
+        remarks: list[str] = []
+        time, capped = time_limit(
+            partition, self.request.time, self.site, remarks, bare_hours=self.hours
+        )
+        if self.request.gpus:
+            sizes = self._with_gpus(partition, fit, remarks)
+        else:
+            sizes = self._without_gpus(partition, fit)
+        remarks += _waiting(fit)
+        constraint, exclude = self._kind_of_node(everything, nodes)
+        layout = Layout(
+            partition=partition.name, nodes=fit.count, gpus=self.request.gpus or 0,
+            gpu_type=self._type_to_say(everything, fit), time=time, constraint=constraint, exclude=exclude,
+            remarks=tuple(remarks), **sizes,
+        )  # fmt: skip
+        return layout, capped
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _fit(self, partition: Partition, everything: list[Node], nodes: list[Node]) -> Fit:
+        gpus, count, most = self.request.gpus, self.request.nodes, partition.max_nodes
+        where = f"partition {partition.name}"
+        if not nodes:
+            raise self._nothing_eligible(where, everything)
+        if gpus is None:
+            fit = fit_nodes(nodes, count or 1) if (count or 1) <= (most or count or 1) else None
+            if fit is None:
+                can = min(len(nodes), most or len(nodes))
+                raise Refused(
+                    f"{where}: {count} nodes are asked for, a job can have {can}.", near=can,
+                    next_step=f"The nearest that can be: --nodes {can}.",
+                )  # fmt: skip
+            return fit
+        if count is not None and count > gpus:
+            raise Refused(
+                f"{where}: {gpus} GPUs cannot lie on {count} nodes.", near=_NEARLY,
+                next_step=f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
+            )  # fmt: skip
+        fit = fit_gpus(nodes, gpus, count, most)
+        if fit is None:
+            raise self._too_many_gpus(where, nodes, gpus, count, most)
+        return fit
+
+    def _nothing_eligible(self, where: str, everything: list[Node]) -> Refused:
+        request = self.request
+        wanted = [
+            f"GPUs of type {request.gpu_type}" if request.gpu_type else "",
+            f"the features {request.constraint}" if request.constraint else "",
+            f"type {request.node_type}" if request.node_type else "",
+        ]
+        found: list[str] = []
+        if request.gpu_type:
+            found = sorted({n.gpu_type or "without a type" for n in everything if n.gpus})
+        elif request.constraint:
+            found = sorted({feature for n in everything for feature in n.features})
+        elif request.node_type:
+            found = sorted({n.architecture or "not known" for n in everything})
+        what = " and ".join(filter(None, wanted)) or "anything"
+        has = f"; found: {', '.join(found[:8])}" if found else ""
+        return Refused(f"{where}: no node has {what}{has}.", near=0)
+
+    def _too_many_gpus(
+        self, where: str, nodes: list[Node], gpus: int, count: int | None, most: int | None
+    ) -> Refused:
+        nearest = most_gpus(nodes, gpus, count, most)
+        if not nearest:
+            return Refused(
+                f"{where}: its nodes have no GPUs.", near=0, next_step="Name another partition."
+            )
+        biggest = max(node.gpus for node in nodes)
+        having = sum(node.gpus > 0 for node in nodes)
+        on = f" on {count} node{'s' * (count > 1)}" if count else ""
+        limit = f", at most {most} of them in a job" if most and most < having else ""
+        kind = f" of type {self.request.gpu_type}" if self.request.gpu_type else ""
+        other = ""
+        if count and (free := fit_gpus(nodes, gpus, None, most)) is not None:
+            other = f", or --gpus {gpus} on --nodes {free.count}"
+        return Refused(
+            f"{where}: {gpus} GPUs{kind}{on} are asked for; "
+            f"it has {having} nodes with GPUs, up to {biggest} each{limit}.",
+            near=nearest, next_step=f"The nearest that can be: --gpus {nearest}{other}.",
+        )  # fmt: skip
+
+    def _type_to_say(self, everything: Iterable[Node], fit: Fit) -> str:
+        """A type is said where it is asked for, or where Slurm could take others too."""
+        types = {n.gpu_type for n in everything if n.gpus}
+        return (
+            fit.gpu_type if fit.gpus_per_node and (self.request.gpu_type or len(types) > 1) else ""
+        )
+
+    def _kind_of_node(
+        self, everything: list[Node], nodes: list[Node]
+    ) -> tuple[str, tuple[str, ...]]:
+        request = self.request
+        if not request.node_type:
+            return "", ()
+        if own := self.site.node_types.get(request.node_type):
+            return own.constraint, ()
+        if all(request.node_type in node.features for node in nodes):
+            return request.node_type, ()
+        # Slurm knows no constraint on the architecture: the others are left out by name.
+        able = {node.name for node in nodes}
+        return "", tuple(node.name for node in everything if node.name not in able)
+
+    # -- CPUs and memory ---------------------------------------------------------------------------
+
+    def _with_gpus(self, partition: Partition, fit: Fit, remarks: list[str]) -> dict[str, Any]:
+        request = self.request
+        gpus = request.gpus or 0
+        per_gpu = self._cpus_per_gpu(partition, fit, remarks)
+        tasks = request.tasks_per_node
+        if not fit.even:
+            if tasks is not None:
+                raise Refused(
+                    f"partition {partition.name}: {gpus} GPUs are not the same number on each "
+                    f"of {fit.count} nodes, "
+                    f"--tasks-per-node {tasks} cannot be.",
+                    near=_NEARLY,
+                    next_step=f"Ask for --gpus {gpus - gpus % fit.count}, or leave --tasks-per-node out.",
+                )  # fmt: skip
+            remarks.append(
+                f"{gpus} GPUs on {fit.count} nodes: not the same number on each; "
+                f"{gpus - gpus % fit.count} or {gpus - gpus % fit.count + fit.count} would be."
+            )
+        memory = self._memory_per_gpu(partition, fit, per_gpu)
+        on_node = (
+            request.memory if request.memory is not None else memory and memory * fit.gpus_per_node
+        )
+        return {
+            "tasks": gpus if tasks is None else tasks * fit.count,
+            "tasks_per_node": None if not fit.even else tasks or fit.gpus_per_node,
+            "gpus_per_node": fit.gpus_per_node if fit.even else None,
+            "cpus_per_task": per_gpu
+            if tasks is None
+            else max(1, per_gpu * fit.gpus_per_node // tasks),
+            "memory_per_node": on_node if fit.even or request.memory is not None else None,
+            "memory_per_gpu": memory,
+        }
+
+    def _cpus_per_gpu(self, partition: Partition, fit: Fit, remarks: list[str]) -> int:
+        asked = self.request.cpus_per_gpu
+        special = self.site.of(partition.name)
+        can = _of_the_last(fit, lambda node: node.cpus // fit.gpus_per_node)
+        fair = max(1, min(_cpu_share(node) for node in fit.nodes))
+        most = min(can, special.cpus_per_gpu_max or can)
+        if can < 1:
+            raise Refused(
+                f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs "
+                f"asked for on each.",
+                near=_NEARLY, next_step="Ask for fewer GPUs a node with --nodes.",
+            )  # fmt: skip
+        if asked is None:
+            return min(special.cpus_per_gpu or fair, most)
+        if asked > most:
+            why = (
+                f"its site allows {most}" if most < can
+                else f"{fit.gpus_per_node} GPUs on a node leave {most} for each"
+            )  # fmt: skip
+            raise Refused(
+                f"partition {partition.name}: {asked} CPUs per GPU are asked for, {why}.",
+                near=_NEARLY, next_step=f"The nearest that can be: --cpus-per-gpu {most}.",
+            )  # fmt: skip
+        spare = min(n.gpus for n in fit.nodes) - fit.gpus_per_node
+        if asked > fair and spare > 0:
+            remarks.append(
+                f"{asked} CPUs per GPU are more than a GPU's share, {fair}: "
+                f"other GPUs of the node may have none left."
+            )
+        return asked
+
+    def _memory_per_gpu(self, partition: Partition, fit: Fit, cpus: int) -> int | None:
+        request, special = self.request, self.site.of(partition.name)
+        if request.memory is not None:
+            can = _of_the_last(fit, lambda node: node.memory_mib)
+            if request.memory > can >= _MEMORY_LEAST_MIB:
+                raise _too_much_memory(partition, request.memory, can, "node", "--memory")
+            return None
+        can = _of_the_last(fit, lambda node: node.memory_mib // fit.gpus_per_node)
+        asked = request.memory_per_gpu
+        if asked is not None:
+            if asked > can >= _MEMORY_LEAST_MIB:
+                raise _too_much_memory(partition, asked, can, "GPU", "--memory-per-gpu")
+            return asked
+        share = min(int(node.memory_mib * _MEMORY_SHARE) // node.gpus for node in fit.nodes)
+        if min(node.memory_mib for node in fit.nodes) < _MEMORY_LEAST_MIB:
+            return special.memory_per_gpu
+        limit = partition.max_memory_per_cpu_mib
+        return min(special.memory_per_gpu or share, can, limit * cpus if limit else can)
+
+    def _without_gpus(self, partition: Partition, fit: Fit) -> dict[str, Any]:
+        request = self.request
+        tasks = request.tasks_per_node or 1
+        can = _of_the_last(fit, lambda node: node.cpus)
+        cpus = request.cpus
+        if self.short is not None and cpus is None:
+            cpus = max(1, (min(self.site.mini_cpus, can) if self.short.mini else can) // tasks)
+        if cpus is not None and cpus * tasks > can:
+            raise Refused(
+                f"partition {partition.name}: {cpus * tasks} CPUs a node are asked for, "
+                f"{fit.count} of its nodes have {can}.",
+                near=_NEARLY, next_step=f"The nearest that can be: --cpus {max(1, can // tasks)}.",
+            )  # fmt: skip
+        memory = request.memory
+        most = _of_the_last(fit, lambda node: node.memory_mib)
+        if memory is not None and memory > most >= _MEMORY_LEAST_MIB:
+            raise _too_much_memory(partition, memory, most, "node", "--memory")
+        if (
+            memory is None
+            and self.short is not None
+            and cpus is not None
+            and most >= _MEMORY_LEAST_MIB
+        ):
+            memory = int(most * _MEMORY_SHARE) * cpus * tasks // can
+            if limit := partition.max_memory_per_cpu_mib:
+                memory = min(memory, limit * cpus * tasks)
+        return {
+            "tasks": tasks * fit.count, "tasks_per_node": tasks, "cpus_per_task": cpus,
+            "memory_per_node": memory,
+        }  # fmt: skip
+
+
+def _cpu_share(node: Node) -> int:
+    """Of one GPU, in whole cores: Slurm gives no less."""
+    threads = max(1, node.threads_per_core)
+    return node.cpus // node.gpus // threads * threads or node.cpus // node.gpus
+
+
+def _of_the_last(fit: Fit, amount: Callable[[Node], int]) -> int:
+    """What each of as many nodes as are needed has, at least."""
+    return sorted((amount(node) for node in fit.nodes), reverse=True)[fit.count - 1]
+
+
+def _too_much_memory(partition: Partition, asked: int, can: int, what: str, flag: str) -> Refused:
+    return Refused(
+        f"partition {partition.name}: {asked:,} MiB per {what} are asked for, there are {can:,}.",
+        near=_NEARLY, next_step=f"The nearest that can be: {flag} {can}M.",
+    )  # fmt: skip
+
+
+def _waiting(fit: Fit) -> list[str]:
+    up = sum(not is_away(node) for node in fit.nodes)
+    if up >= fit.count:
+        return []
+    able = f"{up} of the {len(fit.nodes)} nodes that could take it are up"
+    return [f"{able}, it needs {fit.count}: it waits for the others."]

@@ -1,0 +1,442 @@
+"""Plan: a request and a script made ready to be submitted, and everything that was decided on the way.
+
+What is said nearer wins: the command line, `SBATCH_` variables, `#HEADRACE` lines, `#SBATCH` lines, the site.
+A script that sizes its job in Slurm's own words (--nodes, --gres, ...) and is given no size keeps them, and
+nothing is laid out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.cluster.containers import find_container, has_steps
+from headrace.cluster.executor import Submission
+from headrace.cluster.layout import Layout, lay_out
+from headrace.cluster.modules import environment_lines
+from headrace.cluster.partition import candidates, time_limit
+from headrace.cluster.request import (
+    ASKS,
+    WORDS_OF_OURS,
+    Kind,
+    Request,
+    read_request,
+    request_of_words,
+)
+from headrace.cluster.sbatch_words import PARTS, Word, read_words
+from headrace.cluster.script import Directive, Script, read_script
+from headrace.cluster.shorthand import read_shorthand
+from headrace.cluster.this_machine import local_snapshot
+from headrace.errors import ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.cluster.containers import Container
+    from headrace.cluster.site import Site
+    from headrace.cluster.snapshot import ClusterSnapshot
+
+__all__ = ["BatchPlan", "Cluster", "RunPlan", "plan_batch", "plan_run"]
+
+_SIZES: Final = frozenset({
+    "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket",
+    "ntasks-per-core", "cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node",
+    "gpus-per-task", "gpus-per-socket", "mem", "mem-per-cpu", "mem-per-gpu", "sockets-per-node",
+    "cores-per-socket", "tres-per-task",
+})  # fmt: skip
+"""Slurm's words for sizes; two that say the same in other words contradict each other."""
+
+_IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
+"""Those that leave the layout open."""
+
+_SIZE_FIELDS: Final = frozenset(ask.field for ask in ASKS if ask.slurm in _SIZES)
+_LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
+_VARIABLES: Final = {ask.slurm: ask.variable for ask in ASKS if ask.variable} | {
+    "gres": "SBATCH_GRES"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a plan is made for.
+
+    Attributes:
+        snapshot: what there is.
+        site: what is special.
+        hal: speak HAL's dialect.
+        local: it is this machine, and has as many "GPUs" as a request asks for.
+        environment: of the caller; None: this process's.
+    """
+
+    snapshot: ClusterSnapshot
+    site: Site
+    hal: bool = False
+    local: bool = False
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment."""
+        return os.environ if self.environment is None else self.environment
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A script that can be submitted.
+
+    Attributes:
+        submission: for an executor.
+        layout: None where the script sizes its job itself.
+        remarks: what was decided.
+    """
+
+    submission: Submission
+    layout: Layout | None
+    remarks: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """What is run, with the script on its standard input."""
+        arguments = ["/dev/stdin", *self.submission.arguments] if self.submission.arguments else []
+        return ["sbatch", "--parsable", *self.submission.options, *arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A command in the foreground.
+
+    Attributes:
+        command: that is run.
+        inner: what runs on the first node, without Slurm's part.
+        layout: what is asked for.
+        remarks: what was decided.
+    """
+
+    command: tuple[str, ...]
+    inner: tuple[str, ...]
+    layout: Layout
+    remarks: tuple[str, ...]
+
+
+# -- a script ----------------------------------------------------------------------------------------
+
+
+def plan_batch(
+    data: bytes, name: str, asked: Request, cluster: Cluster, arguments: Sequence[str] = ()
+) -> BatchPlan:
+    """A script made ready.
+
+    Args:
+        data: its text.
+        name: its file's, for messages and as the job's name.
+        asked: on the command line.
+        cluster: for which.
+        arguments: for the script.
+
+    Raises:
+        ClusterRequestError: it cannot be submitted as it is, or nothing can meet what it asks for.
+    """
+    script = read_script(data, name, WORDS_OF_OURS)
+    written = _Written.of(script)
+    env = read_request(
+        {ask.field: cluster.env.get(ask.variable, "") for ask in ASKS if ask.variable},
+        "SBATCH_ variables",
+    )
+    site = Request(account=cluster.site.account, qos=cluster.site.qos)
+    nearer = asked.over(env).over(written.ours)
+    remarks = list(script.remarks)
+    below = written.slurm
+    if nearer.gpus and written.sizes_itself:
+        below = dataclasses.replace(
+            below, gpus=None, nodes=None, tasks_per_node=None, cpus=None, memory=None
+        )
+        remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
+    request = _unless_overruled(nearer, nearer.over(below).over(site), cluster)
+    layout = None
+    if written.is_open(nearer, request, cluster.snapshot):
+        layout = _lay_out(request, cluster)
+        remarks += layout.remarks
+    made = _Directives(request, nearer.over(site), written, layout, cluster, name)
+    words, disabled = made.words(remarks)
+    preamble = _preamble(request, script, layout, cluster, remarks)
+    if preamble and not script.is_shell:
+        text = _wrapped(script, words, preamble, disabled)
+    else:
+        text = script.with_lines(words, preamble, disabled=disabled)
+    options = [str(w) for w in words if cluster.env.get(_VARIABLES.get(w.name, ""))]
+    options += ["--gpus=" + str(layout.gpus)] if layout and cluster.env.get("SBATCH_GPUS") else []
+    submission = Submission(
+        text, (*options, *_passed_on(asked)), tuple(arguments),
+        Path(request.directory) if asked.directory else None,
+    )  # fmt: skip
+    return BatchPlan(submission, layout, tuple(remarks))
+
+
+def _lay_out(request: Request, cluster: Cluster) -> Layout:
+    snapshot, more = cluster.snapshot, ""
+    if cluster.local:
+        short = read_shorthand(request.partition, ())
+        gpus = request.gpus or (short.gpus if short else 0)
+        snapshot = local_snapshot(-(-gpus // (request.nodes or 1)), request.nodes or 1)
+        if gpus and not cluster.snapshot.nodes[0].gpus:
+            more = f"this machine has no GPUs: the {gpus} asked for are processes here."
+    layout = lay_out(request, snapshot, cluster.site, hal=cluster.hal)
+    return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
+
+
+def _unless_overruled(nearer: Request, request: Request, cluster: Cluster) -> Request:
+    """A short word of the script gives way to GPUs or nodes that are asked for nearer."""
+    names = [partition.name for partition in cluster.snapshot.partitions]
+    if nearer.partition or not nearer.said() & {"gpus", "nodes"}:
+        return request
+    if not request.partition or read_shorthand(request.partition, names) is None:
+        return request
+    return dataclasses.replace(request, partition="")
+
+
+def _passed_on(asked: Request) -> list[str]:
+    for option in asked.slurm:
+        if not option.startswith("-"):
+            raise ClusterRequestError(
+                f"--slurm is {option!r}, expected an option of sbatch.",
+                next_step="Write it with its value joined: --slurm=--mail-type=END.",
+            )
+    return [str(word) for word in read_words(asked.slurm)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What stands in a script.
+
+    Attributes:
+        slurm: that we understand, of its `#SBATCH` lines.
+        ours: its `#HEADRACE` lines.
+        directives: all lines.
+    """
+
+    slurm: Request
+    ours: Request
+    directives: tuple[Directive, ...]
+
+    @classmethod
+    def of(cls, script: Script) -> _Written:
+        slurm, ours = Request(), Request()
+        for each in script.directives:
+            where = f"{script.name}, line {each.line}"
+            if each.ours:
+                ours = request_of_words(each.words, where, ours=True)[0].over(ours)
+            else:
+                slurm = request_of_words(each.words, where)[0].over(slurm)
+        return cls(slurm, ours, script.directives)
+
+    @property
+    def names(self) -> set[str]:
+        """Of Slurm's options in the script."""
+        return {word.name for each in self.directives if not each.ours for word in each.words}
+
+    @property
+    def sizes_itself(self) -> bool:
+        """Whether the job is sized in Slurm's own words, or has parts that differ."""
+        return bool(self.names & (_SIZES - _IN_GPUS | PARTS))
+
+    def is_open(self, nearer: Request, request: Request, snapshot: ClusterSnapshot) -> bool:
+        """Whether the size is ours to lay out."""
+        if self.names & PARTS:
+            return False
+        if nearer.gpus or nearer.gpu_type or nearer.node_type:
+            return True
+        names = [partition.name for partition in snapshot.partitions]
+        if request.partition and read_shorthand(request.partition, names) is not None:
+            return True
+        return not self.sizes_itself and bool(request.said() & _SIZE_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Directives:
+    """Which lines of ours a script gets, and which of its own are taken out of Slurm's sight."""
+
+    request: Request
+    nearer: Request
+    written: _Written
+    layout: Layout | None
+    cluster: Cluster
+    name: str
+
+    def words(self, remarks: list[str]) -> tuple[list[Word], set[int]]:
+        """The words to add, in order, and the lines (from 1) to disable."""
+        laid_out = self._sizes(remarks)
+        dropped = (_SIZES - {word.name for word in laid_out}) if self.layout else frozenset()
+        restated: list[Word] = []
+        disabled: set[int] = set()
+        for each in self.written.directives:
+            if each.ours or not any(
+                w.name in dropped or w.name in WORDS_OF_OURS for w in each.words
+            ):
+                continue
+            disabled.add(each.line)
+            restated += [w for w in each.words if w.name not in dropped | WORDS_OF_OURS]
+        fields = self._fields(disabled)
+        names = {word.name for word in (*laid_out, *fields)}
+        return [*[w for w in restated if w.name not in names], *laid_out, *fields], disabled
+
+    def _sizes(self, remarks: list[str]) -> list[Word]:
+        if self.layout is not None:
+            return self.layout.words()
+        words = [Word("partition", self.nearer.partition)] if self.nearer.partition else []
+        if self.written.names & PARTS:
+            return words
+        if self.request.time or self.request.partition:
+            found = candidates(
+                dataclasses.replace(self.request, node_type=""),
+                self.cluster.snapshot,
+                self.cluster.site,
+                minutes=None,
+            )
+            is_default = [p for p in found if p.is_default]
+            partition = found[0] if self.request.partition or not is_default else is_default[0]
+            said: list[str] = []
+            time, capped = time_limit(
+                partition, self.request.time, self.cluster.site, said, bare_hours=False
+            )
+            if capped or (self.nearer.time and time):
+                remarks += said
+                words.append(Word("time", time))
+        return words
+
+    def _fields(self, disabled: set[int]) -> list[Word]:
+        """What is said elsewhere than in Slurm's words in the script."""
+        of_lines = {
+            word.name
+            for each in self.written.directives
+            if not each.ours and each.line not in disabled
+            for word in each.words
+        }
+        found: list[Word] = []
+        said = self.request.said()
+        for ask in ASKS:
+            value = getattr(self.request, ask.field)
+            left = _LAID_OUT if self.layout is not None else {"partition", "time"}
+            if not ask.slurm or ask.field in left or ask.field not in said:
+                continue
+            nearer = getattr(self.nearer, ask.field) == value
+            if nearer or ask.slurm not in of_lines:
+                unit = "M" if ask.kind is Kind.MEMORY and value else ""
+                found.append(Word(ask.slurm, None if value is True else f"{value}{unit}"))
+        if self.layout is not None:
+            kind = ",".join(filter(None, [self.request.constraint, self.layout.constraint]))
+            away = ",".join([*filter(None, [self.request.exclude]), *self.layout.exclude])
+            found = [w for w in found if w.name not in ("constraint", "exclude")]
+            found += [Word("constraint", kind)] if kind else []
+            found += [Word("exclude", away)] if away else []
+        if not self.request.name:
+            found.append(Word("job-name", Path(self.name).name))
+        return found
+
+
+def _preamble(
+    request: Request, script: Script, layout: Layout | None, cluster: Cluster, remarks: list[str]
+) -> list[str]:
+    lines = environment_lines(request, cluster.site)
+    if request.venv and not Path(request.venv, "bin/activate").exists():
+        remarks.append(f"{request.venv} has no bin/activate here; it must have one on the nodes.")
+    if not request.container:
+        return lines
+    container = _container(request, layout, cluster)
+    if not script.is_shell:
+        raise ClusterRequestError(
+            f"{script.name}: a script of {' '.join(script.interpreter)} cannot be put "
+            f"into a container as it is.",
+            path=script.name, next_step="Write a shell script that starts it with srun.",
+        )  # fmt: skip
+    if has_steps(script.data):
+        remarks.append(
+            f"container {container.image}: each srun of the script runs inside, the rest outside."
+        )
+        return [*lines, *container.step_lines()]
+    nodes = layout.nodes if layout is not None else request.nodes or 1
+    if nodes > 1:
+        raise ClusterRequestError(
+            f"{script.name}: the script starts nothing with srun, so all of it would run "
+            f"in the container on the first "
+            f"of {nodes} nodes.",
+            path=script.name, next_step="Start the work with srun: then each step runs inside, on all nodes.",
+        )  # fmt: skip
+    remarks.append(f"container {container.image}: the whole script runs inside.")
+    return [*container.script_lines(script.interpreter), *lines]
+
+
+def _container(request: Request, layout: Layout | None, cluster: Cluster) -> Container:
+    kind = ""
+    if layout is None or layout.gpus:
+        kind = "rocm" if (layout is not None and layout.gpu_type.lower().startswith("mi")) else "nv"
+    return find_container(request.container, cluster.site, gpus=kind, environment=cluster.env)
+
+
+def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: set[int]) -> bytes:
+    """A script that is no shell's, behind a shell that makes its environment ready. Its bytes are kept."""
+    own = [
+        word for d in script.directives if not d.ours and d.line not in disabled for word in d.words
+    ]
+    names = {word.name for word in words}
+    head = dataclasses.replace(script, lines=(b"#!/bin/bash\n",), insert_at=1)
+    mark = "HEADRACE_SCRIPT"
+    while mark.encode() in script.data:
+        mark += "_"
+    # Read from a descriptor: no file is left behind.
+    call = f"exec {shlex.join(script.interpreter)} /dev/fd/9 \"$@\" 9<<'{mark}'"
+    text = head.with_lines([*[w for w in own if w.name not in names], *words], [*preamble, call])
+    body = script.data if script.data.endswith(b"\n") else script.data + b"\n"
+    return text + body + mark.encode() + b"\n"
+
+
+# -- a command ---------------------------------------------------------------------------------------
+
+_NOT_IN_THE_FOREGROUND: Final = ("array", "output", "error", "requeue")
+_SHELL: Final = ("bash", "-i")
+
+
+def plan_run(
+    asked: Request, command: Sequence[str], cluster: Cluster, *, terminal: bool
+) -> RunPlan:
+    """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself.
+
+    Args:
+        asked: on the command line.
+        command: with its arguments; none for a shell.
+        cluster: for which.
+        terminal: the caller has one.
+
+    Raises:
+        ClusterRequestError: nothing can meet what is asked for.
+    """
+    for field in _NOT_IN_THE_FOREGROUND:
+        if field in asked.said():
+            flag = next(ask.flag for ask in ASKS if ask.field == field)
+            raise ClusterRequestError(
+                f"{flag} makes no sense for a command in the foreground.",
+                next_step="Write a script: headrace cluster batch SCRIPT.",
+            )
+    site = cluster.site
+    request = asked.over(Request(account=site.account, qos=site.qos))
+    layout = _lay_out(request, cluster)
+    lines = environment_lines(request, site)
+    inner = list(command) or list(_SHELL)
+    if lines:
+        text = "; ".join([line for line in lines if not line.startswith("#")] + ['exec "$@"'])
+        inner = ["bash", "-c", text, "bash", *inner]
+    step = ["srun", "--interactive", "--preserve-env", *(["--pty"] if terminal else [])]
+    if request.container:
+        container = _container(request, layout, cluster)
+        inner = container.around(inner)
+        step += container.srun_options() if container.runtime == "pyxis" else []
+    if cluster.local:
+        return RunPlan(tuple(inner), tuple(inner), layout, layout.remarks)
+    empty = _Written(Request(), Request(), ())
+    name = Path(command[0]).name if command else "interactive"
+    words, _ = _Directives(request, request, empty, layout, cluster, name).words([])
+    allocate = ["salloc", *(str(word) for word in words), *_passed_on(asked)]
+    return RunPlan((*allocate, *step, *inner), tuple(inner), layout, layout.remarks)

@@ -1,0 +1,366 @@
+"""Queue view: who has which GPUs of which nodes, who waits for what, and until when; from one snapshot.
+
+A pure function. It knows no terminal: `headrace cluster queue` draws what stands here, or prints it as JSON.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, overload
+
+from headrace.cluster.executor import JobState
+from headrace.cluster.fit import is_away
+from headrace.cluster.hostlist import expand_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
+
+__all__ = [
+    "JobRow",
+    "JobRows",
+    "NodeRow",
+    "QueueBoard",
+    "Totals",
+    "UserRow",
+    "queue_board",
+    "reason_text",
+    "task_count",
+]
+
+_ON_NODES: Final = frozenset(
+    {JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED}
+)
+_WAITING: Final = frozenset({JobState.PENDING, JobState.REQUEUED})
+
+_REASONS: Final = {
+    "Resources": "first in line: waits until enough is free",
+    "Priority": "others are ahead",
+    "Dependency": "waits for another job",
+    "DependencyNeverSatisfied": "the job it waits for failed: it will never start",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "held by its user: scontrol release",
+    "JobHeldAdmin": "held by an administrator",
+    "JobArrayTaskLimit": "as many of its array run as it allows",
+    "Licenses": "waits for a licence",
+    "Reservation": "waits for its reservation",
+    "ReqNodeNotAvail": "nodes it asks for are away or reserved",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition takes no jobs",
+    "PartitionTimeLimit": "asks for longer than its partition gives: it will never start",
+    "PartitionNodeLimit": "asks for more nodes than its partition gives: it will never start",
+    "PartitionConfig": "asks for what its partition does not give",
+    "BadConstraints": "no node has what it asks for: it will never start",
+    "InvalidAccount": "its account does not hold: it will never start",
+    "InvalidQOS": "its QoS does not hold: it will never start",
+    "NodeDown": "its node is down",
+    "FrontEndDown": "the front end is down",
+    "Cleaning": "its last run is being cleaned up",
+    "Prolog": "its nodes are being made ready",
+    "RaisedSignal": "it sent itself a signal before",
+    "JobLaunchFailure": "it could not be started; held",
+    "SystemFailure": "Slurm, the network or a node failed",
+    "None": "the scheduler has not looked at it yet",
+}  # fmt: skip
+
+_LIMITED: Final = (
+    ("QOSMaxJobsPerUser", "as many jobs as its QoS lets a user run"),
+    ("QOSMaxGRESPerUser", "as many GPUs as its QoS lets a user have"),
+    ("QOSMaxCpuPerUser", "as many CPUs as its QoS lets a user have"),
+    ("QOSMax", "more than its QoS lets a job or user have"),
+    ("QOSGrp", "all that its QoS has is in use"),
+    ("QOSMin", "less than its QoS asks of a job"),
+    ("AssocMax", "more than its account lets a job or user have"),
+    ("AssocGrp", "all that its account has is in use"),
+    ("MaxGRESPerAccount", "as many GPUs as an account may have"),
+    ("Max", "more than a limit allows"),
+    ("ReqNodeNotAvail", "nodes it asks for are away or reserved"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job, with what is derived.
+
+    Attributes:
+        job: as the snapshot has it.
+        why: it waits, in words; "" if it does not.
+        waited_s: since it was submitted, where it waits.
+        ran_s: since it began, where it runs.
+        starts_in_s: until it is expected to begin, where Slurm said so.
+        ends_in_s: until its time is over.
+        stall: the share of its time spent waiting for data, where it is known.
+    """
+
+    job: Job
+    why: str = ""
+    waited_s: float | None = None
+    ran_s: float | None = None
+    starts_in_s: float | None = None
+    ends_in_s: float | None = None
+    stall: float | None = None
+
+    @property
+    def gpu_indices(self) -> dict[str, tuple[int, ...]]:
+        """By node; the real ones. A node is not there where they are not known."""
+        return {part.node: part.gpus for part in self.job.allocations if part.gpus}
+
+
+class JobRows(Sequence[JobRow]):
+    """Rows made when they are looked at: of 50,000 jobs a screen shows forty.
+
+    Args:
+        jobs: in their order.
+        make: the row of one.
+    """
+
+    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobRow]) -> None:
+        self.jobs = jobs
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @overload
+    def __getitem__(self, index: int) -> JobRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> JobRows: ...
+    def __getitem__(self, index: int | slice) -> JobRow | JobRows:
+        if isinstance(index, slice):
+            return JobRows(self.jobs[index], self._make)
+        return self._make(self.jobs[index])
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node and who is on it.
+
+    Attributes:
+        node: as the snapshot has it.
+        away: takes no jobs now.
+        holders: of each GPU by its index, the job that has it; "" if none, "?" if a job that is not known.
+        jobs: on it, the largest first.
+        unplaced_gpus: of jobs whose indices are not known.
+    """
+
+    node: Node
+    away: bool
+    holders: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    unplaced_gpus: int = 0
+
+    @property
+    def gpus_free(self) -> int:
+        """GPUs that a job could get now."""
+        return 0 if self.away else max(0, self.holders.count("") - self.unplaced_gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """What one user has and wants."""
+
+    user: str
+    running: int
+    gpus: int
+    cpus: int
+    waiting: int
+    gpus_wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the whole cluster, whatever is selected. GPUs of nodes that are away are neither used nor free."""
+
+    nodes: int
+    nodes_free: int
+    nodes_away: int
+    gpus: int
+    gpus_used: int
+    gpus_free: int
+    gpus_away: int
+    cpus: int
+    cpus_used: int
+    running: int
+    waiting: int
+    gpus_wanted: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBoard:
+    """All of it; `nodes`, `running` and `waiting` hold what is selected."""
+
+    cluster: str
+    version: str
+    taken_s: float
+    totals: Totals
+    nodes: tuple[NodeRow, ...]
+    running: JobRows
+    waiting: JobRows
+    users: tuple[UserRow, ...]
+
+
+def queue_board(
+    snapshot: ClusterSnapshot,
+    *,
+    users: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    partitions: Sequence[str] = (),
+    stalls: Mapping[str, float] | None = None,
+) -> QueueBoard:
+    """The view of a snapshot.
+
+    Args:
+        snapshot: of a cluster.
+        users: only their jobs, and the nodes that these are on.
+        nodes: only these, and the jobs on them; no jobs that wait.
+        partitions: only these.
+        stalls: by job id, the share of its time that the job waited for data.
+
+    Returns:
+        Running jobs with the most GPUs first, waiting ones in the order of their priority.
+    """
+    on_node: dict[str, list[Job]] = defaultdict(list)
+    running: list[Job] = []
+    waiting: list[Job] = []
+    for job in snapshot.jobs:
+        if job.state in _WAITING:
+            waiting.append(job)
+        elif job.state in _ON_NODES:
+            running.append(job)
+            for name in job.nodes:
+                on_node[name].append(job)
+    rows = [_node_row(node, on_node.get(node.name, ())) for node in snapshot.nodes]
+    # An array that waits is one line of Slurm's, and as many jobs as it has tasks.
+    arrays = {job.job_id: task_count(job.job_id) for job in waiting if job.job_id.endswith("]")}
+    totals = _totals(rows, running, waiting, arrays)
+    picked = _Picked(frozenset(users), frozenset(nodes), frozenset(partitions))
+    rows = [row for row in rows if picked.has_node(row)]
+    running = [job for job in running if picked.has_running(job)]
+    waiting = [] if nodes else [job for job in waiting if picked.has_waiting(job)]
+    running.sort(key=lambda j: (-j.gpu_count, -j.cpu_count, j.started_s or 0.0))
+    waiting.sort(key=lambda j: (-j.priority, j.submitted_s or 0.0))
+    known = stalls or {}
+    return QueueBoard(
+        snapshot.cluster, snapshot.version, snapshot.taken_s, totals, tuple(rows),
+        JobRows(running, partial(_running_row, now_s=snapshot.taken_s, stalls=known)),
+        JobRows(waiting, partial(_waiting_row, now_s=snapshot.taken_s)), _user_rows(running, waiting, arrays),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    users: frozenset[str]
+    nodes: frozenset[str]
+    partitions: frozenset[str]
+
+    def has_node(self, row: NodeRow) -> bool:
+        return (
+            (not self.nodes or row.node.name in self.nodes)
+            and (not self.partitions or not self.partitions.isdisjoint(row.node.partitions))
+            and (not self.users or any(job.user in self.users for job in row.jobs))
+        )
+
+    def has_running(self, job: Job) -> bool:
+        return self.has_waiting(job) and (not self.nodes or not self.nodes.isdisjoint(job.nodes))
+
+    def has_waiting(self, job: Job) -> bool:
+        return (not self.users or job.user in self.users) and (
+            not self.partitions or not self.partitions.isdisjoint(job.partition.split(","))
+        )
+
+
+def _node_row(node: Node, jobs: Sequence[Job]) -> NodeRow:
+    holders = [""] * node.gpus
+    for index in node.gpus_allocated:
+        if index < node.gpus:
+            holders[index] = "?"
+    unplaced = 0
+    for job in jobs:
+        for part in job.allocations:
+            if part.node == node.name:
+                for index in part.gpus:
+                    if index < node.gpus:
+                        holders[index] = job.job_id
+                unplaced += max(0, part.gpu_count - len(part.gpus))
+    # Indices that the node knows to be in use and no job claims belong to those that do not say which.
+    unplaced = max(0, unplaced - holders.count("?"))
+    ranked = sorted(jobs, key=lambda job: -job.gpu_count) if len(jobs) > 1 else jobs
+    return NodeRow(node, is_away(node), tuple(holders), tuple(ranked), unplaced)
+
+
+def _totals(
+    rows: Sequence[NodeRow],
+    running: Sequence[Job],
+    waiting: Sequence[Job],
+    arrays: Mapping[str, int],
+) -> Totals:
+    here = [row for row in rows if not row.away]
+    used = sum(len(row.holders) - row.holders.count("") + row.unplaced_gpus for row in rows)
+    free = sum(row.gpus_free for row in here)
+    total = sum(row.node.gpus for row in rows)
+    return Totals(
+        nodes=len(rows), nodes_free=sum(not row.jobs and not row.node.cpus_allocated for row in here),
+        nodes_away=len(rows) - len(here), gpus=total, gpus_used=used, gpus_free=free,
+        gpus_away=max(0, total - used - free), cpus=sum(row.node.cpus for row in rows),
+        cpus_used=sum(row.node.cpus_allocated for row in rows), running=len(running),
+        waiting=len(waiting) + sum(arrays.values()) - len(arrays),
+        gpus_wanted=sum(job.gpu_count * arrays.get(job.job_id, 1) for job in waiting),
+    )  # fmt: skip
+
+
+def _running_row(job: Job, now_s: float, stalls: Mapping[str, float]) -> JobRow:
+    ran = None if job.started_s is None else max(0.0, now_s - job.started_s)
+    left = None if ran is None or job.limit_minutes is None else job.limit_minutes * 60 - ran
+    return JobRow(job, ran_s=ran, ends_in_s=left, stall=stalls.get(job.job_id))
+
+
+def _waiting_row(job: Job, now_s: float) -> JobRow:
+    waited = None if job.submitted_s is None else max(0.0, now_s - job.submitted_s)
+    starts = None if job.started_s is None else max(0.0, job.started_s - now_s)
+    return JobRow(job, why=reason_text(job.reason), waited_s=waited, starts_in_s=starts)
+
+
+def task_count(job_id: str) -> int:
+    """How many jobs a line stands for: "17_[2-9%4]" are the eight tasks of an array that wait together."""
+    if not job_id.endswith("]"):
+        return 1
+    indices = job_id.partition("[")[2].removesuffix("]").partition("%")[0]
+    try:
+        return max(1, len(expand_indices(indices)))
+    except ValueError:
+        return 1  # Slurm cuts long lists short with dots
+
+
+@cache
+def reason_text(reason: str) -> str:
+    """Why a job waits, in words; Slurm's own word where there are none for it."""
+    word = reason.split(",", 1)[0].strip("() ")
+    if word in _REASONS:
+        return _REASONS[word]
+    for start, text in _LIMITED:
+        if word.startswith(start):
+            return text
+    return reason
+
+
+def _user_rows(
+    running: Iterable[Job], waiting: Iterable[Job], arrays: Mapping[str, int]
+) -> tuple[UserRow, ...]:
+    """Those with the most GPUs first."""
+    found: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    for job in running:
+        counts = found[job.user]
+        counts[0] += 1
+        counts[1] += job.gpu_count
+        counts[2] += job.cpu_count
+    for job in waiting:
+        counts = found[job.user]
+        tasks = arrays.get(job.job_id, 1)
+        counts[3] += tasks
+        counts[4] += job.gpu_count * tasks
+    rows = [UserRow(user, *counts) for user, counts in found.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.gpus, -row.gpus_wanted, -row.cpus, row.user)))

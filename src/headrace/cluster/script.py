@@ -1,0 +1,202 @@
+"""Scripts: a user's text reaches the executor byte for byte; our directives stand after its own.
+
+Two things are changed, and said: a directive that `sbatch` would refuse or that contradicts what is asked
+gets one `#` more (its other options are said again in ours), and a script whose every line ends as
+Windows ends lines gets ends that a shell and Slurm can read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from headrace.cluster.sbatch_words import Word, quoted, read_words, split
+from headrace.errors import ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = ["Directive", "Script", "read_script"]
+
+_SLURM: Final = b"#SBATCH"
+_OURS: Final = b"#HEADRACE"
+_BYTES_MAX: Final = 4 << 20
+"""Slurm's own limit (max_script_size) is 4 MiB where nobody changed it."""
+
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One line of options.
+
+    Attributes:
+        line: counted from 1.
+        words: what it says.
+        ours: a `#HEADRACE` line, which Slurm takes for a comment.
+    """
+
+    line: int
+    words: tuple[Word, ...]
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as it was read.
+
+    Attributes:
+        name: for messages.
+        lines: with their ends.
+        directives: those that `sbatch` would read, and ours.
+        insert_at: the line before which ours go.
+        remarks: what was changed on the way.
+    """
+
+    name: str
+    lines: tuple[bytes, ...]
+    directives: tuple[Directive, ...]
+    insert_at: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def interpreter(self) -> list[str]:
+        """The words after `#!`."""
+        return self.lines[0][2:].decode(errors="replace").split()
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether lines of POSIX shell may stand in it."""
+        words = [word.rpartition("/")[2] for word in self.interpreter]
+        words = (
+            [word for word in words[1:] if not word.startswith("-")]
+            if words[:1] == ["env"]
+            else words
+        )
+        return bool(words) and words[0] in _SHELLS
+
+    @property
+    def data(self) -> bytes:
+        """The text as it is."""
+        return b"".join(self.lines)
+
+    def with_lines(
+        self,
+        directives: Sequence[Word],
+        preamble: Sequence[str] = (),
+        *,
+        disabled: Collection[int] = (),
+    ) -> bytes:
+        """The text with our lines.
+
+        Args:
+            directives: to be said after the script's own.
+            preamble: shell lines that come before the script's first command.
+            disabled: lines (from 1) that Slurm must not read.
+        """
+        end = b"\n"
+        before = [
+            b"#" + line if number in disabled else line
+            for number, line in enumerate(self.lines[: self.insert_at], 1)
+        ]
+        if before and not before[-1].endswith(b"\n"):
+            before[-1] += end
+        ours = [f"#SBATCH {quoted(word)}" for word in directives] + list(preamble)
+        added = b"".join(line.encode(errors="surrogateescape") + end for line in ours)
+        return b"".join([*before, added, *self.lines[self.insert_at :]])
+
+
+def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
+    """What a script says.
+
+    Args:
+        data: its whole text.
+        name: for messages.
+        also: long options with values that may stand in directives beside Slurm's own.
+
+    Raises:
+        ClusterRequestError: no executor could run it: it is empty, too large, has no `#!`, holds a zero byte,
+            has line ends of two kinds, or a directive whose quote is never closed.
+    """
+    _refuse(data, name)
+    remarks: tuple[str, ...] = ()
+    if b"\r\n" in data:
+        data = _without_returns(data, name)
+        remarks = (f"{name}: lines end as on Windows (CR LF), which Slurm refuses; sent with LF.",)
+    lines = _lines(data)
+    found: list[Directive] = []
+    insert_at = 1
+    for number, line in enumerate(lines, 1):
+        if (directive := _directive(line, number, name, also)) is not None:
+            found.append(directive)
+            insert_at = number
+        elif line.strip() and not line.lstrip().startswith(b"#"):
+            break
+    return Script(name, lines, tuple(found), insert_at, remarks)
+
+
+def _lines(data: bytes) -> tuple[bytes, ...]:
+    """Only LF ends a line: a lone CR (a progress bar in a heredoc) does not."""
+    return tuple(re.findall(rb"[^\n]*\n|[^\n]+", data))
+
+
+def _refuse(data: bytes, name: str) -> None:
+    if not data.strip():
+        raise ClusterRequestError(f"{name}: the script is empty.", path=name)
+    if len(data) > _BYTES_MAX:
+        raise ClusterRequestError(
+            f"{name}: the script has {len(data):,} bytes, Slurm takes {_BYTES_MAX:,}.", path=name,
+            next_step="Keep data in files of their own.",
+        )  # fmt: skip
+    if b"\0" in data:
+        raise ClusterRequestError(
+            f"{name}: byte {data.index(0):,} is zero; Slurm takes text only.", path=name,
+            next_step="Submit a script that starts this program.",
+        )  # fmt: skip
+    if not data.startswith(b"#!"):
+        first = data.split(b"\n", 1)[0][:40].decode(errors="replace")
+        mark = "It begins with a byte order mark. " if data.startswith(b"\xef\xbb\xbf") else ""
+        raise ClusterRequestError(
+            f"{name}: line 1 is {first!r}, expected #! and an interpreter.", path=name,
+            next_step=f"{mark}Begin it with #!/bin/bash.",
+        )  # fmt: skip
+
+
+def _without_returns(data: bytes, name: str) -> bytes:
+    for number, line in enumerate(_lines(data), 1):
+        if line.endswith(b"\n") and not line.endswith(b"\r\n"):
+            raise ClusterRequestError(
+                f"{name}: some lines end with CR LF, line {number} with LF; Slurm takes LF only, and "
+                "which of them are meant cannot be told.",
+                path=name, next_step=f"Convert it: sed -i 's/\\r$//' {name}",
+            )  # fmt: skip
+    return data.replace(b"\r\n", b"\n")
+
+
+def _directive(line: bytes, number: int, name: str, also: Collection[str]) -> Directive | None:
+    marker = next((m for m in (_SLURM, _OURS) if line.startswith(m)), None)
+    if marker is None:
+        return None
+    try:
+        words = split(line[len(marker) :].decode(errors="surrogateescape"))
+        read = _own_words(words) if marker == _OURS else read_words(words, also)
+    except ValueError as e:
+        raise ClusterRequestError(
+            f"{name}, line {number}: {e}: {line.decode(errors='replace').strip()}", path=name
+        ) from None
+    return Directive(number, tuple(read), ours=marker == _OURS)
+
+
+def _own_words(words: Sequence[str]) -> list[Word]:
+    """Long options only: a letter means another thing to `sbatch` than to us."""
+    found: list[Word] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found.append(Word(name, value if equals else None))
+        elif found and found[-1].value is None and not word.startswith("-"):
+            found[-1] = Word(found[-1].name, word)
+        else:
+            raise ValueError(f"{word!r} is no long option")
+    return found

@@ -1,0 +1,301 @@
+"""Site: what is special about one cluster, in one YAML file. All else comes from Slurm.
+
+`KEYS` names every key once: reading, its errors, and the file that `headrace cluster init` writes come from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.cluster.request import memory_mib
+from headrace.cluster.time_limit import read_minutes
+from headrace.errors import ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "KEYS",
+    "PARTITION_KEYS",
+    "Key",
+    "PartitionSite",
+    "Site",
+    "find_site",
+    "own_site",
+    "read_site",
+]
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the file.
+
+    Attributes:
+        path: with dots: "containers.runtime".
+        read: makes its value, or raises ValueError.
+        help: one sentence, which `init` writes beside it.
+        example: as YAML.
+    """
+
+    path: str
+    read: Callable[[Any], Any]
+    help: str
+    example: str
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError("expected one line of text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**6:
+        raise ValueError("expected a number from 1 to 1,000,000")
+    return value
+
+
+def _time(value: Any) -> int:
+    # YAML reads 24:00:00 as a number in base 60, so a number alone cannot be told from a time.
+    if isinstance(value, bool) or not isinstance(value, str):
+        raise ValueError('expected a time in quotes, as "24:00:00" or "4h"')  # noqa: TRY004 - one kind of wrong
+    try:
+        minutes = read_minutes(value)
+    except ClusterRequestError as e:
+        raise ValueError(str(e)) from None
+    if not minutes:
+        raise ValueError("expected a time of at least a minute; leave the key out for no limit")
+    return minutes
+
+
+def _memory(value: Any) -> int:
+    size = memory_mib(str(value)) if isinstance(value, (str, int)) else 0
+    if size < 1:
+        raise ValueError("expected a size as 64G")
+    return size
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("expected a list, as [a, b]")  # noqa: TRY004 - one kind of wrong
+    return tuple(_text(v) for v in value)
+
+
+def _runtime(value: Any) -> str:
+    if value not in ("apptainer", "pyxis", "enroot"):
+        raise ValueError("expected apptainer, pyxis or enroot")
+    return str(value)
+
+
+def _version(value: Any) -> int:
+    if value != VERSION:
+        raise ValueError(f"expected {VERSION}; a newer headrace may have written it")
+    return VERSION
+
+
+PARTITION_KEYS: Final = (
+    Key("cpus_per_gpu", _count, "CPUs per GPU where nobody says otherwise.", "16"),
+    Key("cpus_per_gpu_max", _count, "More per GPU are refused.", "40"),
+    Key("memory_per_gpu", _memory, "Memory per GPU where nobody says otherwise.", "60G"),
+    Key("time", _time, "Time limit where nobody says otherwise.", '"4:00:00"'),
+    Key("time_max", _time, "Longer limits are cut to it, with a warning.", '"24:00:00"'),
+)
+"""Of all partitions at the top, and of one below `partitions.NAME`."""
+
+KEYS: Final = (
+    Key("version", _version, "Of this file's format.", "1"),
+    Key("cluster", _text, "The file is for this cluster; a remark says so on another.", "hal"),
+    Key("gpu_partition", _text, "Where jobs with GPUs go that name no partition.", "gpu"),
+    Key("cpu_partition", _text, "Where jobs without GPUs go that name no partition.", "cpu"),
+    Key("short_partition", _text, "Where jobs with GPUs go that are short enough.", "debug"),
+    Key("short_time", _time, "How long those are at most.", '"4:00:00"'),
+    *PARTITION_KEYS,
+    Key("gpus_max", _count, "More GPUs in one job are refused.", "64"),
+    Key("mini_cpus", _count, "CPUs of cpu_mini.", "8"),
+    Key("account", _text, "Charged where nobody says otherwise.", "abc-123"),
+    Key("qos", _text, "Quality of service where nobody says otherwise.", "normal"),
+    Key("containers.runtime", _runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer"),
+    Key("containers.registry", _text,
+        "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images"),
+    Key("containers.mounts", _texts,
+        "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]"),
+    Key("modules.setup", _texts, "Files to source before `module` works.", "[/etc/profile.d/modules.sh]"),
+    Key("modules.load", _texts, "Loaded in every job that loads any.", "[slurm]"),
+    Key("conda.setup", _text,
+        "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSite:
+    """What holds in one partition, or in all; times in minutes, memory in MiB."""
+
+    cpus_per_gpu: int | None = None
+    cpus_per_gpu_max: int | None = None
+    memory_per_gpu: int | None = None
+    time: int | None = None
+    time_max: int | None = None
+
+    def over(self, other: PartitionSite) -> PartitionSite:
+        """What this one says, and where it says nothing, the other."""
+        names = self.__slots__
+        return PartitionSite(
+            **{n: getattr(other if getattr(self, n) is None else self, n) for n in names}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """What a site's word for a kind of nodes stands for: a constraint, or a partition."""
+
+    constraint: str = ""
+    partition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A site's file, read; without one, nothing is special. `KEYS` documents each field."""
+
+    path: Path | None = None
+    cluster: str = ""
+    gpu_partition: str = ""
+    cpu_partition: str = ""
+    short_partition: str = ""
+    short_time: int | None = None
+    everywhere: PartitionSite = PartitionSite()
+    partitions: Mapping[str, PartitionSite] = field(default_factory=dict)
+    node_types: Mapping[str, NodeType] = field(default_factory=dict)
+    gpus_max: int | None = None
+    mini_cpus: int = 8
+    account: str = ""
+    qos: str = ""
+    container_runtime: str = ""
+    container_registry: str = ""
+    container_mounts: tuple[str, ...] = ()
+    module_setup: tuple[str, ...] = ()
+    module_load: tuple[str, ...] = ()
+    conda_setup: str = ""
+
+    def of(self, partition: str) -> PartitionSite:
+        """What holds in a partition."""
+        return self.partitions.get(partition, PartitionSite()).over(self.everywhere)
+
+
+def find_site(environment: Mapping[str, str] | None = None) -> Path | None:
+    """The file that holds here: HEADRACE_SITE, the user's, the machine's; None if there is none."""
+    env = os.environ if environment is None else environment
+    if named := env.get("HEADRACE_SITE"):
+        return Path(named)
+    places = (own_site(env), Path("/etc/headrace/site.yaml"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def own_site(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the user's own file lies, or would."""
+    env = os.environ if environment is None else environment
+    folder = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/nonexistent"), ".config"))
+    return folder / "headrace/site.yaml"
+
+
+def read_site(path: Path | None) -> Site:
+    """A site's file; None: nothing is special.
+
+    Raises:
+        ClusterRequestError: the file cannot be read, is no YAML, or a key or value is wrong.
+    """
+    if path is None:
+        return Site()
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ClusterRequestError(f"{path}: {e.strerror}.", path=str(path)) from e
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
+        at = getattr(e, "problem_mark", None)
+        where = f", line {at.line + 1}" if at is not None else ""
+        why = getattr(e, "problem", None) or "it is no YAML"
+        raise ClusterRequestError(f"{path}{where}: {why}.", path=str(path)) from e
+    return _site(data or {}, path)
+
+
+def _site(data: Any, path: Path) -> Site:
+    tree = _mapping(data, "", path)
+    named = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
+    partitions = {name: PartitionSite(**values) for name, values in named.items()}
+    named = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
+    node_types = {name: NodeType(**values) for name, values in named.items()}
+    found = _read(tree, KEYS, "", path)
+    found.pop("version", None)
+    everywhere = PartitionSite(
+        **{key.path: found.pop(key.path) for key in PARTITION_KEYS if key.path in found}
+    )
+    fields = {_FIELDS.get(name, name): value for name, value in found.items()}
+    return Site(
+        path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields
+    )
+
+
+_FIELDS: Final = {
+    "containers.runtime": "container_runtime", "containers.registry": "container_registry",
+    "containers.mounts": "container_mounts", "modules.setup": "module_setup", "modules.load": "module_load",
+    "conda.setup": "conda_setup",
+}  # fmt: skip
+
+_NODE_TYPE_KEYS: Final = (
+    Key("constraint", _text, "Features, as --constraint takes them.", "arm"),
+    Key("partition", _text, "The partition of such nodes.", "arm"),
+)
+
+
+def _named(value: Any, group: str, keys: tuple[Key, ...], path: Path) -> dict[str, dict[str, Any]]:
+    """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, inner in _mapping(value, group, path).items():
+        where = f"{group}.{name}"
+        found[str(name)] = _read(_mapping(inner, where, path), keys, f"{where}.", path)
+    return found
+
+
+def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        place = where or "the file"
+        raise ClusterRequestError(
+            f"{path}: {place} is {type(value).__name__}, expected keys and values.", path=str(path)
+        )
+    return dict(value)
+
+
+def _read(tree: dict[Any, Any], keys: tuple[Key, ...], prefix: str, path: Path) -> dict[str, Any]:
+    """The values of a level, by their keys' paths; groups ("containers") are one level deeper."""
+    groups = {key.path.partition(".")[0] for key in keys if "." in key.path}
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if name in groups:
+            inner = _mapping(value, f"{prefix}{name}", path)
+            flat |= {f"{name}.{key}": inside for key, inside in inner.items()}
+        else:
+            flat[str(name)] = value
+    known = {key.path: key for key in keys}
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        if name not in known:
+            more = () if prefix else ("partitions", "node_types", *groups)
+            close = difflib.get_close_matches(name, [*known, *more], 1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"expected {', '.join(known)}"
+            raise ClusterRequestError(f"{path}: {prefix}{name} is no key; {hint}", path=str(path))
+        try:
+            found[name] = known[name].read(value)
+        except ValueError as e:
+            raise ClusterRequestError(
+                f"{path}: {prefix}{name} is {value!r}: {e}.", path=str(path)
+            ) from None
+    return found

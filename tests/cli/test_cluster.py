@@ -1,0 +1,267 @@
+"""`headrace cluster` without a cluster: options, JSON, errors, watching; sizes are tested in tests/cluster."""
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import sys
+import time
+
+import pytest
+
+from cluster.clusters import busy, mixed
+from headrace.cluster.request import ASKS
+from headrace.cluster.snapshot_file import load_snapshot, save_snapshot
+
+SCRIPT = "#!/bin/bash\n#SBATCH --job-name=ünï\nsrun true\n"
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Snapshots as files, a script, and no site's file."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HEADRACE_SITE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    save_snapshot(mixed(), tmp_path / "mixed.json")
+    save_snapshot(busy(), tmp_path / "busy.json")
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    return tmp_path
+
+
+def batch(run, *words):
+    return run("cluster", "batch", "--from", "mixed.json", "--dry-run", *words)
+
+
+def test_every_command_has_help_and_json(run):
+    for name in ("run", "batch", "queue", "init"):
+        ended = run("cluster", name, "--help")
+        assert ended.code == 0
+        assert "--json" in ended.out
+        assert "--from" in ended.out
+
+
+def test_each_row_of_the_table_is_an_option(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = {name: run("cluster", name, "--help").out for name in ("run", "batch")}
+    for ask in ASKS:
+        for flag in ask.flags:
+            assert f"{flag}" in shown["batch"]
+        only_batch = ask.field in ("array", "output", "error", "requeue")
+        assert (f" {ask.flag} " in shown["run"]) is not only_batch
+
+
+def test_dry_run_prints_the_script_and_nothing_else_on_standard_output(program, saved):
+    ended = program(
+        "cluster", "batch", "--from", "mixed.json", "--dry-run", "-g", "9", "job.sh", "x y"
+    )
+    assert ended.returncode == 0
+    assert ended.stdout.startswith(
+        b"#!/bin/bash\n#SBATCH --job-name=\xc3\xbcn\xc3\xaf\n#SBATCH --partition=main\n"
+    )
+    assert ended.stdout.endswith(b"\nsrun true\n")
+    assert ended.stderr.decode().splitlines() == [
+        "note: 9 GPUs on 2 nodes: not the same number on each; 8 or 10 would be.",
+        "command: sbatch --parsable /dev/stdin 'x y'",
+    ]
+
+
+def test_dry_run_as_json(run, saved):
+    data = batch(run, "--json", "-g", "2", "-t", "4h", "job.sh").document
+    assert data["job"] is None
+    assert data["command"] == ["sbatch", "--parsable"]
+    assert "#SBATCH --time=04:00:00\n" in data["script"]
+    assert data["layout"]["gpus_per_node"] == 2
+    assert data["remarks"] == []
+    data = run(
+        "cluster", "run", "--from", "mixed.json", "--dry-run", "--json", "-g", "2", "--", "ls", "-l"
+    ).document
+    assert data["command"][0] == "salloc"
+    assert data["command"][-2:] == ["ls", "-l"]
+
+
+def test_what_follows_the_script_is_its_own(run, saved):
+    data = batch(run, "--json", "-g", "2", "job.sh", "-g", "7", "--time", "x").document
+    assert data["layout"]["gpus"] == 2
+    assert data["command"][-4:] == ["-g", "7", "--time", "x"]
+
+
+def test_quiet_says_nothing(run, saved):
+    assert batch(run, "-q", "-g", "9", "job.sh").err == ""
+
+
+def test_a_site_of_another_cluster_is_remarked(run, saved):
+    (saved / "site.yaml").write_text("cluster: elsewhere\n")
+    assert (
+        "site.yaml is of cluster elsewhere, this is mixed"
+        in batch(run, "--site", "site.yaml", "-g1", "job.sh").err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["-g", "0", "job.sh"], 3, "the command line: --gpus is '0'"),
+        (["-g", "1", "none.sh"], 3, "none.sh: the script cannot be read: No such file"),
+        (["-g", "1", "."], 3, "cannot be read: Is a directory"),
+        (["-t", "soon", "-g", "1", "job.sh"], 3, "'soon' is no time limit"),
+        (["-g", "1", "--site", "none.yaml", "job.sh"], 3, "none.yaml: No such file"),
+        (["--gpu", "1", "job.sh"], 2, "--gpu"),
+        ([], 2, "script"),
+    ],
+)
+def test_mistakes(run, saved, words, code, says):
+    ended = batch(run, *words)
+    assert ended.code == code
+    assert says in ended.err.replace("'SCRIPT'", "script")
+    ended = batch(run, "--json", *words)
+    assert ended.code == code
+    assert says in ended.document["error"]["message"].replace("'SCRIPT'", "script")
+
+
+def test_an_unknown_executor(run, saved):
+    ended = run("cluster", "queue", "--executor", "pbs")
+    assert ended.code == 3
+    assert "there is no executor 'pbs', expected slurm or local" in ended.err
+
+
+def test_without_slurm_it_says_so(run, saved, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    ended = run("cluster", "queue", "--executor", "slurm")
+    assert ended.code == 3
+    assert "is not installed here" in ended.err
+    assert "--executor" in ended.err or "local" in ended.err
+
+
+def test_this_machine_is_a_cluster_of_one_node(run, saved):
+    data = run("cluster", "run", "--executor", "local", "--dry-run", "--json", "-g", "3").document
+    assert data["layout"]["nodes"] == 1
+    assert data["layout"]["gpus"] == 3
+    assert "salloc" not in data["command"]
+    board = run("cluster", "queue", "--executor", "local", "--json").document
+    assert board["totals"]["nodes"] == 1
+
+
+def test_the_queue_as_text_and_json(run, saved):
+    shown = run("cluster", "queue", "--from", "busy.json")
+    assert "gpu0" in shown.out
+    assert "\x1b" not in shown.out
+    board = run("cluster", "queue", "--from", "busy.json", "--json", "--user", "ann").document
+    assert [row["job"] for row in board["running"]] == ["101"]
+    assert board["waiting"][0]["starts_in_s"] == 5400
+    assert set(board) == {
+        "cluster",
+        "slurm",
+        "taken_s",
+        "totals",
+        "nodes",
+        "running",
+        "waiting",
+        "users",
+    }
+
+
+def test_me_is_the_caller(run, saved, monkeypatch):
+    monkeypatch.setenv("LOGNAME", "ann")
+    board = run("cluster", "queue", "--from", "busy.json", "--json", "--user", "me").document
+    assert {row["user"] for row in board["waiting"]} == {"ann"}
+
+
+def test_what_was_seen_is_kept(run, saved):
+    assert run("cluster", "queue", "--from", "busy.json", "--save", "kept.json").code == 0
+    assert load_snapshot(saved / "kept.json") == busy()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--node", "gpu9"], 2, "there is no node gpu9"), (["--node", "gpu["], 2, "no list of hosts"),
+        (["--partition", "x"], 2, "there is no partition x; expected main"),
+        (["--watch", "1"], 2, "--watch is 1"),
+        (["--rows", "0"], 2, "--rows is 0"), (["--watch", "nan"], 2, "--watch is nan"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_queue(run, saved, words, code, says):
+    ended = run("cluster", "queue", "--from", "busy.json", *words)
+    assert ended.code == code
+    assert says in ended.err
+
+
+def test_init(run, saved):
+    assert run("cluster", "init", "--from", "mixed.json").code == 0
+    path = saved / "config/headrace/site.yaml"
+    assert "gpu_partition: main" in path.read_text()
+    again = run("cluster", "init", "--from", "mixed.json", "--json")
+    assert again.code == 3
+    assert "--overwrite" in again.document["error"]["next_step"]
+    assert run("cluster", "init", "--from", "mixed.json", "--overwrite", "--json").document[
+        "path"
+    ] == str(path)
+    assert run("cluster", "init", "--from", "mixed.json", "-o", "-").out == path.read_text()
+
+
+def read_until(fd, text, seconds=30):
+    said = b""
+    deadline = time.monotonic() + seconds
+    while text not in said:
+        assert time.monotonic() < deadline, said
+        if select.select([fd], [], [], 1)[0]:
+            with contextlib.suppress(OSError):
+                said += os.read(fd, 65536)
+    return said
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_watching_on_a_terminal_and_ctrl_c(saved, colour):
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+        os.environ.pop("NO_COLOR", None)
+        if not colour:
+            os.environ["NO_COLOR"] = "1"
+        code = "from headrace.cli import main; main()"
+        words = ["cluster", "queue", "--from", "busy.json", "--watch", "5"]
+        os.execv(sys.executable, [sys.executable, "-c", code, *words])
+    try:
+        said = read_until(fd, b"eve")
+        assert b"\x1b[?1049h" in said  # a screen of its own
+        assert (b"\x1b[36m" in said) is colour
+        os.kill(pid, signal.SIGINT)
+        said = read_until(fd, b"\x1b[?1049l")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(fd)
+
+
+def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
+    from headrace.cli import cluster_queue
+    from headrace.cli.output import Output
+
+    looks = iter([busy(), None, busy()])
+
+    def source():
+        from headrace.errors import ClusterError
+
+        if (seen := next(looks)) is None:
+            raise ClusterError("slurmctld does not answer.")
+        return seen
+
+    class Over:
+        left = 3
+
+        def wait(self, _):
+            self.left -= 1
+            return self.left == 0
+
+    monkeypatch.setattr(cluster_queue, "_interrupt", lambda: contextlib.nullcontext(Over()))
+    cluster_queue.show_queue(Output(), cluster_queue.Selection(), source, watch=30, rows=5)
+    out = capsys.readouterr().out
+    assert out.count("gpu0") == out.count("gpu0")
+    assert out.count("llm-pretrain") == 2
+    assert "slurmctld does not answer. Still looking." in out
+
+
+def test_the_documents_of_json_are_whole(run, saved):
+    text = run("cluster", "queue", "--from", "busy.json", "--json").out
+    assert json.loads(text)["nodes"][0]["gpu_jobs"] == ["102", None, "101", None]

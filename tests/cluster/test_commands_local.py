@@ -1,0 +1,159 @@
+"""`headrace cluster` without Slurm: the same scripts and commands as processes of this machine."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.cluster.executors import executor
+from tests_shared import until
+
+PROGRAM = [sys.executable, "-c", "from headrace.cli import main; main()", "cluster"]
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """Runs `headrace cluster` with the local executor, its jobs in a folder of the test's."""
+    monkeypatch.setenv("HEADRACE_EXECUTOR", "local")
+    monkeypatch.setenv("HEADRACE_JOBS_DIR", str(tmp_path / "jobs"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, code=0, text=None):
+        ended = subprocess.run(
+            [*PROGRAM, *map(str, words)],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended
+
+    return run
+
+
+SCRIPT = """#!/bin/bash
+#SBATCH --output=out-%j.txt
+#HEADRACE --job-name=mine
+echo "$HEADRACE_JOB_NAME has $HEADRACE_JOB_GPUS_PER_NODE on $HEADRACE_JOB_NODES with $1"
+"""
+
+
+def test_a_script(local, tmp_path):
+    (tmp_path / "job.sh").write_text(SCRIPT)
+    ended = local("batch", "--gpus", 4, "job.sh", "a b")
+    job = re.fullmatch(r"Submitted batch job (\S+)\n", ended.stdout)[1]
+    runs_jobs = executor("local")
+    status = runs_jobs.wait([job], 30)[job][0]
+    assert (status.state, status.name, status.exit_code) == ("COMPLETED", "mine", 0)
+    said = (tmp_path / f"out-{job}.txt").read_text()
+    assert re.fullmatch(r"mine has 4 on \S+ with a b\n", said)
+    if "no GPUs" in ended.stderr:
+        assert "the 4 asked for are processes here" in ended.stderr
+
+
+def test_an_array_of_a_script_from_windows(local, tmp_path):
+    text = "#!/bin/sh\r\n#SBATCH -o out.%a\r\necho task\r\n"
+    ended = local("batch", "-g", 1, "-a", "0-2", "-", text=text)
+    job = ended.stdout.split()[-1]
+    assert {s.state for s in executor("local").wait([job], 30)[job]} == {"COMPLETED"}
+    assert [(tmp_path / f"out.{i}").read_text() for i in range(3)] == ["task\n"] * 3
+
+
+def test_several_nodes_are_all_this_machine(local):
+    ended = local(
+        "run",
+        "--gpus",
+        8,
+        "--nodes",
+        4,
+        "--",
+        "sh",
+        "-c",
+        "env | grep ^HEADRACE_JOB_ | sort; exit 5",
+        code=5,
+    )
+    told = dict(line.split("=", 1) for line in ended.stdout.splitlines())
+    assert told["HEADRACE_JOB_NODES"] == "local0,local1,local2,local3"
+    assert told["HEADRACE_JOB_GPUS_PER_NODE"] == told["HEADRACE_JOB_TASKS_PER_NODE"] == "2"
+    assert told["HEADRACE_JOB_NAME"] == "sh"
+
+
+def test_a_command_that_is_not_there(local):
+    assert "no-such-program" in local("run", "-g", 1, "--", "no-such-program", code=3).stderr
+
+
+def test_a_command_in_its_environment_and_folder(local, tmp_path):
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/activate").write_text("export FROM=venv\n")
+    (tmp_path / "there").mkdir()
+    ended = local(
+        "run",
+        "-g",
+        1,
+        "--venv",
+        tmp_path / "env",
+        "-D",
+        "there",
+        "--",
+        "sh",
+        "-c",
+        "echo $FROM; pwd",
+    )
+    assert ended.stdout.split() == ["venv", str(tmp_path / "there")]
+
+
+def test_a_shell_has_a_terminal(local, tmp_path):
+    """As a user types it; Ctrl-C reaches what runs in the shell, not the shell."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [*PROGRAM, "run", "--gpus", "2"])
+    said = b""
+
+    def read_until(text):
+        nonlocal said
+        deadline = time.monotonic() + 30
+        while text not in said:
+            assert time.monotonic() < deadline, said
+            said += os.read(fd, 4096)
+
+    try:
+        os.write(
+            fd,
+            b"test -t 0 && echo gpus=$HEADRACE_JOB_GPUS_PER_NODE tty$((40+2)); sleep 100; echo st$((1))ll\n",
+        )
+        read_until(b"gpus=2 tty42")
+        time.sleep(0.2)
+        os.write(fd, b"\x03")
+        os.write(fd, b"echo aga$((1))n; exit 4\n")
+        read_until(b"aga1n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    finally:
+        os.close(fd)
+
+
+def test_what_ends_the_command_ends_it_whole(local):
+    process = subprocess.Popen(
+        [*PROGRAM, "run", "-g", "1", "--", "sleep", "100"], stderr=subprocess.PIPE, text=True
+    )
+    words = Path(f"/proc/{process.pid}/cmdline")
+    assert until(lambda: words.read_bytes().startswith(b"sleep"), 20)
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM
+    process.stderr.close()
+
+
+def test_without_sbatch_it_says_that_this_machine_runs_it(local, monkeypatch):
+    monkeypatch.delenv("HEADRACE_EXECUTOR")
+    monkeypatch.setenv("PATH", "/nowhere")
+    ended = local("run", "-g", 1, "--dry-run", "--", "true")
+    assert "there is no Slurm here (no sbatch): this machine runs it" in ended.stderr
+    assert ended.stdout == "true\n"
