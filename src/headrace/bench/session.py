@@ -132,7 +132,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     workflow = loaded.workload.workflow
     if workflow.train:
         plans_of(loaded, world)
-        engine_name(loaded)
+        _check_simulation(engine_name(loaded), options)
     if workflow.checkpoint:
         _check_checkpoints(loaded, options)
     try:
@@ -144,6 +144,15 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         return _Session(line, loaded, options, group, folder).run(list(words))
     finally:
         group.close()
+
+
+def _check_simulation(engine: str, options: SessionOptions) -> None:
+    """Refuse to call a run simulated whose reads nothing delays."""
+    if options.run.simulate is not None and engine in ("torch", "tensorflow", "null"):
+        raise BenchError(
+            f"a slow storage cannot be simulated for the engine {engine}: it reads by itself.",
+            next_step="Give ++workload.reader.engine=headrace, or no simulation.",
+        )
 
 
 def _check_checkpoints(loaded: LoadedWorkload, options: SessionOptions) -> None:
@@ -270,7 +279,8 @@ class _Session:
         splits: list[Split] = ["train"]
         if self._workload.workflow.evaluation:
             splits.append("valid")
-        if self._workload.dataset.format == "synthetic":
+        synthetic = self._workload.dataset.format == "synthetic"
+        if synthetic and engine_name(self._loaded) == "null":  # as DLIO: nothing needs to be there
             return {split: [] for split in splits}
         every = self._loaded.listing_interval
         return {split: find_files(self._workload.dataset, split, every) for split in splits}
