@@ -202,7 +202,9 @@ def test_a_documented_key_has_its_fate(load, name):
         return
     assert notes == []
     changed = loaded.workload != before.workload or loaded.listing_interval is not None
-    assert changed or name == "dataset.hdf5.num_dset_per_record"  # whose default alone fits any data
+    assert (
+        changed or name == "dataset.hdf5.num_dset_per_record"
+    )  # whose default alone fits any data
 
 
 def test_honoured_keys_are_looked_at_by_a_run():

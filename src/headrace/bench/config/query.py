@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config.document import parse_value
@@ -44,16 +44,20 @@ def queried(line: CommandLine) -> Any:
 
 
 def _default(workload: Workload, key: str, written: str) -> Any:
-    section, dot, name = key.partition(".")
-    place: Any = getattr(workload, section, None)
-    if dot and place is not None:
-        outer, _, inner = name.partition(".")
-        nested = getattr(place, outer, None) if inner else None
-        found = getattr(nested, inner, place) if inner else getattr(place, name, place)
-        if found is place:
-            found = getattr(place, name.replace(".", "_"), place)
-        if found is not place:
+    section, *inner = key.split(".")
+    # Sections within sections are dataclasses, or joined with `_`.
+    for path in ((section, *inner), (section, "_".join(inner))):
+        found: Any = workload
+        known = True
+        for name in path:
+            known = known and name in _names(found)
+            found = getattr(found, name) if known else None
+        if known and not _names(found):
             return found.mean_s if isinstance(found, TimeDistribution) else found
-    if key == "framework":
-        return workload.framework
     raise WorkloadError(f"command line: {written}: {closest_key(key)}")
+
+
+def _names(value: Any) -> set[str]:
+    """The fields of a section."""
+    section = is_dataclass(value) and not isinstance(value, TimeDistribution)
+    return {each.name for each in fields(value)} if section else set()
