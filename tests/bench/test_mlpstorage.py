@@ -1,6 +1,6 @@
 """`dlio_benchmark` under the command lines that mlpstorage makes, on shrunken data."""
 
-import datetime
+import datetime as dt
 import json
 import os
 import re
@@ -170,7 +170,7 @@ TIMED = {"start", "end", "duration"}
 def local_time(text):
     """DLIO's form of a time: local, without a zone."""
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}", text)
-    return datetime.datetime.fromisoformat(text)
+    return dt.datetime.fromisoformat(text)
 
 
 @pytest.fixture(scope="module")
