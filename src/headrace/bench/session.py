@@ -398,8 +398,9 @@ class _Session:
             if self._workload.workflow.checkpoint
             else None,
             residency=residency,
-            provenance=provenance(self._place(), [*sys.argv[:1], *words])
+            provenance=provenance(self._place(), list(sys.argv))
             | {
+                "words": list(words),
                 "engine": recorded.engine_figures,
                 "launcher": self._group.place.launcher,
                 "barrier": self._options.run.barrier,
