@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.dataset_check import check_files
 from headrace.bench.dataset_files import find_files
 from headrace.bench.emulate.cache import evict, residency_of
 from headrace.bench.emulate.check import check_supported
@@ -283,7 +284,11 @@ class _Session:
         if synthetic and engine_name(self._loaded) == "null":  # as DLIO: nothing needs to be there
             return {split: [] for split in splits}
         every = self._loaded.listing_interval
-        return {split: find_files(self._workload.dataset, split, every) for split in splits}
+        data = self._workload.dataset
+        found = {split: find_files(data, split, every) for split in splits}
+        for split in splits if self._group.place.is_first else ():
+            check_files(data, split, found[split])
+        return found
 
     def _residency(self, files: dict[str, list[str]]) -> dict[str, Any]:
         if not self._group.place.is_first:

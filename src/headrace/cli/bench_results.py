@@ -159,7 +159,9 @@ def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence
         rest = [cell.rjust(width) for cell, width in zip(line[1:4], widths[1:4], strict=True)]
         output.line("  ".join([first, *rest, line[4]]).rstrip())
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
-        output.line("Figures without ± on both sides were measured once: their changes may be noise.")
+        output.line(
+            "Figures without ± on both sides were measured once: their changes may be noise."
+        )
     for what, left, right in comparison.differences:
         output.remark(f"note: {what} differs: {left}, {right}")
     for verdict in verdicts:
