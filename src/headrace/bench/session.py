@@ -285,7 +285,7 @@ class _Session:
             return {split: [] for split in splits}
         every = self._loaded.listing_interval
         data = self._workload.dataset
-        found = {split: find_files(data, split, every) for split in splits}
+        found: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
         for split in splits if self._group.place.is_first else ():
             check_files(data, split, found[split])
         return found
