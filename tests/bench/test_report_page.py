@@ -10,6 +10,7 @@ from headrace.bench.report.repeats import load_runs
 from headrace.bench.report.result import rank_blocks
 from headrace.bench.session import SessionOptions, run_session
 
+from .test_mlpstorage import TINY
 from .test_report import HOSTILE, write_run
 
 LOOKS = {
@@ -76,11 +77,11 @@ def test_everything_is_there_legible_and_within_the_window(browser, page, look):
     assert browser.said_and_asked() == ([], [])
     assert browser.driver.title == "Storage benchmark: unet3d"
     figures, charts = browser.visible("figure"), browser.visible("figure > svg")
-    assert len(figures) == len(charts) == 8
+    assert len(figures) == len(charts) == 9
     assert all(chart.size["width"] > 280 for chart in charts)
     assert all(figcaption.text for figcaption in browser.visible("figcaption"))
     assert [p.text for p in browser.visible(".not-mlperf")] == ["This is not an MLPerf result."]
-    assert len(browser.visible(".cards li")) == 6
+    assert len(browser.visible(".cards li")) >= 6
     assert browser.too_wide() == []
     assert browser.run(TEXTS) == []
     words, shapes, paper = browser.run(CONTRAST)
@@ -95,16 +96,44 @@ def test_tables_behind_charts_open_and_are_printed(browser, page):
     assert browser.visible(tables) == []
     for summary in browser.visible("summary"):
         summary.click()
-    assert len(browser.visible(tables)) == 8
+    assert len(browser.visible(tables)) == 9
     assert browser.too_wide() == []
     browser.open(page, media="print")
-    assert len(browser.visible(tables)) == 8
+    assert len(browser.visible(tables)) == 9
 
 
 def test_it_needs_no_script_and_asks_nobody(browser, page):
     browser.open(page)
     assert browser.run("return document.scripts.length + document.images.length") == 0
     assert browser.run("return performance.getEntriesByType('resource').length") == 0
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """A page of checkpoints alone."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_session([
+        "workload=llama_7b_zero3", *TINY, f"++hydra.run.dir={folder / 'run'}",
+        f"++workload.checkpoint.checkpoint_folder={folder / 'checkpoints'}",
+        "++workload.checkpoint.time_between_checkpoints=0",
+    ], SessionOptions(run=RunOptions(accelerators=2)))  # fmt: skip
+    runs = load_runs(str(folder / "run"))
+    path = folder / "report.html"
+    path.write_text(report_page(runs, rank_blocks(runs[-1])))
+    return path
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_checkpoints_have_their_charts_and_no_empty_headings(browser, checkpoints, look):
+    browser.open(checkpoints, **LOOKS[look])
+    assert browser.said_and_asked() == ([], [])
+    headings = [each.text for each in browser.visible("h2")]
+    assert headings == ["Checkpoints", "All figures", "Where and how it ran", "The workload"]
+    captions = [each.text for each in browser.visible("figcaption")]
+    assert captions == ["Time to save each checkpoint", "Time to read each back"]
+    assert "checkpoints by fsync" in browser.visible(".soft")[0].text
+    assert browser.too_wide() == []
+    assert browser.run(TEXTS) == []
 
 
 @pytest.mark.parametrize("width", [1280, 400])

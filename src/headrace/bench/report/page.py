@@ -66,10 +66,17 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
     accelerators = number_of(summary.get("num_accelerators")) or 0
     hosts = number_of(summary.get("num_hosts")) or 0
     told = (
-        f"{_counted(accelerators, 'emulated accelerator')} on {_counted(hosts, 'host')}, engine "
-        f"{run.own.get('engine', 'of DLIO')}; {_times(summary.get('start'), summary.get('end'))}"
+        f"{_counted(accelerators, 'emulated accelerator')} on {_counted(hosts, 'host')}, "
+        f"{_what_ran(run)}; {_times(summary.get('start'), summary.get('end'))}"
     )
     return f"{told}; {len(runs)} runs, charts show the last" if len(runs) > 1 else told
+
+
+def _what_ran(run: RunResult) -> str:
+    engine, checkpoint = run.own.get("engine"), run.own.get("checkpoint")
+    if engine is None and isinstance(checkpoint, dict):
+        return f"checkpoints by {checkpoint.get('writer')}"
+    return f"engine {'of DLIO' if engine is None else engine}"
 
 
 def _counted(count: float, noun: str) -> str:
@@ -99,7 +106,16 @@ def with_confidence(value: Confidence, unit: str) -> str:
 def _cards(runs: Sequence[RunResult]) -> str:
     named = {measure.name: measure for measure in MEASURES}
     cards = []
-    for name in ("au", "throughput", "io", "wait_share", "wait_p99", "checkpoint_s"):
+    for name in (
+        "au",
+        "throughput",
+        "io",
+        "wait_share",
+        "wait_p99",
+        "checkpoint_s",
+        "load_s",
+        "checkpoint_size",
+    ):
         value = measured(runs, named[name])
         if value is not None:
             cards.append(_card(named[name], value, runs[-1]))

@@ -29,17 +29,20 @@ def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Itera
     """The charts of a run, or of the last of its repeats, as HTML."""
     run = runs[-1]
     phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
-    yield "<h2>Training</h2>"
-    yield _time(run)
-    yield _repeats(runs)
-    yield _epochs(run)
-    yield _throughput(run)
-    yield _accelerators(blocks)
-    yield "<h2>Waiting for data</h2>"
-    yield _waits(run)
-    yield _over_time(phases)
+    yield from _titled("Training", (
+        _time(run), _repeats(runs), _epochs(run), _throughput(run), _accelerators(blocks),
+    ))  # fmt: skip
+    yield from _titled("Waiting for data", (_waits(run), _over_time(phases)))
     yield _slowest(phases)
     yield _bytes(run)
+    yield from _titled("Checkpoints", (_checkpoints(run, "save"), _checkpoints(run, "load")))
+
+
+def _titled(title: str, parts: Sequence[str]) -> Iterator[str]:
+    """A heading and what there is below it; nothing without."""
+    if any(parts):
+        yield f"<h2>{title}</h2>"
+        yield from parts
 
 
 def _percent(value: float) -> str:
@@ -205,3 +208,22 @@ def _bytes(run: RunResult) -> str:
     svg = stacked("Where the bytes came from", parts)
     rows = [(part.name, part.text) for part in parts]
     return figure("Where the bytes came from", svg, table(["source", "bytes"], rows))
+
+
+def _checkpoints(run: RunResult, kind: str) -> str:
+    own = run.own.get("checkpoint")
+    times = own.get(f"{kind}s_s") if isinstance(own, dict) else None
+    found = [number_of(each) for each in times] if isinstance(times, list) else []
+    parts = [
+        Part(str(n), max(0.0, seconds), seconds_text(seconds), "c1" if kind == "save" else "c2")
+        for n, seconds in enumerate(found, 1)
+        if seconds is not None
+    ]
+    if not parts:
+        return ""
+    title = "Time to save each checkpoint" if kind == "save" else "Time to read each back"
+    svg = columns(title, parts, seconds_text, below="checkpoint")
+    said = "Of the slowest accelerator, until its bytes are where the writer promises them."
+    rows = [(part.name, part.text) for part in parts]
+    behind = table(["checkpoint", "time"], rows)
+    return figure(title, svg, behind, said if kind == "save" else "Of the slowest accelerator.")
