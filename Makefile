@@ -129,7 +129,8 @@ test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/deb
 	@$(MAKE) --no-print-directory test-peers
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
-test-slow: $(DONE)/test $(DONE)/build
+# The frameworks' layer for the real DLIO's TensorFlow.
+test-slow: $(DONE)/test $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
 
 # Counts go to build/soak.json too.

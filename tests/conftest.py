@@ -15,6 +15,8 @@ from tests_shared import descriptors, until, write_photos
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from browser import Browser
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_stays_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -48,3 +50,14 @@ def packed_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def own_store(packed_photos: Path, tmp_path: Path) -> Path:
     """A copy of `packed_photos` that the test may damage."""
     return Path(shutil.copytree(packed_photos, tmp_path / "own.hr"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium without a network, one for all tests: see `browser.Browser`."""
+    browser = pytest.importorskip("browser", reason="selenium is not installed")
+    if (what := browser.missing()) is not None:
+        pytest.skip(f"pages cannot be looked at: {what}")
+    opened = browser.Browser()
+    yield opened
+    opened.close()

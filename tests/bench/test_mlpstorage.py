@@ -1,9 +1,12 @@
 """`dlio_benchmark` under the command lines that mlpstorage makes, on shrunken data."""
 
+import datetime as dt
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -59,8 +62,8 @@ def configs(tmp_path):
     return folder.parent
 
 
-def dlio_benchmark(*words, cwd, **environ):
-    program = [sys.executable, "-c", "from headrace.cli.dlio import main; main()"]
+def dlio_benchmark(*words, cwd, program="dlio_benchmark", **environ):
+    program = [Path(sys.executable).with_name(program)]
     return subprocess.run(
         [*program, *words], cwd=cwd, check=False, capture_output=True, text=True, timeout=60,
         env=os.environ | environ,
@@ -141,6 +144,181 @@ def test_checkpointing_writes_then_reads_in_two_runs(tmp_path):
     assert missing.returncode != 0
     assert "global_epoch1_step4: there is no such checkpoint" in missing.stderr
     assert not (tmp_path / "missing/summary.json").exists()
+
+
+SUMMARY = {
+    "start": str, "end": str, "num_accelerators": int, "num_hosts": int, "hostname": str, "epochs": int,
+    "metric": dict, "num_files_train": int, "num_files_eval": int, "num_samples_per_file": int,
+    "host_cpu_count": list, "host_processor_name": str, "potential_caching": list,
+    "host_cpuinfo": dict, "host_meminfo": dict, "host_memory_GB": list,
+    "data_size_per_host_GB": float,
+}  # fmt: skip
+PHASE = {
+    "au_percentage": list, "au_mean_percentage": float, "au_stdev_percentage": float,
+    "au_meet_expectation": str, "throughput_samples_per_second": list,
+    "throughput_mean_samples_per_second": float, "throughput_stdev_samples_per_second": float,
+    "io_mean_MB_per_second": float, "io_stdev_MB_per_second": float,
+}  # fmt: skip
+CHECKPOINT = {
+    "io_mean_GB_per_second", "io_stdev_GB_per_second", "duration_mean_seconds",
+    "duration_stdev_seconds",
+}  # fmt: skip
+OUTPUT = {"load", "proc", "throughput", "au", "compute", "host_meminfo", "end"}
+TIMED = {"start", "end", "duration"}
+
+
+def local_time(text):
+    """DLIO's form of a time: local, without a zone."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}", text)
+    return dt.datetime.fromisoformat(text)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that trains, evaluates and saves, under the default folder, and what it printed."""
+    tmp_path = tmp_path_factory.mktemp("trained")
+    given = [
+        "workload=default", "++workload.workflow.generate_data=True",
+        "++workload.workflow.checkpoint=True", "++workload.dataset.num_files_train=16",
+        "++workload.dataset.num_files_eval=4", "++workload.train.epochs=2",
+        "++workload.train.computation_time=0.001", "++workload.evaluation.eval_time=0.001",
+        "++workload.reader.read_threads=0", "++workload.model.name=mine",
+        "++workload.checkpoint.steps_between_checkpoints=2",
+        "++workload.reader.sample_shuffle=off",  # a word here, and false in YAML
+    ]  # fmt: skip
+    ended = dlio_benchmark(*given, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (folder,) = (tmp_path / "hydra_log/mine").iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d", folder.name)
+    return folder, ended.stdout, given
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def test_a_run_leaves_every_file_that_dlio_documents(trained):
+    folder, printed, given = trained
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        "dlio.log", "summary.json", "0_output.json", "0_per_epoch_stats.json",
+        ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml",
+    }  # fmt: skip
+    assert yaml.safe_load((folder / ".hydra/overrides.yaml").read_text()) == given
+    assert set(yaml.safe_load((folder / ".hydra/config.yaml").read_text())) == {"workload"}
+    log = (folder / "dlio.log").read_text()
+    assert printed
+    assert all(line in log for line in printed.splitlines())
+
+
+def test_summary_json_has_every_key_that_dlio_documents(trained):
+    summary = read(trained[0], "summary.json")
+    assert set(summary) == {*SUMMARY, "headrace"}
+    assert {name: type(value) for name, value in summary.items() if name in SUMMARY} == SUMMARY
+    assert local_time(summary["start"]) < local_time(summary["end"])
+    for name, kind in (
+        ("host_cpu_count", int),
+        ("host_memory_GB", float),
+        ("potential_caching", int),
+    ):
+        assert [type(each) for each in summary[name]] == [kind]
+    metric = summary["metric"]
+    assert set(metric) == {
+        *(f"{kind}_{name}" for kind in ("train", "eval") for name in PHASE),
+        *(f"save_checkpoint_{name}" for name in CHECKPOINT), "checkpoint_size_GB",
+    }  # fmt: skip
+    for kind in ("train", "eval"):
+        assert {name: type(metric[f"{kind}_{name}"]) for name in PHASE} == PHASE
+        assert metric[f"{kind}_au_meet_expectation"] in ("success", "fail")
+        assert len(metric[f"{kind}_au_percentage"]) == 2
+
+
+def test_rank_files_have_every_key_that_dlio_documents(trained):
+    output, stats = (read(trained[0], f"0_{name}.json") for name in ("output", "per_epoch_stats"))
+    assert set(output) == {"1", "2", "hostname", "host_cpuinfo", "host_meminfo"}
+    assert set(stats) == {"1", "2"}
+    blocks = {"block1": 2, "block2": 2, "eval": 4}
+    for epoch in ("1", "2"):
+        assert set(output[epoch]) == OUTPUT
+        for name in ("load", "proc", "compute"):
+            steps = {block: len(times) for block, times in output[epoch][name].items()}
+            assert steps == blocks
+            assert all(seconds >= 0 for times in output[epoch][name].values() for seconds in times)
+        for name in ("throughput", "au"):
+            assert {block: type(value) for block, value in output[epoch][name].items()} == (
+                dict.fromkeys(blocks, float)
+            )
+        local_time(output[epoch]["end"])
+        of_epoch = stats[epoch]
+        assert set(of_epoch) == {*TIMED, *blocks, "save_ckpt1", "save_ckpt2"}
+        assert re.fullmatch(r"\d+\.\d\d", of_epoch["duration"])
+        for block in blocks:
+            assert set(of_epoch[block]) == TIMED
+            assert re.fullmatch(r"\d+\.\d\d", of_epoch[block]["duration"])
+        assert set(of_epoch["save_ckpt1"]) == {*TIMED, "throughput"}
+        assert type(of_epoch["save_ckpt1"]["duration"]) is float
+        times = [local_time(of_epoch[name][end]) for name in blocks for end in ("start", "end")]
+        assert times == sorted(times)
+
+
+def test_the_metric_lines_are_dlios(trained):
+    lines = [line for line in trained[1].splitlines() if line.startswith("[METRIC]")]
+    number = r"-?\d+\.\d{4}"
+    expected = [
+        r"=+", r"Number of Simulated Accelerators: 1 ",
+        rf"Training Accelerator Utilization \[AU\] \(%\): {number} \({number}\)",
+        rf"Training Throughput \(samples/second\): {number} \({number}\)",
+        rf"Training I/O Throughput \(MB/second\): {number} \({number}\)",
+        r"train_au_meet_expectation: (success|fail)",
+        rf"Eval Accelerator Utilization \[AU\] \(%\): {number} \({number}\)",
+        rf"Eval Throughput \(samples/second\): {number} \({number}\)",
+        rf"Eval Throughput \(MB/second\): {number} \({number}\)",
+        r"eval_au_meet_expectation: (success|fail)",
+        rf"Checkpoint save duration \(seconds\): {number} \({number}\)",
+        rf"Checkpoint save I/O Throughput \(GB/second\): {number} \({number}\)", r"=+",
+    ]  # fmt: skip
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(r"\[METRIC\] " + pattern, line)
+
+
+def test_a_run_that_only_generates_leaves_its_log_and_its_configuration(tmp_path):
+    ended = dlio_benchmark(
+        "workload=default", "++workload.workflow.generate_data=True",
+        "++workload.workflow.train=False", "++workload.workflow.evaluation=False",
+        "++workload.dataset.num_files_train=4", f"++hydra.run.dir={tmp_path / 'out'}", cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = {
+        str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()
+    }
+    assert found == {"dlio.log", *(f".hydra/{n}.yaml" for n in ("config", "hydra", "overrides"))}
+    names = sorted(p.name for p in (tmp_path / "data/default/train").rglob("*.npz"))
+    assert names == [f"img_{n}_of_4.npz" for n in range(4)]
+
+
+def test_a_query_prints_one_value(tmp_path):
+    def ask(*words):
+        return dlio_benchmark(*words, cwd=tmp_path, program="dlio_benchmark_query")
+
+    query = "++workload.workflow.query=dataset.num_files_train"
+    assert ask("workload=unet3d_h100", query).stdout == "168\n"
+    assert (
+        ask("workload=unet3d_h100", query, "++workload.dataset.num_files_train=9").stdout == "9\n"
+    )
+    wrong = ask("workload=unet3d_h100", "++workload.workflow.query=dataset.files")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "dataset.files is not known" in wrong.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_dlio_takes_from_the_environment_is_told_to_have_no_effect(tmp_path):
+    ended = dlio_benchmark(
+        "workload=llama_7b", *TINY, "++workload.checkpoint.num_checkpoints_write=1",
+        "++workload.checkpoint.num_checkpoints_read=0", f"++hydra.run.dir={tmp_path}", cwd=tmp_path,
+        DLIO_OUTPUT_FOLDER="x", DFTRACER_ENABLE="1",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "note: DLIO_OUTPUT_FOLDER has no effect: give ++hydra.run.dir=DIR" in ended.stderr
+    assert "note: DFTRACER_ENABLE has no effect: `headrace bench trace` writes" in ended.stderr
 
 
 def test_mistakes_end_with_what_is_wrong_and_no_result(configs, tmp_path):

@@ -6,21 +6,26 @@ from checkpoint.killing import kill_and_load
 
 
 def kill_often(tmp_path, kills, world_size=1, local=False):
+    """Kills until so many came in the middle of a save; the others, between two saves, do not count.
+
+    Returns what was seen, for a report.
+    """
     folder = str(tmp_path / "target")
     near = str(tmp_path / "local") if local else None
-    steps, half = [0], 0
-    for number in range(5 * kills):
-        # Where the machine is busy, more kills until some have met a save.
-        if number >= kills and steps[-1] >= kills / 4 and half >= kills / 10:
-            break
-        step, left = kill_and_load(folder, near, number, number, world_size)
-        assert step >= steps[-1]
-        steps.append(step)
-        half += left
-    # The kills must have met saves: steps went on, and some were cut off in the middle.
-    assert steps[-1] >= kills / 4
-    assert half >= kills / 10
-    return steps[-1], half
+    seen = []
+    while sum(kill.saving for kill in seen) < kills and len(seen) < 3 * kills:
+        number = len(seen)
+        seen.append(kill_and_load(folder, near, number, number, world_size))
+        assert seen[-1].newest >= (seen[-2].newest if number else 0)
+    in_the_middle = sum(kill.saving for kill in seen)
+    assert in_the_middle == kills
+    # Steps went on between the kills, and some of what they met was cut off half-written.
+    assert seen[-1].newest > 0
+    assert any(kill.half for kill in seen)
+    return {
+        "kills": len(seen), "while saving": in_the_middle, "newest step": seen[-1].newest,
+        "left half-written": sum(kill.half for kill in seen),
+    }  # fmt: skip
 
 
 def test_ten_kills_of_one_rank(tmp_path):
@@ -37,6 +42,7 @@ def test_five_kills_of_two_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_kills(tmp_path):
+    """All of them while something is saved: by one rank, over a local folder, by two ranks."""
     print(kill_often(tmp_path / "one", 100))
     print(kill_often(tmp_path / "near", 50, local=True))
     print(kill_often(tmp_path / "two", 50, world_size=2))

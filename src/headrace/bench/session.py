@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.dataset_check import check_files
 from headrace.bench.dataset_files import find_files
 from headrace.bench.emulate.cache import evict, residency_of
 from headrace.bench.emulate.check import check_supported
@@ -132,7 +133,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     workflow = loaded.workload.workflow
     if workflow.train:
         plans_of(loaded, world)
-        engine_name(loaded)
+        _check_simulation(engine_name(loaded), options)
     if workflow.checkpoint:
         _check_checkpoints(loaded, options)
     try:
@@ -144,6 +145,15 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         return _Session(line, loaded, options, group, folder).run(list(words))
     finally:
         group.close()
+
+
+def _check_simulation(engine: str, options: SessionOptions) -> None:
+    """Refuse to call a run simulated whose reads nothing delays."""
+    if options.run.simulate is not None and engine in ("torch", "tensorflow", "null"):
+        raise BenchError(
+            f"a slow storage cannot be simulated for the engine {engine}: it reads by itself.",
+            next_step="Give ++workload.reader.engine=headrace, or no simulation.",
+        )
 
 
 def _check_checkpoints(loaded: LoadedWorkload, options: SessionOptions) -> None:
@@ -270,10 +280,15 @@ class _Session:
         splits: list[Split] = ["train"]
         if self._workload.workflow.evaluation:
             splits.append("valid")
-        if self._workload.dataset.format == "synthetic":
+        synthetic = self._workload.dataset.format == "synthetic"
+        if synthetic and engine_name(self._loaded) == "null":  # as DLIO: nothing needs to be there
             return {split: [] for split in splits}
         every = self._loaded.listing_interval
-        return {split: find_files(self._workload.dataset, split, every) for split in splits}
+        data = self._workload.dataset
+        found: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
+        for split in splits if self._group.place.is_first else ():
+            check_files(data, split, found[split])
+        return found
 
     def _residency(self, files: dict[str, list[str]]) -> dict[str, Any]:
         if not self._group.place.is_first:
@@ -388,8 +403,9 @@ class _Session:
             if self._workload.workflow.checkpoint
             else None,
             residency=residency,
-            provenance=provenance(self._place(), [*sys.argv[:1], *words])
+            provenance=provenance(self._place(), list(sys.argv))
             | {
+                "words": list(words),
                 "engine": recorded.engine_figures,
                 "launcher": self._group.place.launcher,
                 "barrier": self._options.run.barrier,

@@ -41,7 +41,7 @@ WORDS are DLIO's (hydra's): workload=unet3d_h100 ++workload.reader.batch_size=8 
 def run(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="[WORDS]...")
+        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
     ] = None,
     *,
     accelerators: Annotated[
@@ -107,7 +107,7 @@ def _session(output: Output, words: list[str], what: str, **options: Any) -> Ses
     from headrace.bench.session import SessionOptions, run_session
     from headrace.cli.progress import progress
 
-    with progress(output, what) as tell:
+    with progress(output, what, "samples" if what == "generating" else "steps") as tell:
 
         def told(_: str, done: int, total: int | None) -> None:
             if tell is not None:
@@ -181,7 +181,7 @@ def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:
 def generate(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="[WORDS]...")
+        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
     ] = None,
     *,
     as_json: Json = False,

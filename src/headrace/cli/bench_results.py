@@ -118,7 +118,8 @@ def compare(
     from headrace.bench.report.repeats import load_runs
 
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
-    comparison = compare_runs(load_runs(a), load_runs(b))
+    runs = load_runs(a), load_runs(b)
+    comparison = compare_runs(*runs)
     verdicts = judge(comparison, conditions)
     output = Output(as_json=as_json, quiet=quiet)
     failed = any(verdict.holds for verdict in verdicts)
@@ -135,6 +136,8 @@ def compare(
             "failed": failed, "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
     else:
+        for name, folder, found in zip("AB", (a, b), runs, strict=True):
+            output.line(f"{name}: {folder}" + (f", {len(found)} runs" if len(found) > 1 else ""))
         _print_comparison(output, comparison, verdicts)
         output.line(NOT_MLPERF)
     return exit_codes.FINDING if failed else exit_codes.OK
@@ -155,6 +158,10 @@ def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence
         first = line[0].ljust(widths[0])
         rest = [cell.rjust(width) for cell, width in zip(line[1:4], widths[1:4], strict=True)]
         output.line("  ".join([first, *rest, line[4]]).rstrip())
+    if any(row.worse is not None and row.clear is None for row in comparison.rows):
+        output.line(
+            "Figures without ± on both sides were measured once: their changes may be noise."
+        )
     for what, left, right in comparison.differences:
         output.remark(f"note: {what} differs: {left}, {right}")
     for verdict in verdicts:

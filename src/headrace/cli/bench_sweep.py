@@ -24,7 +24,7 @@ def sweep(
     context: typer.Context,
     workload: Annotated[str, typer.Argument(help="Its name, as in workload=NAME.")],
     words: Annotated[
-        list[str] | None, typer.Argument(help="Overrides, as of `run`.", metavar="[WORDS]...")
+        list[str] | None, typer.Argument(help="Overrides, as of `run`.", metavar="WORDS")
     ] = None,
     *,
     accelerators: Annotated[
@@ -73,7 +73,7 @@ def sweep(
     def told(probe: Probe) -> None:
         output.remark(_probe_line(probe, condition))
 
-    with progress(output, "sweeping") as tell:
+    with progress(output, "sweeping", "steps") as tell:
         if tell is not None:
             options = replace(options, progress=_Steps(tell).report)
         found = sweep_runs(given, numbers, condition, options, told)
@@ -109,7 +109,8 @@ def _probe_line(probe: Probe, condition: Condition) -> str:
     name = condition.measure.name
     value = measure_text(probe.value, condition.measure.unit)
     fed = "too many" if probe.over else "fed"
-    return f"{probe.accelerators} accelerators: {name} {value}: {fed}"
+    noun = "accelerator" if probe.accelerators == 1 else "accelerators"
+    return f"{probe.accelerators} {noun}: {name} {value}: {fed}"
 
 
 def _print(output: Output, found: Sweep, condition: Condition, simulate: str | None) -> None:

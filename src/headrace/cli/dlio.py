@@ -1,15 +1,19 @@
 """`dlio_benchmark`: the command line that DLIO's users and `mlpstorage` call, run by `headrace bench`.
 
 One rank is one emulated accelerator, as there. What DLIO has no words for comes from the environment:
-HEADRACE_BENCH_ENGINE, HEADRACE_BENCH_FORMULA.
+HEADRACE_BENCH_ENGINE, HEADRACE_BENCH_FORMULA. `dlio_benchmark_query` prints one value of a workload.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["main", "query"]
 
 _HELP = """dlio_benchmark workload=NAME [++workload.KEY=VALUE ...] [++hydra.run.dir=DIR]
                [++hydra.output_subdir=NAME] [--config-dir=DIR]
@@ -19,14 +23,42 @@ Runs a DLIO workload with headrace's benchmark and writes DLIO's output files.
 """
 
 
+_QUERY_HELP = """dlio_benchmark_query [workload=NAME] [++workload.KEY=VALUE ...] ++workload.workflow.query=KEY
+
+Prints the value that a DLIO workload has for KEY, as dataset.num_files_train.
+"""
+
+_NOT_OURS = {
+    "DLIO_LOG_LEVEL": "the log has what DLIO's level OUTPUT has",
+    "DLIO_PROFILER_ENABLE": "`headrace bench trace` writes traces",
+    "DFTRACER_ENABLE": "`headrace bench trace` writes traces",
+    "DLIO_OUTPUT_FOLDER": "give ++hydra.run.dir=DIR",
+    "DLIO_STORAGE_TYPE": "give ++workload.storage.storage_type=TYPE",
+    "DLIO_STORAGE_LIBRARY": "mounted file systems are read",
+    "DLIO_DATA_GEN": "data is made by headrace's own generator",
+    "DLIO_MAX_AUTO_THREADS": "reader.read_threads is taken as it is",
+    "DLIO_DROP_CACHES_TIMEOUT": "caches are not dropped; `headrace bench run --cold` evicts the data",
+}
+"""Variables that DLIO reads, and what there is instead."""
+
+
 def main() -> None:
     """Runs `sys.argv` and exits: 0 when the run went through, whatever its AU is, as DLIO does."""
+    _exit(_run, _HELP)
+
+
+def query() -> None:
+    """Prints the value that `sys.argv` asks for, and exits."""
+    _exit(_query, _QUERY_HELP)
+
+
+def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
     words = sys.argv[1:]
     if {"-h", "--help", "--hydra-help"} & set(words):
-        sys.stdout.write(_HELP)
+        sys.stdout.write(about)
         sys.exit(0)
     try:
-        code = _run(words)
+        code = do(words)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
         from headrace.cli.failure import report
 
@@ -43,8 +75,19 @@ def _run(words: list[str]) -> int:
         raise ValueError(f"HEADRACE_BENCH_FORMULA is {formula!r}, expected mlcommons or upstream")
     given = [*words, f"++workload.reader.engine={engine}"] if engine else words
     report = run_session(given, SessionOptions(formula=formula))  # type: ignore[arg-type]  # checked
+    for name in sorted(_NOT_OURS.keys() & os.environ.keys()):
+        print(f"note: {name} has no effect: {_NOT_OURS[name]}", file=sys.stderr)
     for note in report.notes:
         print(f"note: {note}", file=sys.stderr)
     for line in report.lines:
         print(line)
+    return 0
+
+
+def _query(words: list[str]) -> int:
+    from headrace.bench.config import parse_command_line
+    from headrace.bench.config.query import queried
+
+    value = queried(parse_command_line(words))
+    print(list(value) if isinstance(value, tuple) else value)
     return 0

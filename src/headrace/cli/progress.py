@@ -29,12 +29,13 @@ _REFRESH_S = 0.1
 
 
 @contextmanager
-def progress(output: Output, what: str) -> Iterator[Report | None]:
+def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Report | None]:
     """Shows progress while the block runs.
 
     Args:
         output: the command's output; quiet shows nothing.
         what: the verb: "packing".
+        noun: what is counted.
 
     Yields:
         The function to call, from any thread, as often as one likes; None when quiet.
@@ -42,7 +43,7 @@ def progress(output: Output, what: str) -> Iterator[Report | None]:
     if output.quiet:
         yield None
         return
-    shown = _Bar(what) if sys.stderr.isatty() else _Lines(what)
+    shown = _Bar(what, noun) if sys.stderr.isatty() else _Lines(what, noun)
     with shown:
         yield shown.report
 
@@ -83,8 +84,8 @@ class _Meter:
 class _Lines:
     """Plain lines, for logs."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, noun: str) -> None:
+        self._what, self._noun = what, noun
         self._meter = _Meter()
         self._next = time.monotonic() + LINE_EVERY_S
 
@@ -100,8 +101,10 @@ class _Lines:
             return
         self._next = time.monotonic() + LINE_EVERY_S
         of = f" of {count_text(total)}" if total else ""
-        text = f"{self._what}: {count_text(samples)}{of} samples, {bytes_text(size)}"
-        text += f", {samples_rate:,.0f} samples/s, {bytes_text(bytes_rate)}/s"
+        text = f"{self._what}: {count_text(samples)}{of} {self._noun}"
+        text += f", {bytes_text(size)}" if size else ""
+        text += f", {samples_rate:,.0f} {self._noun}/s"
+        text += f", {bytes_text(bytes_rate)}/s" if size else ""
         left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
         if left is not None:
             text += f", {duration_text(left)} left"
@@ -111,10 +114,11 @@ class _Lines:
 class _Bar:
     """A bar on a terminal; it leaves nothing behind, the result says it all."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, noun: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+        self._noun = noun
         self._meter = _Meter()
         self._shown = 0.0
         self._bar = Progress(
@@ -141,9 +145,9 @@ class _Bar:
         if now - self._shown < _REFRESH_S and samples != total:
             return
         self._shown = now
-        text = f"{count_text(samples)} samples"
+        text = f"{count_text(samples)} {self._noun}"
         if bytes_rate:
-            text = f"{samples_rate:,.0f} samples/s {bytes_text(bytes_rate)}/s"
+            text = f"{samples_rate:,.0f} {self._noun}/s {bytes_text(bytes_rate)}/s"
         left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
         if left is not None:
             text += f" {duration_text(left)} left"

@@ -7,6 +7,7 @@
 * document: YAML that knows the line of every value
 * command_line: hydra's grammar
 * load: from a command line to a workload, or everything that is wrong with it
+* query: one value of a workload
 
 Nothing of DLIO's schema is ignored: a key is honoured, or it is refused with a reason.
 """

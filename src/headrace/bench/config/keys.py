@@ -37,6 +37,19 @@ _NO_EFFECT: Final = "DLIO reads this key and does nothing with it"
 _PROFILER: Final = "outside profilers are not started: the report has device bytes and latencies"
 _OBJECTS: Final = "object stores are not read by the benchmark"
 
+_FORMAT: Final = v.choice(
+    "tfrecord", "hdf5", "csv", "npz", "npy", "jpeg", "png", "indexed_binary", "mmap_indexed_binary",
+    "parquet", "synthetic",
+)  # fmt: skip
+
+
+def _format(value: Any) -> str:
+    if value == "hdf5_opt":
+        raise ValueError("hdf5: DLIO has a name hdf5_opt, and neither writes nor reads it")
+    name: str = _FORMAT(value)
+    return name
+
+
 KEYS: Final[dict[str, Key]] = {
     "framework": Key(v.choice("tensorflow", "pytorch")),
     "debug": Key(v.boolean, (False,), _NO_EFFECT),
@@ -70,10 +83,7 @@ KEYS: Final[dict[str, Key]] = {
     "storage.storage_options": Key(v.mapping),
     "storage.post_generation_settle_seconds": Key(v.number(0)),
     "dataset.data_folder": Key(v.text),
-    "dataset.format": Key(v.choice(
-        "tfrecord", "hdf5", "csv", "npz", "npy", "jpeg", "png", "indexed_binary",
-        "mmap_indexed_binary", "parquet", "synthetic",
-    )),
+    "dataset.format": Key(_format),
     "dataset.num_files_train": Key(v.integer(0)),
     "dataset.num_files_eval": Key(v.integer(0)),
     "dataset.num_samples_per_file": Key(v.integer(1)),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.config.command_line import CommandLine, Override
 
-__all__ = ["LoadedWorkload", "load_workload", "shipped_workloads"]
+__all__ = ["LoadedWorkload", "closest_key", "load_workload", "shipped_workloads"]
 
 PROBLEMS_MAX: Final = 30
 _STDEVS: Final = {
@@ -180,7 +180,7 @@ class _Merging:
         for key in (spelled, *_parents(spelled)):
             if key in KEYS:
                 return spelled if key == spelled or key.startswith("storage.") else key
-        self.problems.append(f"{where}: {_unknown(spelled)}")
+        self.problems.append(f"{where}: {closest_key(spelled)}")
         return None
 
     # -- checking --------------------------------------------------------------------------------
@@ -307,7 +307,8 @@ def _parents(name: str) -> Sequence[str]:
     return [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
 
 
-def _unknown(name: str) -> str:
+def closest_key(name: str) -> str:
+    """That a key is not known, and which one was meant."""
     if name.split(".", maxsplit=1)[0] in ("defaults", "hydra"):
         return f"{name}: files are not composed of others here; write all keys into one"
     known = [*KEYS, *ALIASES, *_SECTIONS, "dataset"]

@@ -18,6 +18,10 @@ __all__ = ["notes_of"]
 _ALWAYS: Final = {
     "dataset.generation_buffer_size": "files of any size are streamed from small buffers",
     "dataset.data_gen_method": "data is made by headrace's own generator; it cannot be compressed",
+    "storage.storage_library": "mounted file systems are read, without a library",
+    "storage.storage_options": "mounted file systems are read, without options",
+    "profiling.profiler": "outside profilers are not started (workflow.profiling)",
+    "profiling.iostat_devices": "outside profilers are not started (workflow.profiling)",
     "checkpoint.type": "which ranks write follows from model.parallelism, as in DLIO",
 }
 
@@ -29,6 +33,13 @@ _BY_ENGINE: Final = {
     "reader.transfer_size": (("tensorflow",), "each sample or file is read as a whole"),
     "reader.multiprocessing_context": (("torch",), "there are no worker processes"),
     "reader.pin_memory": (("torch",), "memory is not pinned"),
+    "reader.transformed_record_dims": (("torch", "tensorflow"), "no tensor is made of samples"),
+    "reader.transformed_record_element_type": (
+        ("torch", "tensorflow"), "no tensor is made of samples"
+    ),
+    "dataset.record_length_bytes_resize": (
+        ("torch", "tensorflow"), "no tensor is made of samples"
+    ),
     "reader.preprocess_time": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
     "reader.read_threads": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
     "reader.prefetch_size": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
@@ -42,7 +53,10 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
     """A line for each key that was given and has no effect."""
     given = loaded.origins
     notes = [
-        f"{loaded.at(key)} has no effect: {why}" for key, why in _ALWAYS.items() if key in given
+        f"{loaded.at(key)} has no effect: {why}"
+        for key in given
+        for name, why in _ALWAYS.items()
+        if key == name or key.startswith(name + ".")
     ]
     if "dataset.listing_validation_interval" in given and loaded.listing_interval is None:
         key = "dataset.listing_validation_interval"

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Part", "bars", "columns", "figure", "stacked", "table"]
 
 _WIDTH: Final = 720
-_LEFT: Final = 64
+_LEFT: Final = 92
 _RIGHT: Final = 16
 _LABEL: Final = 170
+
+_VALUES_MOST: Final = 10
+"""Columns that have their value above them, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +80,20 @@ def stacked(name: str, parts: Sequence[Part]) -> str:
     total = sum(part.value for part in parts)
     if total <= 0:
         return ""
-    drawn, x, y, at = [], 0.0, 70.0, 0.0
+    drawn, x, named = [], 0.0, []
     for part in parts:
         width = part.value / total * _WIDTH
-        drawn.append(_rect((x, 8, width - (1 if width > 3 else 0), 36), part.colour, part.text))
-        x += width
         told = f"{part.name}: {part.text}"
-        needed = 26 + 7.2 * len(told)
-        if at and at + needed > _WIDTH:
-            at, y = 0.0, y + 20
-        drawn += [_rect((at, y - 10, 12, 12), part.colour, told), _text(at + 18, y, told)]
-        at += needed
-    return _svg(y + 10, name, "".join(drawn))
+        drawn.append(_rect((x, 4, width - (1 if width > 3 else 0), 36), part.colour, told))
+        x += width
+        named.append(f'<li><i class="{part.colour}"></i>{safe(told)}</li>')
+    return _svg(44, name, "".join(drawn)) + f'<ul class="legend">{"".join(named)}</ul>'
 
 
 def bars(name: str, parts: Sequence[Part]) -> str:
     """A bar for each part, below each other, on one scale from 0."""
     most = max((part.value for part in parts), default=0.0)
-    room = _WIDTH - _LABEL - 100
+    room = _WIDTH - _LABEL - 130
     drawn = []
     for row, part in enumerate(parts):
         y = 4 + 24 * row
@@ -112,40 +111,53 @@ def columns(
     parts: Sequence[Part],
     told: Callable[[float], str],
     *,
+    below: str,
     line: tuple[float, str] | None = None,
     top: float | None = None,
 ) -> str:
-    """A column for each part from 0 up, with an axis; perhaps a line across with its name.
+    """A column for each part from 0 up, with axes; perhaps a line across, with its name above.
 
     Args:
         name: what it shows.
         parts: from left to right.
         told: the text of a value on the axis.
+        below: what the columns are: the axis's name.
         line: a value and what it is: a target.
         top: the axis's end; else a round number above all.
     """
     most = max([part.value for part in parts] + ([line[0]] if line else []), default=0.0)
     end = top or _round_up(most)
-    height, base = 206.0, 180.0
-    scale = (base - 16) / end
+    first, base = 48.0 if line else 24.0, 204.0
+    scale = (base - first) / end
     drawn = []
     for fraction in (0, 0.25, 0.5, 0.75, 1):
-        y = base - (base - 16) * fraction
+        y = base - (base - first) * fraction
         drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
-        drawn.append(_text(_LEFT - 6, y + 4, told(end * fraction), "end"))
+        drawn.append(_text(_LEFT - 6, y + 4, _short(told(end * fraction)), "end"))
     room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(parts))
     every = math.ceil(len(parts) * 44 / (_WIDTH - _LEFT - _RIGHT)) or 1
+    values = []
     for at, part in enumerate(parts):
         x, width = _LEFT + room * at, min(48.0, room * 0.8)
         box = (x + (room - width) / 2, base - part.value * scale, width, part.value * scale)
         drawn.append(_rect(box, part.colour, f"{part.name}: {part.text}"))
         if at % every == 0:
             drawn.append(_text(x + room / 2, base + 18, part.name, "middle"))
+        if len(parts) <= _VALUES_MOST:
+            values.append(_text(x + room / 2, box[1] - 5, part.text, "middle", "value"))
+    drawn.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, base + 38, below, "middle", "soft"))
     if line is not None:
-        y = base - line[0] * scale
-        drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="target"/>')
-        drawn.append(_text(_WIDTH - _RIGHT, y - 5, line[1], "end", "strong"))
-    return _svg(height, name, "".join(drawn))
+        y, right = base - line[0] * scale, _WIDTH - _RIGHT
+        drawn.append(f'<path d="M{_LEFT} {y:.1f}H{right}" class="target"/>')
+        drawn.append(f'<path d="M{_LEFT} 14H{_LEFT + 30}" class="target"/>')
+        drawn.append(_text(_LEFT + 38, 19, line[1]))
+    return _svg(base + 46, name, "".join([*drawn, *values]))
+
+
+def _short(text: str) -> str:
+    """`12.50 ms` as `12.5 ms`."""
+    number, space, unit = text.partition(" ")
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + space + unit
 
 
 def _round_up(value: float) -> float:

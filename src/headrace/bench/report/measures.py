@@ -69,6 +69,13 @@ MEASURES: Final = (
             "metric.save_checkpoint_duration_mean_seconds"),
     Measure("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more",
             "metric.save_checkpoint_io_mean_GB_per_second"),
+    Measure("checkpoint_blocking", "training stood still for one", "s", "less",
+            "headrace.checkpoint.blocking_s.mean"),
+    Measure("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
+    Measure("load_s", "reading a checkpoint back", "s", "less",
+            "metric.load_checkpoint_duration_mean_seconds"),
+    Measure("load_rate", "its rate", "GiB/s", "more",
+            "metric.load_checkpoint_io_mean_GB_per_second"),
 )  # fmt: skip
 """In the order of tables."""
 

@@ -22,6 +22,9 @@ __all__ = ["NOT_MLPERF", "report_page", "with_confidence"]
 
 NOT_MLPERF: Final = "This is not an MLPerf result."
 
+_LISTED_MOST: Final = 12
+"""Values of a list that are shown, at most: what has more is a histogram."""
+
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -63,10 +66,28 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
     accelerators = number_of(summary.get("num_accelerators")) or 0
     hosts = number_of(summary.get("num_hosts")) or 0
     told = (
-        f"{accelerators:.0f} emulated accelerators on {hosts:.0f} host(s), engine "
-        f"{run.own.get('engine', 'of DLIO')}; {summary.get('start', '?')} to {summary.get('end', '?')}"
+        f"{_counted(accelerators, 'emulated accelerator')} on {_counted(hosts, 'host')}, "
+        f"{_what_ran(run)}; {_times(summary.get('start'), summary.get('end'))}"
     )
     return f"{told}; {len(runs)} runs, charts show the last" if len(runs) > 1 else told
+
+
+def _what_ran(run: RunResult) -> str:
+    engine, checkpoint = run.own.get("engine"), run.own.get("checkpoint")
+    if engine is None and isinstance(checkpoint, dict):
+        return f"checkpoints by {checkpoint.get('writer')}"
+    return f"engine {'of DLIO' if engine is None else engine}"
+
+
+def _counted(count: float, noun: str) -> str:
+    return f"{count:,.0f} {noun}" + ("" if count == 1 else "s")
+
+
+def _times(*times: object) -> str:
+    """From and to, without what a second has of parts, and the day once."""
+    start, end = (str(time).partition(".")[0].replace("T", " ", 1) for time in times)
+    day, _, clock = end.partition(" ")
+    return f"{start} to {clock if clock and start.startswith(day) else end}"
 
 
 def _simulated(run: RunResult) -> str:
@@ -85,7 +106,16 @@ def with_confidence(value: Confidence, unit: str) -> str:
 def _cards(runs: Sequence[RunResult]) -> str:
     named = {measure.name: measure for measure in MEASURES}
     cards = []
-    for name in ("au", "throughput", "io", "wait_share", "wait_p99", "checkpoint_s"):
+    for name in (
+        "au",
+        "throughput",
+        "io",
+        "wait_share",
+        "wait_p99",
+        "checkpoint_s",
+        "load_s",
+        "checkpoint_size",
+    ):
         value = measured(runs, named[name])
         if value is not None:
             cards.append(_card(named[name], value, runs[-1]))
@@ -93,16 +123,15 @@ def _cards(runs: Sequence[RunResult]) -> str:
 
 
 def _card(measure: Measure, value: Confidence, run: RunResult) -> str:
-    below = measure.title
+    below = "AU, accelerator utilisation" if measure.name == "au" else measure.title
     if value.half_width is not None:
         below += f", ± {measure_text(value.half_width, measure.unit)} of {value.runs} runs"
     target = run.au_target_percent
     if measure.name == "au" and target is not None:
         met = value.mean >= target
         below += f"; {'✓ meets' if met else '✗ below'} {number_text(target)} %"
-    return (
-        f"<li><b>{safe(measure_text(value.mean, measure.unit))}</b><span>{safe(below)}</span></li>"
-    )
+    number, _, unit = measure_text(value.mean, measure.unit).partition(" ")
+    return f"<li><b>{safe(number)} <small>{safe(unit)}</small></b><span>{safe(below)}</span></li>"
 
 
 def _verdict(run: RunResult) -> str:
@@ -125,13 +154,14 @@ def _figures(runs: Sequence[RunResult]) -> str:
 
 def _provenance(run: RunResult) -> Iterator[str]:
     rows = [
-        *_rows(run.provenance, ""),
+        *_rows({k: v for k, v in run.provenance.items() if k != "words"}, ""),
         *_rows(run.own.get("residency_before"), "page cache before: "),
     ]
     rows += [
-        (key, run.summary[key])
+        row
         for key in ("hostname", "host_processor_name", "host_cpu_count", "host_memory_GB")
         if key in run.summary
+        for row in _rows({key: run.summary[key]}, "")
     ]
     rows.append(("results", run.folder))
     yield "<h2>Where and how it ran</h2>"
@@ -153,7 +183,16 @@ def _rows(document: Any, prefix: str) -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         if isinstance(value, dict):
             yield from _rows(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and len(value) > _LISTED_MOST and key != "command":
+            yield f"{prefix}{key}", f"{len(value)} values: see summary.json"
         elif isinstance(value, list):
-            yield f"{prefix}{key}", " ".join(str(each) for each in value)
+            yield f"{prefix}{key}", " ".join(_plain(each) for each in value)
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{key}", _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "-", True: "yes", False: "no"}[value]
+    number = number_of(value)
+    return f"{number:.6g}" if isinstance(value, float) and number is not None else str(value)

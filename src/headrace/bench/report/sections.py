@@ -10,7 +10,7 @@ from headrace.bench.report.charts import Part, bars, columns, figure, stacked, t
 from headrace.bench.report.measures import measure_named, value_of
 from headrace.bench.report.result import number_of
 from headrace.bench.report.steps import phases_of, slowest_steps
-from headrace.bench.report.text import bytes_text, number_text, seconds_text
+from headrace.bench.report.text import bytes_text, count_text, number_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,17 +29,20 @@ def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Itera
     """The charts of a run, or of the last of its repeats, as HTML."""
     run = runs[-1]
     phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
-    yield "<h2>Training</h2>"
-    yield _time(run)
-    yield _repeats(runs)
-    yield _epochs(run)
-    yield _throughput(run)
-    yield _accelerators(blocks)
-    yield "<h2>Waiting for data</h2>"
-    yield _waits(run)
-    yield _over_time(phases)
+    yield from _titled("Training", (
+        _time(run), _repeats(runs), _epochs(run), _throughput(run), _accelerators(blocks),
+    ))  # fmt: skip
+    yield from _titled("Waiting for data", (_waits(run), _over_time(phases)))
     yield _slowest(phases)
     yield _bytes(run)
+    yield from _titled("Checkpoints", (_checkpoints(run, "save"), _checkpoints(run, "load")))
+
+
+def _titled(title: str, parts: Sequence[str]) -> Iterator[str]:
+    """A heading and what there is below it; nothing without."""
+    if any(parts):
+        yield f"<h2>{title}</h2>"
+        yield from parts
 
 
 def _percent(value: float) -> str:
@@ -77,7 +80,7 @@ def _repeats(runs: Sequence[RunResult]) -> str:
         return ""
     parts = [Part(str(n), value, f"{value:.2f} %") for n, value, _ in known]
     rows = [(n, f"{value:.2f} %", run.folder) for n, value, run in known]
-    svg = columns("AU of each run", parts, _percent, top=100, line=_target(runs[-1]))
+    svg = columns("AU of each run", parts, _percent, below="run", top=100, line=_target(runs[-1]))
     return figure("AU of each run", svg, table(["run", "AU", "results"], rows))
 
 
@@ -100,7 +103,7 @@ def _epochs(run: RunResult) -> str:
     parts = _per_epoch(run, "train_au_percentage", "{:.2f} %".format)
     if not parts:
         return ""
-    svg = columns("AU of each epoch", parts, _percent, top=100, line=_target(run))
+    svg = columns("AU of each epoch", parts, _percent, below="epoch", top=100, line=_target(run))
     rows = [(part.name, part.text) for part in parts]
     return figure("AU of each epoch", svg, table(["epoch", "AU"], rows))
 
@@ -109,9 +112,9 @@ def _throughput(run: RunResult) -> str:
     parts = _per_epoch(run, "train_throughput_samples_per_second", number_text)
     if not parts:
         return ""
-    svg = columns("Throughput of each epoch, samples/s", parts, number_text)
+    svg = columns("Throughput of each epoch, samples/s", parts, count_text, below="epoch")
     rows = [(part.name, part.text) for part in parts]
-    return figure("Throughput, samples/s", svg, table(["epoch", "samples/s"], rows))
+    return figure("Throughput of each epoch, samples/s", svg, table(["epoch", "samples/s"], rows))
 
 
 def _accelerators(blocks: Sequence[RankBlock]) -> str:
@@ -124,7 +127,9 @@ def _accelerators(blocks: Sequence[RankBlock]) -> str:
     means = sorted((float(np.mean(aus)), rank) for rank, aus in of_rank.items())[:_RANKS_MOST]
     parts = [Part(str(rank), max(0.0, au), f"{au:.2f} %") for au, rank in means]
     said = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
-    svg = columns("AU of each accelerator, lowest first", parts, _percent, top=100)
+    svg = columns(
+        "AU of each accelerator, lowest first", parts, _percent, below="accelerator", top=100
+    )
     rows = [(part.name, part.text) for part in parts]
     return figure(
         "AU of each accelerator, lowest first", svg, table(["accelerator", "AU"], rows), said
@@ -160,7 +165,7 @@ def _over_time(phases: Sequence[Phase]) -> str:
         steps = f"{begin + 1}" if end == begin + 1 else f"{begin + 1}-{end}"
         parts.append(Part(str(begin + 1), most, seconds_text(most), "c2"))
         rows.append((steps, seconds_text(most), seconds_text(float(np.median(median[begin:end])))))
-    svg = columns("The longest wait of each step, in order", parts, seconds_text)
+    svg = columns("The longest wait of each step, in order", parts, seconds_text, below="step")
     said = (
         f"All {len(longest)} steps of training in order, those that do not count, too; of each the "
         "accelerator that waited longest."
@@ -170,9 +175,12 @@ def _over_time(phases: Sequence[Phase]) -> str:
 
 
 def _slowest(phases: Sequence[Phase]) -> str:
-    found = slowest_steps(phases, _SLOWEST)
-    if not found:
+    if not phases:
         return ""
+    title = "<h2>The slowest steps that waited</h2>"
+    found = [slow for slow in slowest_steps(phases, _SLOWEST) if slow.wait_s > 0]
+    if not found:
+        return title + "<p>None of the slowest steps waited for data.</p>"
     rows = [
         (
             f"epoch {slow.phase.blocks[0].epoch}, {slow.phase.blocks[0].kind} step {slow.step + 1}",
@@ -183,7 +191,7 @@ def _slowest(phases: Sequence[Phase]) -> str:
         for slow in found
     ]
     head = ["step", "slowest accelerator", "wait", "compute"]
-    return "<h2>The slowest steps</h2>" + table(head, rows)
+    return title + table(head, rows)
 
 
 def _bytes(run: RunResult) -> str:
@@ -200,3 +208,22 @@ def _bytes(run: RunResult) -> str:
     svg = stacked("Where the bytes came from", parts)
     rows = [(part.name, part.text) for part in parts]
     return figure("Where the bytes came from", svg, table(["source", "bytes"], rows))
+
+
+def _checkpoints(run: RunResult, kind: str) -> str:
+    own = run.own.get("checkpoint")
+    times = own.get(f"{kind}s_s") if isinstance(own, dict) else None
+    found = [number_of(each) for each in times] if isinstance(times, list) else []
+    parts = [
+        Part(str(n), max(0.0, seconds), seconds_text(seconds), "c1" if kind == "save" else "c2")
+        for n, seconds in enumerate(found, 1)
+        if seconds is not None
+    ]
+    if not parts:
+        return ""
+    title = "Time to save each checkpoint" if kind == "save" else "Time to read each back"
+    svg = columns(title, parts, seconds_text, below="checkpoint")
+    said = "Of the slowest accelerator, until its bytes are where the writer promises them."
+    rows = [(part.name, part.text) for part in parts]
+    behind = table(["checkpoint", "time"], rows)
+    return figure(title, svg, behind, said if kind == "save" else "Of the slowest accelerator.")

@@ -21,11 +21,21 @@ h1 { margin: 0 0 .25rem; font-size: 1.6rem; } h2 { margin: 2rem 0 .5rem; font-si
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem;
   margin: 1rem 0; padding: 0; list-style: none; }
 .cards li { background: var(--card); border-radius: 6px; padding: .7rem .9rem; }
-.cards b { display: block; font-size: 1.35rem; } .cards span { color: var(--soft); font-size: .88rem; }
+.cards b { display: block; font-size: 1.35rem; }
+.cards small { font-size: .95rem; } .cards span { color: var(--soft); font-size: .88rem; }
 figure { margin: 1.5rem 0; break-inside: avoid; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 12.5px; }
-svg text.strong { font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
-.c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
+svg text.soft { fill: var(--soft); }
+svg text.value { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: .2rem 0; padding: 0; list-style: none;
+  font-size: .88rem; }
+.legend i { display: inline-block; width: .75rem; height: .75rem; margin-right: .4rem; }
+@media (max-width: 38rem) { body { padding: 1rem; } svg text { font-size: 19px; }
+  svg text.value { display: none; } }
+.c1 { fill: var(--c1); background: var(--c1); }
+.c2 { fill: var(--c2); background: var(--c2); }
+.c3 { fill: var(--c3); background: var(--c3); }
+.c4 { fill: var(--c4); background: var(--c4); }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 .target { stroke: var(--line); stroke-width: 1.5; stroke-dasharray: 6 4; fill: none; }
 summary { cursor: pointer; color: var(--soft); }
@@ -33,10 +43,13 @@ summary { cursor: pointer; color: var(--soft); }
 table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
-th:first-child, table.words td { text-align: left; } tbody th { font-weight: 400; }
+th:first-child, table.words td, table.words th { text-align: left; } tbody th { font-weight: 400; }
+th, td { overflow-wrap: normal; } td { white-space: nowrap; }
+table.words td { overflow-wrap: anywhere; white-space: normal; min-width: 14rem; }
+table.words th { white-space: nowrap; }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #333; --paper: #fff; --card: #f4f5f7;
   --rule: #bbb; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --line: #000; }
-  body { max-width: none; padding: 0; font-size: 11pt; } rect { print-color-adjust: exact; }
+  body { max-width: none; padding: 0; font-size: 11pt; } rect, i { print-color-adjust: exact; }
   details::details-content { content-visibility: visible; display: block; }
   summary { list-style: none; } h2 { break-after: avoid; } tr { break-inside: avoid; } }
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-__all__ = ["bytes_text", "measure_text", "number_text", "safe", "seconds_text"]
+__all__ = ["bytes_text", "count_text", "measure_text", "number_text", "safe", "seconds_text"]
 
 _LONGEST = 4000
 """Characters of a text that comes from a file, at most."""
@@ -32,6 +32,15 @@ def number_text(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.1f}"
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def count_text(value: float) -> str:
+    """As `number_text`, large ones in thousands, millions: short enough for an axis."""
+    for unit in ("", " k", " M", " G"):
+        if abs(value) < 10_000 or unit == " G":
+            return number_text(value) + unit
+        value /= 1000
+    raise AssertionError
 
 
 def seconds_text(seconds: float) -> str:

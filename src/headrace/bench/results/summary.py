@@ -166,6 +166,8 @@ def _own_checkpoints(figures: Figures) -> dict[str, Any]:
     return {
         "checkpoint": {
             "writer": figures.checkpoint_writer,
+            "saves_s": [seconds for seconds, _ in figures.checkpoints],
+            "loads_s": [seconds for seconds, _ in figures.restores],
             "save_s": percentiles([seconds for seconds, _ in figures.checkpoints]),
             "blocking_s": percentiles(figures.blocking_s),
             "load_s": percentiles([seconds for seconds, _ in figures.restores]),
