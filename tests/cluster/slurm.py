@@ -11,7 +11,7 @@ but not what it left to itself. Nodes are larger than the machine
 (`config_overrides`): their CPUs, memory and GPUs are what they are told to have.
 
 Daemons run in the foreground as children of this process, and are ended by process id with all that they
-started. A daemon ends when this process is killed, too. No packaged service is used or started.
+started. A daemon ends when this process is killed, too. No packaged service is used or started. Root is not needed.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Slurm:
                 return
 
     def stop(self) -> None:
-        """End every daemon and all that they run; devices and sockets are removed, logs stay."""
+        """End every daemon and all that they run; sockets and links to devices are removed, logs stay."""
         for name in self.nodes:
             self.kill_node(name)
         for name in ("slurmctld", "munged"):
@@ -212,17 +212,14 @@ class Slurm:
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def _gres(self) -> str:
-        # Indices need devices; where none may be made (not root, or a container), plain files do: without
-        # cgroups Slurm only looks whether they are there. A GRES that is only counted makes nodes invalid.
+        # Indices need character devices, one for each GPU: any will do, and a link to one is one. A GRES that is only
+        # counted makes nodes invalid.
         devices = self.folder / "devices"
         devices.mkdir(exist_ok=True)
         for i in range(self.gpus):
             path = devices / f"gpu{i}"
             path.unlink(missing_ok=True)
-            try:
-                os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-            except PermissionError:
-                path.touch()
+            path.symlink_to(os.devnull)
         lines = ["AutoDetect=off"]
         lines += [
             f"NodeName={name} Name=gpu Type=h100 File={devices}/gpu{i}"

@@ -1,12 +1,19 @@
 """Slurm: submits, watches and cancels jobs through its commands, and reads what a cluster looks like.
 
-Versions 20.11 to 25.x. Nothing of it runs between two calls, and no library of Slurm's is linked.
+Versions 20.11 to 25.x. Nothing of it runs between two calls, and no library of Slurm's is linked. Names are
+imported when they are first used: a command that submits should not wait for what reads a cluster.
 """
 
-from headrace.cluster.slurm.accounting import AccountedJob, NoAccounting, read_accounting
-from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
-from headrace.cluster.slurm.executor import SlurmExecutor
-from headrace.cluster.slurm.snapshot import Recording, read_snapshot, record
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.cluster.slurm.accounting import AccountedJob, NoAccounting, read_accounting
+    from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
+    from headrace.cluster.slurm.executor import SlurmExecutor
+    from headrace.cluster.slurm.snapshot import Recording, read_snapshot, record
 
 __all__ = [
     "AccountedJob",
@@ -19,3 +26,16 @@ __all__ = [
     "read_snapshot",
     "record",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("AccountedJob", "NoAccounting", "read_accounting"), "accounting"),
+    **dict.fromkeys(("Commands", "SlurmUnavailable"), "commands"),
+    "SlurmExecutor": "executor",
+    **dict.fromkeys(("Recording", "read_snapshot", "record"), "snapshot"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.hostlist import expand_hosts
 from headrace.cluster.slurm.documents import parse_document
+from headrace.cluster.slurm.records import task_id
 from headrace.cluster.slurm.status import known_exit_code
-from headrace.cluster.slurm.text import task_id
 from headrace.cluster.slurm.values import gpu_count, job_state, mib, minutes, number, unix_seconds
 from headrace.errors import ClusterError
 

@@ -17,7 +17,7 @@ from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Commands", "SlurmUnavailable", "Version", "parse_version"]
+__all__ = ["Commands", "SlurmUnavailable", "Version", "parse_version", "refusal"]
 
 Version = tuple[int, int]
 

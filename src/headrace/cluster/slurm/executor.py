@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.log_file import follow_file, read_file
-from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
 from headrace.cluster.slurm.status import ask_controller, ask_for_all, is_unknown_job, split_id
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -231,6 +230,8 @@ class SlurmExecutor:
 
     def _remembered(self, numbers: list[str]) -> dict[str, list[JobStatus]]:
         """From the books, and from what this executor saw itself."""
+        from headrace.cluster.slurm.accounting import read_accounting  # submitting needs none of it
+
         found: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
         try:
             books = read_accounting(self.commands, job_ids=numbers)

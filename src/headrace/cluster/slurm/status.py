@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.hostlist import expand_hosts, expand_indices
 from headrace.cluster.output_pattern import fill_pattern, pattern_facts
-from headrace.cluster.slurm.text import blocks, task_id, value
+from headrace.cluster.slurm.records import blocks, task_id, value
 from headrace.cluster.slurm.values import job_state, unix_seconds
 from headrace.errors import ClusterError
 

@@ -2,9 +2,6 @@
 
 The text is the same from 20.11 to 25.x but for a few keys, is a quarter of the JSON, and has what some
 versions' JSON lacks: where a job's output goes. It is scanned, not made into tables: there may be 50,000 jobs.
-
-A value of the user's (a name, a path, a comment) may hold anything but a line break; keys are therefore looked
-for at the beginnings of lines, and blocks begin where a line begins with the kind's first key.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from headrace.cluster.hostlist import expand_hosts
+from headrace.cluster.slurm.records import blocks, task_id, value
 from headrace.cluster.slurm.values import (
     gpu_count,
     job_state,
@@ -31,30 +29,7 @@ if TYPE_CHECKING:
     from headrace.cluster.executor import JobState
     from headrace.cluster.slurm.values import Gres
 
-__all__ = ["blocks", "read_jobs", "read_nodes", "read_partitions", "task_id", "value"]
-
-
-def blocks(text: str, key: str) -> list[str]:
-    """The parts of a text that begin with a line of `KEY=`."""
-    if not text.startswith(f"{key}="):
-        begin = text.find(f"\n{key}=")
-        if begin < 0:
-            return []
-        text = text[begin + 1 :]
-    return [f"{key}={part}" for part in text[len(key) + 1 :].split(f"\n{key}=")]
-
-
-def value(block: str, key: str, default: str = "") -> str:
-    """The value of a key that stands first in its line, up to the line's end."""
-    begin = block.find(f"\n   {key}=")
-    if begin < 0:
-        return default
-    begin += len(key) + 5
-    return (
-        block[begin : block.find("\n", begin)].rstrip()
-        if "\n" in block[begin:]
-        else block[begin:].rstrip()
-    )
+__all__ = ["read_jobs", "read_nodes", "read_partitions"]
 
 
 # -- nodes -----------------------------------------------------------------------------------------
@@ -172,14 +147,6 @@ def read_jobs(text: str) -> tuple[Job, ...]:
         except ValueError as e:
             raise _odd("job", text[begin:end], e) from e
     return tuple(made)
-
-
-def task_id(job_id: str, array_id: str | None, task: str | None) -> str:
-    """As users know it: "17", "17_3", "17_[4-9]"."""
-    if not array_id or task is None:
-        return job_id
-    task = task.partition("%")[0]
-    return f"{array_id}_{task}" if task.isdigit() else f"{array_id}_[{task}]"
 
 
 def _job(text: str, begin: int, end: int) -> Job:
