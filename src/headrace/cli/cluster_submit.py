@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.cluster.layout import Layout
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["Asked", "cluster_snapshot", "run_command", "submit_script"]
+__all__ = ["Asked", "cluster_snapshot", "run_command", "size_text", "submit_script"]
 
 _COMMAND_LINE = "the command line"
 
