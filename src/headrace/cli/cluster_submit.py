@@ -20,7 +20,7 @@ from headrace.cluster.time_limit import read_minutes, time_text
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
     from headrace.cluster.layout import Layout
     from headrace.cluster.snapshot import ClusterSnapshot
 
