@@ -3,9 +3,9 @@
     python -m benchmarks.cluster_queue            # half a minute
     python -m benchmarks.cluster_queue --quick    # once each
 
-The cluster is a simulation: 5,000 nodes and 50,000 jobs in the form of `scontrol --details show`, made from a
-seed. `saved` reads them from a snapshot file; `live` from stand-ins for Slurm's commands, which print at once
-what slurmctld would have to gather first. Submitting is measured beside the same stand-in for sbatch, and lays a
+The cluster is a simulation: 5,000 nodes and 50,000 jobs in the form of `scontrol --details show`, from a seed.
+`saved` reads them from a snapshot file; `live` from stand-ins for Slurm's commands, which print at once what
+slurmctld would have to gather first. Submitting is measured beside the same stand-in for sbatch, and lays a
 job out on 5,000 nodes. Raw figures go to benchmarks/results/cluster_queue-DATE.json.
 """
 
