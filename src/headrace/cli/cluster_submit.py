@@ -20,11 +20,11 @@ from headrace.cluster.time_limit import read_minutes, time_text
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
     from headrace.cluster.layout import Layout
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["Asked", "cluster_snapshot", "run_command", "submit_script"]
+__all__ = ["Asked", "cluster_snapshot", "run_command", "size_text", "submit_script"]
 
 _COMMAND_LINE = "the command line"
 

@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 from headrace.cli import exit_codes
-from headrace.cli.output import printable
+from headrace.cli.printing import printable
 
 __all__ = ["report"]
 

@@ -125,7 +125,7 @@ def _asked(given: argparse.Namespace) -> Any:
 
 def _swrun(words: Sequence[str]) -> int:
     from headrace.cli.cluster_submit import run_command
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     parser = _parser("swrun", "An interactive shell, or a command, on the GPUs that are asked for.")
     _add_asks(parser, letters=True, without=_FOREGROUND_WITHOUT)
@@ -141,7 +141,7 @@ def _swrun(words: Sequence[str]) -> int:
 
 def _swbatch(words: Sequence[str]) -> int:
     from headrace.cli.cluster_submit import submit_script
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     parser = _parser("swbatch", "Submits a script; sizes stand in it: #SBATCH --partition=gpux4.")
     _add_asks(parser, letters=False)
@@ -154,9 +154,9 @@ def _swbatch(words: Sequence[str]) -> int:
 
 
 def _swqueue(words: Sequence[str]) -> int:
-    from headrace.cli.cluster_queue import ROWS, Selection, show_queue
+    from headrace.cli.cluster_queue_show import ROWS, Selection, show_queue
     from headrace.cli.cluster_submit import cluster_snapshot
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
     parser.add_argument(

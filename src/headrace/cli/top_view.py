@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.output import printable
+from headrace.cli.printing import printable
 from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:

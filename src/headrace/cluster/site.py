@@ -22,6 +22,7 @@ __all__ = [
     "KEYS",
     "PARTITION_KEYS",
     "Key",
+    "NodeType",
     "PartitionSite",
     "Site",
     "find_site",
