@@ -21,6 +21,7 @@ from headrace.cluster.launch.helpers import Helpers
 from headrace.cluster.launch.meet import MeetFolder
 from headrace.cluster.launch.node import NodeSpec
 from headrace.cluster.launch.nodes import Nodes
+from headrace.cluster.launch.processes import adopt_orphans, end_descendants
 from headrace.cluster.launch.outcome import RankFailure, add_notes, judge
 from headrace.cluster.launch.ranks import commands_for, program_of
 from headrace.cluster.launch.report import LaunchReport
@@ -104,6 +105,7 @@ class Conductor:
             LaunchError: it could not begin, or a node was lost; nothing is left all the same.
         """
         began_s = time.monotonic()
+        adopt_orphans()
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
             self._run()
@@ -273,8 +275,8 @@ class Conductor:
         self.nodes.send("facts")
         left_s = time_left_s(self.place)
         if left_s is not None:
-            # So short a job is asked when a tenth of its time is left.
-            self._limit_s = time.monotonic() + left_s - min(self.options.stop_before_s, left_s / 10)
+            # A job too short for that is asked when half of its time is left.
+            self._limit_s = time.monotonic() + left_s - min(self.options.stop_before_s, left_s / 2)
 
     def _watch(self) -> None:
         """Until all ranks have ended, or something ends them."""
@@ -376,22 +378,32 @@ class Conductor:
 
     def _end(self) -> None:
         """Every node ends what it started, and says so."""
-        self._helpers.count(self.report)
-        self._helpers.end()
         stopping = self._agreement is not None and self._agreement.reason.cancels
         grace_s = self.options.grace_s if stopping else _FAILED_GRACE_S
-        self.nodes.send("end", grace_s=grace_s)
-        until_s = time.monotonic() + grace_s + _GONE_S
-        while any(n.there for n in self.nodes.all) and time.monotonic() < until_s:
-            for _ in self.nodes.take(_TICK_S):
-                pass
+        self.nodes.send("end_ranks", grace_s=grace_s)
+        self._until(lambda n: n.quiet, grace_s + _GONE_S)
+        self._helpers.count(self.report)
+        self._helpers.end()
+        self.nodes.send("end")
+        self._until(lambda n: n.gone is not None, _GONE_S)
         for node in self.nodes.all:
             if node.gone is not None:
                 self.report.ended += node.gone["ended"]
                 self.report.stuck += node.gone["stuck"]
             elif node.there:
                 self._remark(f"node {node.name} did not say that it ended everything")
+        # What a killed guard leaves comes to us, if its supervisor cannot look after it either.
         self._starts.close(2.0 if all(n.gone or n.lost for n in self.nodes.all) else 0.1)
+        ended, stuck = end_descendants(_GONE_S)
+        self.report.ended += ended
+        self.report.stuck += stuck
+
+    def _until(self, done: Callable[[NodeState], bool], seconds: float) -> None:
+        """Waits for all nodes that can be spoken to."""
+        until_s = time.monotonic() + seconds
+        while any(n.there and not done(n) for n in self.nodes.all) and time.monotonic() < until_s:
+            for _ in self.nodes.take(_TICK_S):
+                pass
 
     def _conclude(self) -> None:
         """What became of it, and a new start if that is wanted."""

@@ -60,7 +60,8 @@ class Helpers:
                 "--wait", f"{self._options.stage_s:g}",
             ]  # fmt: skip
         # The daemon's messages need a package of its own; loaders with plane="node" say so themselves.
-        if self._options.daemon and importlib.util.find_spec("msgspec") is not None:
+        has_daemon = importlib.util.find_spec("msgspec") is not None
+        if self._options.daemon and has_daemon and node.hello["socket_fits"]:
             commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
         if self._options.agent and importlib.util.find_spec("headrace.cli.agent") is not None:
             commands["agent"] = [*_HEADRACE, "agent"]

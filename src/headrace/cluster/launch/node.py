@@ -118,7 +118,7 @@ def main() -> int:
     index = spec.index(os.environ)
     try:
         left = sweep(local)
-        folder = NodeFolder(local, f"{spec.token}-{index}", spec.mark)
+        folder = NodeFolder(local, f"{spec.token[:12]}-{index}", spec.mark)
     except LaunchError as e:
         return _say_failure(spec, index, e)
     guard = os.getpid()

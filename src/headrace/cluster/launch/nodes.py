@@ -42,6 +42,7 @@ class NodeState:
         codes: exit statuses by command, negative where a signal ended it.
         notes: of its ranks.
         held: the furthest check of its ranks, once asked to hold.
+        quiet: whether it has ended its ranks when it was told to.
         gone: its last message, when it has ended everything.
         hardware: what it says it has.
     """
@@ -56,6 +57,7 @@ class NodeState:
     codes: dict[str, int] = field(default_factory=dict)
     notes: list[RankNote] = field(default_factory=list)
     held: int | None = None
+    quiet: bool = False
     gone: Message | None = None
     hardware: dict[str, Any] | None = None
 
@@ -159,8 +161,13 @@ class Nodes(Closing):
 
     def _note(self, node: NodeState, message: Message) -> None:
         kind = message["kind"]
-        if kind == "rank_ends":
+        if kind == "rank_ends" and not node.quiet:
             node.running, node.codes = message["running"], message["codes"]
+        elif kind == "ranks_over":
+            node.running = 0
+            node.quiet = True
+        elif kind == "lost":
+            node.lost = message["why"]
         elif kind == "held":
             node.held = message["furthest"]
         elif kind == "facts":

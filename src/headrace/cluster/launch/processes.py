@@ -129,18 +129,21 @@ def reap() -> dict[int, int]:
     return ended
 
 
-def end_descendants(grace_s: float, except_for: Iterable[int] = ()) -> tuple[int, int]:
+def end_descendants(
+    grace_s: float, except_for: Iterable[int] = (), each: Callable[[], object] = int
+) -> tuple[int, int]:
     """Ends all that is below this process, and waits for it; new ones that appear meanwhile too.
 
     Args:
         grace_s: between SIGTERM and SIGKILL.
         except_for: processes to spare, with all that is below them.
+        each: called again and again meanwhile.
 
     Returns:
         How many were ended, and how many cannot be.
     """
     spared = set(except_for)
-    return _end(lambda: descendants(except_for=spared), grace_s)
+    return _end(lambda: descendants(except_for=spared), grace_s, each)
 
 
 def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
@@ -165,7 +168,9 @@ def end_marked(mark: str, grace_s: float) -> tuple[int, int]:
     return _end(lambda: marked(mark), grace_s)
 
 
-def _end(look: Callable[[], dict[int, int]], grace_s: float) -> tuple[int, int]:
+def _end(
+    look: Callable[[], dict[int, int]], grace_s: float, each: Callable[[], object] = int
+) -> tuple[int, int]:
     asked: set[int] = set()
     until_s = time.monotonic() + grace_s
     while living := look():
@@ -180,6 +185,7 @@ def _end(look: Callable[[], dict[int, int]], grace_s: float) -> tuple[int, int]:
         if time.monotonic() > until_s + _KILL_S:
             return len(asked), len(living)
         reap()
+        each()
         time.sleep(_POLL_S)
     reap()
     return len(asked), 0

@@ -90,6 +90,7 @@ class Supervisor:
         self._beat_s = 0.0
         self._held_s: float | None = None
         self._over = False
+        self._tidied = (0, 0)
         for number in _HANDED_ON:
             signal.signal(number, self._on_signal)
         signal.signal(GUARD_GONE, self._on_guard_gone)
@@ -122,7 +123,9 @@ class Supervisor:
                 self._say_signals()
                 self._beat()
                 if why := self._alone():
-                    self._end(1.0)
+                    line.send("lost", why=why)
+                    self._end_ranks(1.0)
+                    self._end()
                     if not self.guard_gone:
                         sys.stderr.write(f"headrace launch: node {self._name}: {why}.\n")
                     return 3
@@ -167,7 +170,7 @@ class Supervisor:
         line.send(
             "hello", token=spec.token, node=self._index, host=socket.gethostname(), address=address,
             interface=interface_of(address), ports=ports, version=headrace.__version__,
-            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
+            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path), socket_fits=self._folder.socket_fits,
             gpus=self._claim.gpus,
             left=[
                 {"folder": f.folder, "processes": f.processes, "nbytes": f.nbytes} for f in self._left
@@ -207,8 +210,10 @@ class Supervisor:
             self._forward(message["number"])
         elif kind == "facts":
             self._say_facts()
+        elif kind == "end_ranks":
+            self._end_ranks(message["grace_s"])
         elif kind == "end":
-            self._end(message["grace_s"])
+            self._end()
             self._over = True
 
     def _start_helper(
@@ -297,13 +302,20 @@ class Supervisor:
         assert self._line is not None
         self._line.send("facts", hardware=hardware())
 
-    def _end(self, grace_s: float) -> None:
-        """Ends the ranks, then the helpers, and says what could not be ended."""
+    def _end_ranks(self, grace_s: float) -> None:
+        """Ends them first: what they read from is still there."""
         assert self._line is not None
-        ended, stuck = end_descendants(grace_s, except_for=self._helpers)
-        _, stuck_helpers = end_descendants(_HELPERS_S)
+        self._tidied = end_descendants(grace_s, self._helpers, self._beat)
+        self._ranks.clear()
+        self._line.send("ranks_over", notes=self._notes())
+
+    def _end(self) -> None:
+        """Ends the helpers, and says what had to be ended, and what could not be."""
+        assert self._line is not None
+        # Staging that was told of the job's end parts from the other nodes in good order.
+        _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()
-        self._line.send("gone", ended=ended, stuck=stuck + stuck_helpers, notes=self._notes())
+        self._line.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
 
 
 def _catches(pid: int, number: int) -> bool:
