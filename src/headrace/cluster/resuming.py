@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import checkpoint
-from headrace.cluster.stopping import note_progress, should_stop
+from headrace.cluster.stopping import attend, note_progress, should_stop
 from headrace.errors import CheckpointNotFound
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Resumed:
         self._parts = dict(parts)
         self._saved = -1
         self._load()
+        attend()
 
     def _load(self) -> None:
         try:

@@ -23,7 +23,7 @@ from headrace.config import place_in_job
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["note_progress", "restarts", "should_stop"]
+__all__ = ["attend", "note_progress", "restarts", "should_stop"]
 
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
@@ -38,6 +38,11 @@ def should_stop() -> bool:
     Costs a microsecond.
     """
     return _state().check()
+
+
+def attend() -> None:
+    """Tells the launcher that this process will ask: it is waited for from now on, not from its first step."""
+    _state()
 
 
 def restarts() -> int:

@@ -65,12 +65,12 @@ class Agreement:
         self._until_s = now_s + HOLD_S
 
     def counted(self, furthest: list[int | None], now_s: float) -> bool:
-        """Told the nodes' counts, None where one has not answered; whether that decides it."""
+        """Told the nodes' counts (-1: no rank takes part; None: no answer yet); whether that decides it."""
         if self.phase is not Phase.HOLDING or (None in furthest and now_s < self._until_s):
             return False
-        most = max((n for n in furthest if n is not None), default=0)
-        self.check = most + 1 if most else 0
-        self.phase = Phase.LEAVING if most else Phase.NOBODY
+        most = max((n for n in furthest if n is not None), default=-1)
+        self.check = most + 1
+        self.phase = Phase.LEAVING if self.check else Phase.NOBODY
         self._until_s = now_s + self.reason.within_s
         return True
 

@@ -328,11 +328,11 @@ class Conductor:
                 self._ask(StopReason("the time limit", True, 0, within_s), now_s)
 
     def _ask(self, reason: StopReason, now_s: float) -> None:
-        if self._agreement is None:
+        if self._agreement is None or self._agreement.phase is Phase.NOBODY:
             self._agreement = Agreement(reason, now_s)
+            for node in self.nodes.all:
+                node.held = None
             self.nodes.send("hold")
-        elif self._agreement.phase is Phase.NOBODY and reason.number:
-            self._hand_on(reason, now_s)
         else:
             self._agreement.overridden(reason, now_s)
 
@@ -348,7 +348,7 @@ class Conductor:
                     f"{agreement.reason.text}: all ranks save and leave at their check {agreement.check:,}"
                 )
             else:
-                self._hand_on(agreement.reason, now_s)
+                self._hand_on(agreement.reason)
         if agreement.late(now_s):
             self._remark(
                 f"the ranks did not leave within {agreement.reason.within_s:g} s of "
@@ -357,7 +357,7 @@ class Conductor:
             return True
         return agreement.phase is Phase.NOBODY and agreement.reason.cancels
 
-    def _hand_on(self, reason: StopReason, _now_s: float) -> None:
+    def _hand_on(self, reason: StopReason) -> None:
         """The script asks nobody whether to stop: it gets the signal itself, if it knows what that is."""
         if reason.number == signal.SIGUSR1:
             self.nodes.send("forward", number=int(reason.number))
@@ -366,8 +366,6 @@ class Conductor:
                 "the time limit is near, but the ranks do not ask whether to stop "
                 "(hr.cluster.should_stop): they will be cut off"
             )
-        assert self._agreement is not None
-        self._agreement.overridden(reason, _now_s)
 
     # -- the end ----------------------------------------------------------------------------------
 

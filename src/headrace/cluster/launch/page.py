@@ -49,10 +49,11 @@ class RankNote:
     """What one rank has written.
 
     Attributes:
-        checks: how often it asked whether to stop; 0: its script does not take part.
+        checks: how often it asked whether to stop.
         leaving: whether it was told to.
         epoch, position, order_hash, seed: of its loader, if it said.
         steps: of the whole run, restarts included, if it said.
+        attends: whether its script takes part.
     """
 
     checks: int
@@ -62,6 +63,7 @@ class RankNote:
     order_hash: int = 0
     seed: int = 0
     steps: int = 0
+    attends: bool = True
 
 
 class StopPage:
@@ -94,8 +96,8 @@ class StopPage:
         self._words[_HOLD] = 1
 
     def furthest(self) -> int:
-        """The largest check at which a rank has arrived; look SETTLE_S after `hold`."""
-        return max((note.checks for note in self.notes()), default=0)
+        """The largest check at which a rank has arrived; look SETTLE_S after `hold`. -1: none takes part."""
+        return max((note.checks for note in self.notes() if note.attends), default=-1)
 
     def stop_at(self, check: int) -> None:
         """All leave at this check; 0 lets them all go on."""
@@ -112,7 +114,7 @@ class StopPage:
             out.append(
                 RankNote(
                     slot[_ARRIVING], bool(slot[_LEAVING]), slot[_EPOCH], slot[_POSITION], slot[_HASH],
-                    slot[_SEED], slot[_STEPS],
+                    slot[_SEED], slot[_STEPS], slot[_PID] != 0,
                 )
             )  # fmt: skip
         return out

@@ -184,7 +184,7 @@ class Supervisor:
             self._line.send("beat")
         if self._held_s is not None and time.monotonic() >= self._held_s:
             self._held_s = None
-            self._line.send("held", furthest=self._page.furthest() if self._page else 0)
+            self._line.send("held", furthest=self._page.furthest() if self._page else -1)
 
     def _say_signals(self) -> None:
         assert self._line is not None
