@@ -44,12 +44,9 @@ def _memory_bytes(root: Path) -> int:
 
 def _gpus(root: Path) -> list[str]:
     """Models, in the order of their bus addresses."""
-    found = []
-    for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        for line in _text(path).splitlines():
-            if line.startswith("Model:"):
-                found.append(line.partition(":")[2].strip())
-    return found
+    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in files for line in _text(path).splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def _first_line(path: Path) -> str:

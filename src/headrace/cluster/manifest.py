@@ -89,7 +89,7 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def script_facts(words: Sequence[str]) -> dict[str, Any]:
     """The user's words, and what the script was: its hash, and the commit it lies in."""
-    facts: dict[str, Any] = {"words": list(words), "folder": os.getcwd()}
+    facts: dict[str, Any] = {"words": list(words), "folder": str(Path.cwd())}
     script = next((w for w in words if w.endswith((".py", ".sh")) and Path(w).is_file()), None)
     if script is not None:
         path = Path(script)
@@ -155,7 +155,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     where = os.fspath(path)
     try:
-        with open(where, "rb") as f:
+        with Path(where).open("rb") as f:
             found = json.loads(f.read(_BYTES_MAX))
     except OSError as e:
         raise LaunchError(
@@ -201,7 +201,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         out: dict[str, Any] = {}
         for name, part in value.items():
             out.update(_flat(part, f"{key}.{name}" if key else str(name)))

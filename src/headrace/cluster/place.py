@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import LaunchError
@@ -225,7 +226,7 @@ def _visible_gpus(given: Mapping[str, str]) -> int | None:
 def _own_gpus() -> int:
     """This machine's: NVIDIA's driver lists them; 0 where there is none."""
     try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
+        return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
     except OSError:
         return 0
 

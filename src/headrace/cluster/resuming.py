@@ -13,7 +13,7 @@ What is saved is each part's `state_dict()`; the newest whole checkpoint is load
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import checkpoint
@@ -21,6 +21,7 @@ from headrace.cluster.stopping import attend, note_progress, should_stop
 from headrace.errors import CheckpointNotFound
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 __all__ = ["Resumed", "Stateful", "resume"]
@@ -74,7 +75,7 @@ class Resumed:
     ) -> None:
         if save_every is not None and save_every < 1:
             raise ValueError(f"save_every is {save_every}, expected 1 or more")
-        self.folder = os.path.abspath(folder)
+        self.folder = str(Path(folder).absolute())
         self.steps = 0
         self.restored = False
         self._save_every = save_every

@@ -12,17 +12,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import headrace as hr
 from tests_shared import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+
 HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
 TRAINER = Path(__file__).with_name("trainer.py")
-MARK = "HEADRACE_TEST_MARK"
+MARK = "TEST_LAUNCH_MARK"
 
 
 def processes_with(mark: str) -> dict[int, str]:
@@ -48,7 +48,7 @@ def open_below(folder: Path) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            target = os.readlink(path)
+            target = str(path.readlink())
         except OSError:
             continue
         if target.startswith(f"{folder}/"):
@@ -72,20 +72,22 @@ class Launch:
         self.process: subprocess.Popen[str] | None = None
         self.report_file = folder / "report.json"
 
-    def start(self, *words: str, nodes: int = 2, **environment: str) -> Launch:
+    def start(
+        self, *words: str, nodes: int = 2, without: tuple[str, ...] = (), **environment: str
+    ) -> Launch:
         """Begins; `words` are options, the script and its arguments."""
         clean = {
             k: v for k, v in os.environ.items()
             if not k.startswith(("SLURM", "HEADRACE", "RANK", "WORLD_SIZE"))
         }  # fmt: skip
         names = ",".join(f"n{i}" for i in range(nodes))
+        own = {"HEADRACE_JOB_NODES": names, "HEADRACE_JOB_ID": "7", MARK: self.mark, **environment}
+        for name in without:
+            own.pop(name, None)
         self.process = subprocess.Popen(
             [*HEADRACE, "launch", "--local", str(self.disk), "--json", str(self.report_file), *words],
             cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={
-                **clean, "HEADRACE_JOB_NODES": names, "HEADRACE_JOB_ID": "7", MARK: self.mark,
-                **environment,
-            },
+            env={**clean, **own},
         )  # fmt: skip
         return self
 

@@ -1,7 +1,7 @@
 """However a launch ends, nothing of it is left: no process, socket, memory, file or staged byte (H9, H11).
 
-Two nodes of this machine with a rank each, staging and node daemons beside them. Everything that a launch
-starts inherits a mark, by which it is found; memory and unnamed files live only as long as somebody has them open.
+Two nodes of this machine with a rank each, staging and daemons beside them. Everything that a launch starts
+inherits a mark, by which it is found; memory and unnamed files live only as long as somebody has them open.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ def test_any_number_of_gpus_is_laid_out(job, options, nodes, ranks, gpus):
 @pytest.mark.parametrize(
     ("job", "gpus", "words"),
     [
-        (place(), 9, "9 GPUs are asked for, the job has 8"),
-        (place(), 7, "cannot be spread evenly over 2 nodes with 4 each. Ask for 6 or 8"),
-        (place(gpus=0), 1, "the job has 0"),
+        (place(), 9, r"9 GPUs are asked for, the job has 8"),
+        (place(), 7, r"cannot be spread evenly over 2 nodes with 4 each. Ask for 6 or 8"),
+        (place(gpus=0), 1, r"the job has 0"),
     ],
 )
 def test_what_a_job_has_not_is_refused_with_the_nearest_it_has(job, gpus, words):
@@ -65,12 +65,15 @@ def test_a_launch_by_srun_is_refused():
     [{"framework": "caffe"}, {"gpus": 0}, {"replicas": 3}, {"grace_s": -1}, {"gpus": 2, "ranks_per_node": 2}],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match="expected|one rank for each GPU"):
+    with pytest.raises(ValueError, match=r"expected|one rank for each GPU"):
         LaunchOptions(**wrong)
 
 
 PLAN = LaunchPlan(("a", "b"), 2, 2, 8)
-FACTS = [NodeFacts("a", "10.0.0.1", (15000, 15001, 15002)), NodeFacts("b", "10.0.0.2", (16000, 16001, 16002))]
+FACTS = [
+    NodeFacts("a", "10.0.0.1", (15000, 15001, 15002)),
+    NodeFacts("b", "10.0.0.2", (16000, 16001, 16002)),
+]
 PROGRAM = program_of(["train.py", "--lr", "0.1"])
 
 
@@ -120,7 +123,9 @@ def test_mpirun_starts_all_ranks_from_the_first_node(tmp_path, monkeypatch, kind
     first = commands_for("mpi", 0, PLAN, FACTS, PROGRAM, {"OMP_NUM_THREADS": "8"})
     words = " ".join(first.commands[0])
     if kind == "openmpi":
-        assert "mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none -x OMP_NUM_THREADS" in words
+        assert (
+            "mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none -x OMP_NUM_THREADS" in words
+        )
     else:
         assert "mpirun -n 4 -ppn 2 -hosts a,b -genvlist OMP_NUM_THREADS" in words
     assert words.endswith(f"{sys.executable} train.py --lr 0.1")

@@ -1,4 +1,4 @@
-"""The proof on a real Slurm of four nodes: PyTorch DDP over a staged global store, a node killed, resumed exactly."""
+"""On a real Slurm of four nodes: PyTorch DDP over a staged store, a node killed, resumed exactly."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ TERM = StopReason("SIGTERM", False, signal.SIGTERM, 5.0)
     st.integers(0, 6),
     st.randoms(use_true_random=False),
 )
-def test_ranks_in_lockstep_leave_together(ranks, asked_at, random):
+def test_ranks_in_lockstep_leave_together(  # noqa: C901
+    ranks, asked_at, random
+):
     """A model of ranks with a barrier in each step: nobody is left waiting for one that has left.
 
     A rank is at (steps done, whether it waits in a check). The request comes between any two actions.

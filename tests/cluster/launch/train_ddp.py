@@ -81,7 +81,12 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         seen = Seen(len(store))
         run = hr.cluster.resume(
-            given.checkpoints, save_every=3, loader=loader, model=model, optimizer=optimizer, seen=seen
+            given.checkpoints,
+            save_every=3,
+            loader=loader,
+            model=model,
+            optimizer=optimizer,
+            seen=seen,
         )
         while loader.epoch < given.epochs:
             for images, labels, indices in loader:
@@ -98,7 +103,9 @@ def main() -> None:
         run.save()
         hr.checkpoint.wait()
         figures = store.objects.figures()
-        print(f"rank {rank} ends at step {run.steps}, loss {loss.item():.4f}, {figures}", flush=True)
+        print(
+            f"rank {rank} ends at step {run.steps}, loss {loss.item():.4f}, {figures}", flush=True
+        )
     dist.destroy_process_group()
 
 

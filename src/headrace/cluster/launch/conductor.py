@@ -21,8 +21,8 @@ from headrace.cluster.launch.helpers import Helpers
 from headrace.cluster.launch.meet import MeetFolder
 from headrace.cluster.launch.node import NodeSpec
 from headrace.cluster.launch.nodes import Nodes
-from headrace.cluster.launch.processes import adopt_orphans, end_descendants
 from headrace.cluster.launch.outcome import RankFailure, add_notes, judge
+from headrace.cluster.launch.processes import adopt_orphans, end_descendants
 from headrace.cluster.launch.ranks import commands_for, program_of
 from headrace.cluster.launch.report import LaunchReport
 from headrace.cluster.launch.scheduler import can_requeue, requeue, time_left_s
@@ -34,6 +34,7 @@ from headrace.job.address import own_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.cluster.launch.line import Message
     from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.options import LaunchOptions
     from headrace.cluster.launch.plan import LaunchPlan
@@ -281,28 +282,31 @@ class Conductor:
     def _watch(self) -> None:
         """Until all ranks have ended, or something ends them."""
         failed_s = None
-        while True:
+        while any(n.running != 0 for n in self.nodes.all):
             for node, message in self.nodes.take(_TICK_S):
-                if message["kind"] == "helper_ended":
-                    self._helpers.ended(node, message, self._remark, begun=True)
-                elif message["kind"] == "signal":
-                    self._signals.append(message["number"])
-                elif message["kind"] == "failure":
-                    self._failure = RankFailure(node.name, message["what"], message["code"])
+                self._note(node, message)
             now_s = time.monotonic()
             if self._failure is None:
                 self._failure = RankFailure.among(self.nodes.all)
-            if (self._failure or self._lost_node()) and failed_s is None:
-                failed_s = now_s
-            if failed_s is not None and now_s - failed_s > _FAILED_S:
-                if self._failure is None and (lost := self._lost_node()):
-                    raise self._lost(lost)
-                return
-            if all(n.running == 0 for n in self.nodes.all):
-                return
+            lost = self._lost_node()
+            if self._failure or lost:
+                failed_s = failed_s or now_s
+                if now_s - failed_s > _FAILED_S:
+                    if self._failure is None and lost:
+                        raise self._lost(lost)
+                    return
             self._answer_signals(now_s)
             if self._stop_is_over(now_s):
                 return
+        self._failure = self._failure or RankFailure.among(self.nodes.all)
+
+    def _note(self, node: NodeState, message: Message) -> None:
+        if message["kind"] == "helper_ended":
+            self._helpers.ended(node, message, self._remark, begun=True)
+        elif message["kind"] == "signal":
+            self._signals.append(message["number"])
+        elif message["kind"] == "failure":
+            self._failure = RankFailure(node.name, message["what"], message["code"])
 
     def _lost_node(self) -> NodeState | None:
         return next((n for n in self.nodes.all if n.lost and n.running != 0), None)

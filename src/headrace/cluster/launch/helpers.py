@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,7 +129,7 @@ class Helpers:
 
 
 def _absolute(source: str) -> str:
-    return source if "://" in source else os.path.abspath(source)
+    return source if "://" in source else str(Path(source).absolute())
 
 
 def _why(log: str) -> str:

@@ -27,7 +27,7 @@ from headrace.cluster.launch.processes import adopt_orphans, die_with_parent, en
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["MARK_VARIABLE", "SPEC_VARIABLE", "NodeSpec", "main"]
 
@@ -146,7 +146,7 @@ def _wait(pid: int) -> int:
 
 
 def _supervise(
-    spec: NodeSpec, index: int, folder: NodeFolder, left: list[object], guard: int
+    spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[object], guard: int
 ) -> int:
     from headrace.cluster.launch.supervisor import GUARD_GONE, Supervisor
 

@@ -21,10 +21,13 @@ import shutil
 import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cluster.launch.processes import end_marked
 from headrace.errors import LaunchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Leftover", "NodeFolder", "base_folder", "remove_if_free", "sweep"]
 

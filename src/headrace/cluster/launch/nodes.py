@@ -104,7 +104,9 @@ class Nodes(Closing):
     def take(self, wait_s: float) -> Iterator[tuple[NodeState, Message]]:
         """Waits a little, and yields what has come."""
         lines = [n.line for n in self.all if n.there and n.line is not None]
-        select.select([self._listener, *lines, *(s for s, _ in self._strangers)], [], [], wait_s)
+        ears: list[socket.socket | Line] = [self._listener, *lines]
+        ears += [line for line, _ in self._strangers]
+        select.select(ears, [], [], wait_s)
         self._accept()
         yield from self._introductions()
         for node in self.all:
@@ -174,8 +176,8 @@ class Nodes(Closing):
             node.hardware = message["hardware"]
         elif kind == "gone":
             node.gone = message
-        if "notes" in message and message["notes"]:
-            node.notes = [RankNote(n[0], bool(n[1]), *n[2:]) for n in message["notes"]]
+        if notes := message.get("notes"):
+            node.notes = [RankNote(n[0], bool(n[1]), *n[2:]) for n in notes]
 
     def close(self) -> None:
         """Hangs up, and listens no longer."""

@@ -66,7 +66,8 @@ def judge(
     if agreement is not None and agreement.reason.cancels:
         # torchrun passes the signal on, and so ends with a failure: that is no other one.
         report.outcome = "cancelled"
-        report.why = f"{agreement.reason.text}{'; the ranks had saved and left' if left and not failure else ''}"
+        saved = "; the ranks had saved and left" if left and not failure else ""
+        report.why = agreement.reason.text + saved
         report.exit_code = 128 + agreement.reason.number
     elif failure is not None:
         report.outcome, report.exit_code = "failed", failure.code

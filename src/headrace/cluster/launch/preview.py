@@ -48,10 +48,11 @@ class Preview:
     def text(self) -> str:
         """For people."""
         plan = self.plan
-        lines = [
+        shape = (
             f"# {len(plan.nodes)} nodes, {plan.ranks_per_node} ranks and {plan.gpus_per_node} GPUs on each, "
             f"{plan.cpus_per_rank} CPUs for each rank"
-        ]
+        )
+        lines = [shape]
         lines += [f"# {remark}" for remark in plan.remarks]
         lines += ["", "# once: a launcher on each node", shlex.join(self.starter)]
         if self.helpers:

@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ def _prctl(option: int, value: int) -> None:
 def _stat(pid: int) -> tuple[str, int, int] | None:
     """State, parent and start time (ticks since boot) of a process; None if there is none."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            # The name, in parentheses, may hold anything.
-            rest = f.read().rpartition(b")")[2].split()
+        # The name, in parentheses, may hold anything.
+        rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
     return rest[0].decode(), int(rest[1]), int(rest[19])
@@ -73,7 +73,7 @@ def start_time(pid: int) -> int | None:
 
 
 def _all() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def descendants(root: int | None = None, except_for: Iterable[int] = ()) -> dict[int, int]:
@@ -155,11 +155,12 @@ def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
         if pid in left_out:
             continue
         with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            process = Path(f"/proc/{pid}")
+            if process.stat().st_uid != os.geteuid():
                 continue
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if wanted in f.read().split(b"\0") and (began := start_time(pid)) is not None:
-                    found[pid] = began
+            inherited = (process / "environ").read_bytes().split(b"\0")
+            if wanted in inherited and (began := start_time(pid)) is not None:
+                found[pid] = began
     return found
 
 

@@ -17,7 +17,7 @@ def main() -> None:
     if os.getppid() != parent:
         sys.exit(137)  # it died before we had asked
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])
+        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the user's own program
     except OSError as e:
         sys.stderr.write(f"headrace launch: {sys.argv[1]}: {e.strerror}\n")
         sys.exit(127 if isinstance(e, FileNotFoundError) else 126)

@@ -70,7 +70,7 @@ def program_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def commands_for(
+def commands_for(  # noqa: PLR0917 - who, where, and what
     framework: str,
     node: int,
     plan: LaunchPlan,
@@ -108,7 +108,7 @@ def commands_for(
 def _torchrun(
     node: int, plan: LaunchPlan, facts: Sequence[NodeFacts], program: Sequence[str]
 ) -> NodeCommands:
-    """torchrun on each node. Static rendezvous: who is there is known, nothing needs to be found out."""
+    """One torchrun on each node. Static rendezvous: who is there is known, nothing needs to be found out."""
     command = (
         sys.executable, "-m", "torch.distributed.run",
         f"--nnodes={len(plan.nodes)}", f"--node-rank={node}",
@@ -168,7 +168,7 @@ def _mpirun(
     program: Sequence[str],
     common: Mapping[str, str],
 ) -> NodeCommands:
-    """mpirun on the first node; by srun or ssh it starts its own daemons on the others."""
+    """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
     if node:
         return NodeCommands(())
     kind = _mpi_kind()
@@ -196,7 +196,7 @@ def _mpirun(
         ]  # fmt: skip
     if os.geteuid() == 0 and kind == "openmpi":
         command.append("--allow-run-as-root")
-    return NodeCommands((tuple([*command, *program]),), ({},), per_rank=False)
+    return NodeCommands(((*command, *program),), ({},), per_rank=False)
 
 
 def _mpi_kind() -> str:

@@ -25,6 +25,15 @@ __all__ = ["Record"]
 FOLDER = "headrace-runs"
 
 
+def _free(name: str) -> str:
+    """A name of the folder's that no other launch of the job has taken."""
+    number, path = 1, f"{FOLDER}/{name}.json"
+    while Path(path).exists():
+        number += 1
+        path = f"{FOLDER}/{name}-{number}.json"
+    return path
+
+
 class Record:
     """One run's.
 
@@ -50,7 +59,7 @@ class Record:
         began = time.time()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         name = f"{place.job_id}-{place.restarts}" if place.job_id else f"{stamp}-{os.getpid()}"
-        self.path = Path(options.manifest or f"{FOLDER}/{name}.json").absolute()
+        self.path = Path(options.manifest or _free(name)).absolute()
         self._document: dict[str, Any] = {
             "run": {
                 "job": place.job_id, "name": place.name, "restarts": place.restarts,

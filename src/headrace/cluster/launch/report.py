@@ -66,7 +66,8 @@ class LaunchReport:
         nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
         text = f"{who}: {self.outcome}, {nodes}, {self.ranks} ranks, {self.wall_s:.1f} s"
         if self.staged_samples:
-            text += f"; {self.staged_samples:,} samples staged, {self.source_bytes:,} bytes read from the source"
+            text += f"; {self.staged_samples:,} samples staged"
+            text += f", {self.source_bytes:,} bytes read from the source"
         if self.position is not None:
             text += f"; epoch {self.epoch}, position {self.position:,}, order {self.order_hash}"
         if self.stuck:

@@ -65,10 +65,7 @@ def requeue(place: JobPlace) -> None:
     if place.scheduler != "slurm":
         return  # our exit status says it
     try:
-        ended = subprocess.run(
-            ["scontrol", "requeue", _slurm_id()], check=False, capture_output=True, text=True,
-            timeout=_ASK_S,
-        )  # fmt: skip
+        ended = _run("scontrol", "requeue", _slurm_id())
         why = ended.stderr.strip() if ended.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as e:
         why = str(e)
@@ -81,9 +78,13 @@ def requeue(place: JobPlace) -> None:
 
 def _ask(*command: str) -> str | None:
     try:
-        ended = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=_ASK_S
-        )  # fmt: skip
+        ended = _run(*command)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return ended.stdout if ended.returncode == 0 else None
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - Slurm's own, as PATH has it
+        command, check=False, capture_output=True, text=True, timeout=_ASK_S
+    )

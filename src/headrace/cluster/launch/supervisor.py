@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace
@@ -31,7 +32,7 @@ from headrace.cluster.launch.processes import (
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.cluster.launch.line import Message
     from headrace.cluster.launch.node import NodeSpec
@@ -44,6 +45,7 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _TICK_S = 0.05
 _BEAT_S = 2.0
 _HELPERS_S = 5.0
+_ALONE_S = 1.0
 _LOG_BYTES = 2000
 
 
@@ -124,7 +126,7 @@ class Supervisor:
                 self._beat()
                 if why := self._alone():
                     line.send("lost", why=why)
-                    self._end_ranks(1.0)
+                    self._end_ranks({"grace_s": _ALONE_S})
                     self._end()
                     if not self.guard_gone:
                         sys.stderr.write(f"headrace launch: node {self._name}: {why}.\n")
@@ -170,8 +172,8 @@ class Supervisor:
         line.send(
             "hello", token=spec.token, node=self._index, host=socket.gethostname(), address=address,
             interface=interface_of(address), ports=ports, version=headrace.__version__,
-            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path), socket_fits=self._folder.socket_fits,
-            gpus=self._claim.gpus,
+            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
+            socket_fits=self._folder.socket_fits, gpus=self._claim.gpus,
             left=[
                 {"folder": f.folder, "processes": f.processes, "nbytes": f.nbytes} for f in self._left
             ],
@@ -194,33 +196,32 @@ class Supervisor:
     # -- what the first node says -----------------------------------------------------------------
 
     def _do(self, message: Message) -> None:
-        kind = message["kind"]
-        if kind == "helper":
-            self._start_helper(message["name"], message["command"], message["environment"])
-        elif kind == "ranks":
-            self._start_ranks(message)
-        elif kind == "hold":
-            if self._page is not None:
-                self._page.hold()
-            self._held_s = time.monotonic() + SETTLE_S
-        elif kind == "stop_at":
-            if self._page is not None:
-                self._page.stop_at(message["check"])
-        elif kind == "forward":
-            self._forward(message["number"])
-        elif kind == "facts":
-            self._say_facts()
-        elif kind == "end_ranks":
-            self._end_ranks(message["grace_s"])
-        elif kind == "end":
-            self._end()
-            self._over = True
+        answers: dict[str, Callable[[Message], None]] = {
+            "helper": self._start_helper,
+            "ranks": self._start_ranks,
+            "hold": self._hold,
+            "stop_at": self._stop_at,
+            "forward": self._forward,
+            "facts": self._say_facts,
+            "end_ranks": self._end_ranks,
+            "end": self._end,
+        }
+        if (answer := answers.get(message["kind"])) is not None:
+            answer(message)
 
-    def _start_helper(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str]
-    ) -> None:
+    def _hold(self, _message: Message) -> None:
+        if self._page is not None:
+            self._page.hold()
+        self._held_s = time.monotonic() + SETTLE_S
+
+    def _stop_at(self, message: Message) -> None:
+        if self._page is not None:
+            self._page.stop_at(message["check"])
+
+    def _start_helper(self, message: Message) -> None:
+        name = message["name"]
         with self._folder.log(name).open("ab") as log:
-            pid = self._start(command, environment, log.fileno())
+            pid = self._start(message["command"], message["environment"], log.fileno())
         self._helpers[pid] = name
 
     def _start_ranks(self, message: Message) -> None:
@@ -251,9 +252,9 @@ class Supervisor:
                 signal.signal(number, signal.SIG_DFL)
 
         # This process has one thread: nothing can hold a lock that the child needs.
-        child = subprocess.Popen(  # noqa: S603, PLW1509
+        child = subprocess.Popen(  # noqa: S603
             list(command), env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True, preexec_fn=before,
+            stdout=log, stderr=log, start_new_session=True, preexec_fn=before,  # noqa: PLW1509
         )  # fmt: skip
         child.returncode = 0  # we reap by ourselves, all children at once
         return child.pid
@@ -290,38 +291,41 @@ class Supervisor:
             return f.read().decode(errors="replace")
         return ""
 
-    def _forward(self, number: int) -> None:
+    def _forward(self, message: Message) -> None:
         """To the ranks' processes that have said what they do with it; others would die of it."""
+        number = message["number"]
         for pid, began in descendants(except_for=self._helpers).items():
-            if number == signal.SIGTERM or _catches(pid, number):
+            if _catches(pid, number):
                 send(pid, began, number)
 
-    def _say_facts(self) -> None:
+    def _say_facts(self, _message: Message) -> None:
         from headrace.cluster.hardware import hardware
 
         assert self._line is not None
         self._line.send("facts", hardware=hardware())
 
-    def _end_ranks(self, grace_s: float) -> None:
+    def _end_ranks(self, message: Message) -> None:
         """Ends them first: what they read from is still there."""
+        grace_s = message["grace_s"]
         assert self._line is not None
         self._tidied = end_descendants(grace_s, self._helpers, self._beat)
         self._ranks.clear()
         self._line.send("ranks_over", notes=self._notes())
 
-    def _end(self) -> None:
+    def _end(self, _message: Message | None = None) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
         assert self._line is not None
         # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()
         self._line.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
+        self._over = True
 
 
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as f:
-        for text in f:
+    with contextlib.suppress(OSError):
+        for text in Path(f"/proc/{pid}/status").read_text().splitlines():
             if text.startswith("SigCgt:"):
                 return bool(int(text.split()[1], 16) >> (number - 1) & 1)
     return False
