@@ -119,17 +119,20 @@ class Launch:
 
     def ranks(self) -> list[int]:
         """Of `TRAINER`; the launcher has its name in its words, too."""
-        lines = processes_with(self.mark).items()
-        return [pid for pid, line in lines if line.startswith(f"{sys.executable} {TRAINER}")]
+        return self._running(f"{sys.executable} {TRAINER}")
+
+    def _running(self, words: str) -> list[int]:
+        """Its processes whose command lines begin so; srun and the launcher hold them further on."""
+        return [pid for pid, line in processes_with(self.mark).items() if line.startswith(words)]
 
     def guards(self) -> list[int]:
         """The guard of each node: a supervisor is its child, with the same command line."""
-        both = self.pids("headrace.cluster.launch.node")
+        both = self._running(f"{sys.executable} -m headrace.cluster.launch.node")
         return [pid for pid in both if _parent(pid) not in both]
 
     def supervisors(self) -> list[int]:
         """The supervisor of each node."""
-        both = self.pids("headrace.cluster.launch.node")
+        both = self._running(f"{sys.executable} -m headrace.cluster.launch.node")
         return [pid for pid in both if _parent(pid) in both]
 
     def wait_for_steps(self, log: Path, ranks: int, steps: int = 1, seconds: float = 40.0) -> None:

@@ -13,7 +13,9 @@ from tests_shared import until
 NODES = 2
 
 
-def submit(slurm, launch: Launch, photos, *more: str, options: tuple[str, ...] = (), sbatch=()) -> str:
+def submit(
+    slurm, launch: Launch, photos, *more: str, options: tuple[str, ...] = (), sbatch=()
+) -> str:
     """A staged job of two nodes with a rank each; its script ends as `headrace launch` does."""
     words = shlex.join(
         [
@@ -87,7 +89,7 @@ def test_a_job_at_its_time_limit_leaves_nothing(slurm, launch, photos, asks):
     more = () if asks else ("--ignore-stop",)
     job = submit(
         slurm, launch, photos, "--pace", "0.2", "--epochs", "50", *more,
-        options=("--stop-before", "240", "--grace", "5"),
+        options=("--grace", "5"), sbatch=("--no-requeue",),
     )  # fmt: skip
     log = launch.folder / "log"
     assert until(lambda: len([p for p in log.glob("rank-*") if p.stat().st_size]) >= NODES, 60.0)
@@ -95,7 +97,7 @@ def test_a_job_at_its_time_limit_leaves_nothing(slurm, launch, photos, asks):
         slurm.end_time_limit(job, 1)
         assert slurm.wait_for_job(job, seconds=70.0) == "TIMEOUT"
     else:
-        # Five minutes are given, and 240 s before their end is half of the time: not to be waited for.
+        # What `#SBATCH --signal=B:USR1@SECONDS` does before the limit. It may not be requeued.
         slurm.command("scancel", "--signal=USR1", "--batch", job)
         assert slurm.wait_for_job(job, seconds=60.0) == "FAILED"  # 75: to be submitted again
         assert output(launch).count("leaves at step") == NODES
