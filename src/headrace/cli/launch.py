@@ -133,6 +133,7 @@ def _run(
     quiet: bool,
 ) -> int:
     from headrace.cluster.launch.conductor import Conductor
+    from headrace.cluster.launch.job_report import report_text
     from headrace.cluster.launch.record import Record
     from headrace.errors import HeadraceError
 
@@ -154,6 +155,8 @@ def _run(
         record.finish(found, nodes)
         if report is not None:
             _write(report, found.document())
+        if options.agent and (text := report_text(conductor.job, os.environ)):
+            say(f"the job's report\n{text}")
         _say_end(found, say)
     conductor.requeue()
     return found.exit_code

@@ -59,7 +59,13 @@ _SECRETS = (
     "*_KEY_*",
     "*APIKEY*",
 )
-_OF_ONE_RUN = ("HEADRACE_LAUNCH*", "HEADRACE_JOB_*", "HEADRACE_RUNTIME_DIR", "HEADRACE_RESTARTS")
+_OF_ONE_RUN = (
+    "HEADRACE_LAUNCH*",
+    "HEADRACE_JOB_*",
+    "HEADRACE_RUNTIME_DIR",
+    "HEADRACE_RESTARTS",
+    "HEADRACE_HISTORY",
+)
 
 _INCIDENTAL = ("run.*", "result.*", "hardware.*.host", "environment.*PATH", "environment.TZ")
 """Keys whose difference says that it was another time or place, and nothing of what was computed."""

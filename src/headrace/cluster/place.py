@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cluster.hostlist import expand_hosts, expand_indices
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["JobPlace", "expand_nodes"]
-
-_NODES_MAX = 1 << 16
+__all__ = ["JobPlace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +89,7 @@ _INSIDE = "Start `headrace launch` once, in the batch script or a shell of the a
 
 
 def _of_slurm(given: Mapping[str, str]) -> JobPlace:
-    nodes = expand_nodes(given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or "")
+    nodes = _names(given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or "")
     if not nodes:
         raise LaunchError(
             f"SLURM_JOB_ID is {given['SLURM_JOB_ID']!r}, but SLURM_JOB_NODELIST names no nodes.",
@@ -106,7 +105,7 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
     gpus = _number(given, "SLURM_GPUS_ON_NODE")
     if gpus is None:
         listed = given.get("SLURM_STEP_GPUS") or given.get("SLURM_JOB_GPUS")
-        gpus = len(_indices(listed)) if listed else _visible_gpus(given) or 0
+        gpus = _count(listed) if listed else _visible_gpus(given) or 0
     cpus = _number(given, "SLURM_CPUS_ON_NODE") or _first_count(given, "SLURM_JOB_CPUS_PER_NODE")
     tasks = _number(given, "SLURM_NTASKS_PER_NODE")
     array, task = given.get("SLURM_ARRAY_JOB_ID"), given.get("SLURM_ARRAY_TASK_ID")
@@ -125,7 +124,7 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
 
 
 def _of_local(given: Mapping[str, str]) -> JobPlace:
-    nodes = expand_nodes(given["HEADRACE_JOB_NODES"])
+    nodes = _names(given["HEADRACE_JOB_NODES"])
     gpus = _number(given, "HEADRACE_JOB_GPUS_PER_NODE")
     requeue = given.get("HEADRACE_JOB_REQUEUE")
     return JobPlace(
@@ -143,43 +142,11 @@ def _of_local(given: Mapping[str, str]) -> JobPlace:
     )
 
 
-def expand_nodes(text: str) -> tuple[str, ...]:
-    """The names of a Slurm host list: "a,b[01-03,7]" is a, b01, b02, b03, b7.
-
-    Raises:
-        LaunchError: it cannot be understood.
-    """
-    names: list[str] = []
-    for word in _words(text):
-        names += _expanded(word, text)
-        if len(names) > _NODES_MAX:
-            raise LaunchError(f"{text!r} names more than {_NODES_MAX} nodes.")
-    return tuple(names)
-
-
-def _words(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    return [w for w in re.split(r",(?![^\[]*\])", text.strip()) if w]
-
-
-def _expanded(word: str, text: str) -> list[str]:
-    found = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", word)
-    if found is None:
-        if "[" in word or "]" in word:
-            raise LaunchError(f"{text!r} is no list of nodes, expected names like node[01-04].")
-        return [word]
-    before, ranges, after = found.groups()
-    rest = _expanded(after, text) if after else [""]
-    numbers = []
-    for part in ranges.split(","):
-        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if bounds is None:
-            raise LaunchError(f"{text!r} is no list of nodes, expected names like node[01-04].")
-        low, high = bounds[1], bounds[2] or bounds[1]
-        if not 0 <= int(high) - int(low) < _NODES_MAX:
-            raise LaunchError(f"{text!r} is no list of nodes: {part!r} is no range.")
-        numbers += [f"{n:0{len(low)}}" for n in range(int(low), int(high) + 1)]
-    return [f"{before}{number}{end}" for number in numbers for end in rest]
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hosts(text)
+    except ValueError as e:
+        raise LaunchError(f"The job's list of nodes cannot be understood: {e}.") from e
 
 
 def _number(given: Mapping[str, str], name: str) -> int | None:
@@ -204,14 +171,11 @@ def _first_count(given: Mapping[str, str], name: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def _indices(text: str) -> list[str]:
-    """GPU indices "0,2-3" one by one."""
-    return [str(i) for part in text.split(",") if part for i in _range(part)]
-
-
-def _range(part: str) -> list[str]:
-    found = re.fullmatch(r"(\d+)-(\d+)", part)
-    return [str(i) for i in range(int(found[1]), int(found[2]) + 1)] if found else [part]
+def _count(indices: str) -> int:
+    try:
+        return len(expand_indices(indices))
+    except ValueError as e:
+        raise LaunchError(f"The job's GPUs cannot be understood: {e}.") from e
 
 
 def _visible_gpus(given: Mapping[str, str]) -> int | None:

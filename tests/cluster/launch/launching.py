@@ -81,7 +81,10 @@ class Launch:
             if not k.startswith(("SLURM", "HEADRACE", "RANK", "WORLD_SIZE"))
         }  # fmt: skip
         names = ",".join(f"n{i}" for i in range(nodes))
-        own = {"HEADRACE_JOB_NODES": names, "HEADRACE_JOB_ID": "7", MARK: self.mark, **environment}
+        own = {
+            "HEADRACE_JOB_NODES": names, "HEADRACE_JOB_ID": "7", MARK: self.mark,
+            "HEADRACE_HISTORY": str(self.folder / "history"), **environment,
+        }  # fmt: skip
         for name in without:
             own.pop(name, None)
         self.process = subprocess.Popen(

@@ -24,7 +24,7 @@ SAMPLES = 3 * PER_CLASS
 
 def script(launch: Launch, words: str) -> str:
     """A batch script as a user writes it."""
-    mark = f"export {MARK}={launch.mark}\n"
+    mark = f"export {MARK}={launch.mark} HEADRACE_HISTORY={launch.folder}/history\n"
     python = f"{shlex.quote(sys.executable)} -c 'from headrace.cli import main; main()'"
     return f"#!/bin/bash\n{mark}cd {launch.folder}\nexec {python} launch --local {launch.disk} {words}\n"
 

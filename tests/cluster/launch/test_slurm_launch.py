@@ -25,8 +25,9 @@ def submit(
         ]
     )  # fmt: skip
     python = f"{shlex.quote(sys.executable)} -c 'from headrace.cli import main; main()'"
+    mark = f"export {MARK}={launch.mark} HEADRACE_HISTORY={launch.folder}/history"
     return slurm.sbatch(
-        f"#!/bin/bash\nexport {MARK}={launch.mark}\ncd {launch.folder}\nexec {python} {words}\n",
+        f"#!/bin/bash\n{mark}\ncd {launch.folder}\nexec {python} {words}\n",
         f"--nodes={NODES}", "--cpus-per-task=2", "--time=5", f"--output={launch.folder}/job.out",
         "--open-mode=append", *sbatch,
     )  # fmt: skip

@@ -67,6 +67,7 @@ class Conductor:
         say: told what is worth a line in the job's log.
 
     Attributes:
+        job: what the processes of the job call it: HEADRACE_JOB_ID.
         report: how it went.
         nodes: as they are known.
     """
@@ -88,6 +89,9 @@ class Conductor:
         )
         self._say = say
         self._token = secrets.token_hex(16)
+        # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
+        number = os.environ.get("SLURM_JOB_ID") if place.scheduler == "slurm" else place.job_id
+        self.job = number or self._token[:12]
         self._signals: list[int] = []
         self._agreement: Agreement | None = None
         self._failure: RankFailure | None = None
@@ -248,7 +252,7 @@ class Conductor:
     def _common(self) -> dict[str, str]:
         """Variables of all processes that a node starts."""
         common = {
-            "HEADRACE_JOB_ID": self.place.job_id or self._token[:12],
+            "HEADRACE_JOB_ID": self.job,
             "HEADRACE_RESTARTS": str(self.place.restarts),
         }
         if self.options.stage:

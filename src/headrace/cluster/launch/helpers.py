@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cluster.launch.job_report import has_agent
 from headrace.errors import JobError, LaunchError
 from headrace.job.meeting import Meeting
 
@@ -44,6 +45,7 @@ class Helpers:
         for node in self._nodes.all:
             folder = Path(node.hello["folder"])
             environment = {**common, "HEADRACE_RUNTIME_DIR": str(folder / "run")}
+            environment["HEADRACE_NODE"] = node.name
             for name, command in self._commands(node, folder).items():
                 assert node.line is not None
                 node.line.send("helper", name=name, command=command, environment=environment)
@@ -62,7 +64,7 @@ class Helpers:
         has_daemon = importlib.util.find_spec("msgspec") is not None
         if self._options.daemon and has_daemon and node.hello["socket_fits"]:
             commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
-        if self._options.agent and importlib.util.find_spec("headrace.cli.agent") is not None:
+        if self._options.agent and has_agent():
             commands["agent"] = [*_HEADRACE, "agent"]
         return commands
 
@@ -72,6 +74,7 @@ class Helpers:
         return {
             "HEADRACE_RUNTIME_DIR": str(folder / "run"),
             "HEADRACE_JOB_LOCAL": str(folder / "local"),
+            "HEADRACE_NODE": node.name,
         }
 
     @property
