@@ -147,7 +147,7 @@ class Launch:
 
         if not until(there, seconds):
             self.kill_all()
-            out, err = self.end()
+            out, err = self.end()[1:] if self.process else ("", "")
             raise AssertionError(f"no {ranks} ranks made {steps} steps:\n{out}\n{err}")
 
     def left(self) -> list[str]:
