@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 
 if TYPE_CHECKING:
-    from headrace import checkpoint, errors
+    from headrace import checkpoint, cluster, errors
     from headrace.api import (
         append,
         explain,
@@ -45,6 +45,7 @@ __all__ = [
     "__version__",
     "append",
     "checkpoint",
+    "cluster",
     "errors",
     "explain",
     "from_hf",
@@ -65,7 +66,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("checkpoint", "errors"):
+    if name in ("checkpoint", "cluster", "errors"):
         return import_module(f"headrace.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "CheckpointOptions", "Checkpointer", "SaveReport"]
 
 _RUN_VARIABLES = (
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT",
+    "HEADRACE_LAUNCH", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",
+    "SLURM_RESTART_COUNT",
 )  # fmt: skip
 _SHARD_BYTES_MIN = 16 << 20
 """Smaller shards gain nothing from being written side by side."""

@@ -16,6 +16,7 @@ from headrace.cli import (
     cache,
     cat,
     cluster,
+    compare_runs,
     config,
     control,
     demo,
@@ -25,6 +26,7 @@ from headrace.cli import (
     image,
     index,
     info,
+    launch,
     ls,
     mount,
     node,
@@ -56,9 +58,9 @@ class _Commands(TyperGroup):
         from headrace.cli.failure import report
 
         given = list(sys.argv[1:] if args is None else args)
-        # What follows `run`, and what follows `--`, are the words of another program.
+        # What follows `run` and `launch`, and what follows `--`, are the words of another program.
         ours = given[: given.index("--")] if "--" in given else given
-        as_json = "--json" in ours and ours[:1] != ["run"]
+        as_json = "--json" in ours and ours[:1] not in (["run"], ["launch"])
         extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
@@ -133,7 +135,9 @@ for _command in (
     version.version,
 ):
     app.command()(_command)
-app.command(context_settings={"allow_interspersed_args": False})(run.run)
+app.command("compare-runs")(compare_runs.compare_runs)
+for _launcher in (run.run, launch.launch):  # what follows their own options is another program's
+    app.command(context_settings={"allow_interspersed_args": False})(_launcher)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")

@@ -1,5 +1,30 @@
 """Training on a cluster, or on a laptop in the same words: jobs are asked for in GPUs, staged, watched, ended.
 
 `executor` is what runs jobs (Slurm's, or this machine's processes); `snapshot` what a cluster looks like at a
-moment; what is asked for becomes nodes, tasks, CPUs and memory from what the cluster says it has.
+moment; what is asked for becomes nodes, tasks, CPUs and memory from what the cluster says it has. `launch`
+starts a job's ranks on its nodes and ends them; a script asks `should_stop` after each step, or lets
+`resume` do that and save.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.cluster.resuming import Resumed, resume
+    from headrace.cluster.stopping import restarts, should_stop
+
+__all__ = ["Resumed", "restarts", "resume", "should_stop"]
+
+_HOMES = {
+    **dict.fromkeys(("restarts", "should_stop"), "headrace.cluster.stopping"),
+    **dict.fromkeys(("Resumed", "resume"), "headrace.cluster.resuming"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace.cluster' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

@@ -1,0 +1,453 @@
+"""Conductor: the launch as the first node sees it: nodes come, helpers start, ranks run, everything ends.
+
+One thread, one loop. However a launch ends, `_end` is passed: every node ends what it started and says so,
+and the folder that the nodes met in is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import headrace
+from headrace.cluster.launch.agreement import Agreement, Phase, StopReason
+from headrace.cluster.launch.helpers import Helpers
+from headrace.cluster.launch.meet import MeetFolder
+from headrace.cluster.launch.node import NodeSpec
+from headrace.cluster.launch.nodes import Nodes
+from headrace.cluster.launch.outcome import RankFailure, add_notes, judge
+from headrace.cluster.launch.processes import adopt_orphans, end_descendants
+from headrace.cluster.launch.ranks import commands_for, program_of
+from headrace.cluster.launch.report import LaunchReport
+from headrace.cluster.launch.scheduler import can_requeue, requeue, time_left_s
+from headrace.cluster.launch.settings import settings_for
+from headrace.cluster.launch.start_nodes import NodeStarts
+from headrace.errors import LaunchError
+from headrace.job.address import own_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.cluster.launch.line import Message
+    from headrace.cluster.launch.nodes import NodeState
+    from headrace.cluster.launch.options import LaunchOptions
+    from headrace.cluster.launch.plan import LaunchPlan
+    from headrace.cluster.place import JobPlace
+
+    Say = Callable[[str], object]
+
+__all__ = ["Conductor", "clock_remarks"]
+
+_TICK_S = 0.05
+_CLOCK_S = 2.0
+"""Clocks that differ by more make logs hard to read; nothing here depends on them."""
+
+_FAILED_S = 1.0
+"""After a rank has failed: time for the others to say what they saw of it."""
+
+_FAILED_GRACE_S = 5.0
+_GONE_S = 15.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Conductor:
+    """Launches one program.
+
+    Args:
+        place: of the job; this is its first node.
+        options: everything else.
+        plan: the layout.
+        program: the user's words.
+        say: told what is worth a line in the job's log.
+
+    Attributes:
+        job: what the processes of the job call it: HEADRACE_JOB_ID.
+        report: how it went.
+        nodes: as they are known.
+    """
+
+    def __init__(
+        self,
+        place: JobPlace,
+        options: LaunchOptions,
+        plan: LaunchPlan,
+        program: Sequence[str],
+        say: Say = len,
+    ) -> None:
+        self.place = place
+        self.options = options
+        self.plan = plan
+        self.program = program_of(program)
+        self.report = LaunchReport(
+            job=place.job_id, restarts=place.restarts, nodes=plan.nodes, ranks=plan.ranks
+        )
+        self._say = say
+        self._token = secrets.token_hex(16)
+        # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
+        number = os.environ.get("SLURM_JOB_ID") if place.scheduler == "slurm" else place.job_id
+        self.job = number or self._token[:12]
+        self._signals: list[int] = []
+        self._agreement: Agreement | None = None
+        self._failure: RankFailure | None = None
+        self._limit_s: float | None = None
+        self._meet: MeetFolder
+        self.nodes: Nodes
+        self._starts: NodeStarts
+        self._helpers: Helpers
+
+    # -- the whole --------------------------------------------------------------------------------
+
+    def run(self) -> LaunchReport:
+        """From start to end.
+
+        Raises:
+            LaunchError: it could not begin, or a node was lost; nothing is left all the same.
+        """
+        began_s = time.monotonic()
+        adopt_orphans()
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            self._run()
+        finally:
+            self.report.wall_s = time.monotonic() - began_s
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.report
+
+    def _run(self) -> None:
+        for remark in self.plan.remarks:
+            self._remark(remark)
+        local = self.place.scheduler != "slurm"
+        address = "127.0.0.1" if local else own_address(len(self.plan.nodes))
+        with contextlib.ExitStack() as parts:
+            self._meet = parts.enter_context(MeetFolder(self.options.meet, self._token, self.place))
+            for folder in self._meet.swept:
+                self._remark(f"removed what a killed launch had left: {folder}")
+            listen = address if address.startswith("127.") else ""
+            self.nodes = parts.enter_context(
+                Nodes(self.plan.nodes, listen, self._token, self.options.silence_s)
+            )
+            self._helpers = Helpers(self.options, self._meet.meeting, self.nodes)
+            self._starts = parts.enter_context(NodeStarts(self.place, self._spec(address)))
+            try:
+                self._gather()
+                self._helpers.start(self._common())
+                self._wait_for_stage()
+                self._start_ranks()
+                self._watch()
+            except LaunchError:
+                self._abort()
+                raise
+            except BaseException:
+                self._abort()
+                raise
+            self._end()
+        self._conclude()
+
+    def _spec(self, address: str) -> NodeSpec:
+        name = socket.gethostname()
+        return NodeSpec(
+            addresses=(address,) if address.startswith("127.") else (address, name),
+            port=self.nodes.port, token=self._token, nodes=self.plan.nodes,
+            job=self.place.job_id or f"pid{os.getpid()}", ranks=self.plan.ranks_per_node,
+            gpus=self.plan.gpus_per_node, local=self.options.local,
+            connect_s=self.options.connect_s, silence_s=self.options.silence_s,
+        )  # fmt: skip
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals.append(number)
+
+    def _remark(self, text: str) -> None:
+        self.report.remarks.append(text)
+        self._say(text)
+
+    # -- before the ranks -------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """Until all nodes have come."""
+        until_s = time.monotonic() + self.options.connect_s
+        while missing := [n for n in self.nodes.all if not n.hello]:
+            self._tick_before()
+            if self._starts.all_ended and any(not n.hello for n in self.nodes.all):
+                raise LaunchError(
+                    f"{len(missing)} of {len(self.nodes.all)} nodes did not come: what starts them ended "
+                    f"with status {self._starts.ended()[0]}.",
+                    next_step="Its own message is above.",
+                )
+            if time.monotonic() > until_s:
+                names = ", ".join(n.name for n in missing[:8])
+                raise LaunchError(
+                    f"{len(missing)} of {len(self.nodes.all)} nodes did not come within "
+                    f"{self.options.connect_s:g} s: {names}.",
+                    next_step="See whether they reach this node's address, and whether srun waits for "
+                    "room: squeue --steps.",
+                )
+        for node in self.nodes.all:
+            for left in node.hello.get("left", ()):
+                self._remark(
+                    f"node {node.name}: removed what a killed launch had left: {left['processes']} "
+                    f"processes, {left['nbytes']:,} bytes in {left['folder']}"
+                )
+        for remark in clock_remarks(
+            {n.name: n.hello["clock_s"] - n.heard_clock_s for n in self.nodes.all}
+        ):
+            self._remark(remark)
+
+    def _tick_before(self) -> None:
+        """One turn while ranks do not run yet: whoever is lost or fails now ends the launch."""
+        for node, message in self.nodes.take(_TICK_S):
+            if message["kind"] == "hello":
+                self._check_hello(node)
+            elif message["kind"] == "helper_ended":
+                self._helpers.ended(node, message, self._remark, begun=False)
+            elif message["kind"] == "signal":
+                self._signals.append(message["number"])
+        for node in self.nodes.all:
+            if node.lost:
+                raise self._lost(node)
+        if self._signals:
+            number = self._signals[0]
+            self.report.outcome, self.report.exit_code = "cancelled", 128 + number
+            raise LaunchError(f"Ended by {signal.Signals(number).name} before the ranks had begun.")
+
+    def _check_hello(self, node: NodeState) -> None:
+        if "failure" in node.hello:
+            raise LaunchError(
+                f"node {node.name}: {node.hello['failure']}", next_step=node.hello.get("next")
+            )
+        if node.hello["version"] != headrace.__version__:
+            raise LaunchError(
+                f"node {node.name} has headrace {node.hello['version']}, this one "
+                f"{headrace.__version__}.",
+                next_step="Use one environment on all nodes.",
+            )
+
+    def _lost(self, node: NodeState) -> LaunchError:
+        return LaunchError(
+            f"node {node.name} is lost: {node.lost}.",
+            next_step="Its launcher or the node itself has died; everything else was ended. Submit the "
+            "job again: it goes on from its checkpoint.",
+        )
+
+    def _wait_for_stage(self) -> None:
+        until_s = time.monotonic() + self.options.stage_s
+        while not self._helpers.ready:
+            self._tick_before()
+            if time.monotonic() > until_s:
+                raise LaunchError(
+                    f"Staging has not begun on all nodes within {self.options.stage_s:g} s.",
+                    path=str(self._meet.meeting),
+                    next_step="A large source takes long to list: make it a store once "
+                    "(headrace index SOURCE TARGET), or pass --stage-wait.",
+                )
+
+    # -- the ranks --------------------------------------------------------------------------------
+
+    def _common(self) -> dict[str, str]:
+        """Variables of all processes that a node starts."""
+        common = {
+            "HEADRACE_JOB_ID": self.job,
+            "HEADRACE_RESTARTS": str(self.place.restarts),
+        }
+        if self.options.stage:
+            common["HEADRACE_JOB_FOLDER"] = str(self._meet.meeting)
+            common["HEADRACE_STORE"] = "headrace://job"
+        return common
+
+    def _start_ranks(self) -> None:
+        interface = self.nodes.all[0].hello.get("interface")
+        chosen = settings_for(self.plan, self.options.framework, interface, os.environ)
+        common = self._common() | {s.name: s.value for s in chosen if not s.kept}
+        facts = [node.facts for node in self.nodes.all]
+        # mpirun starts ranks on other nodes, whose pages they could not open.
+        page = self.options.framework != "mpi" or len(facts) == 1
+        for node in self.nodes.all:
+            assert node.line is not None
+            mine = commands_for(
+                self.options.framework, node.index, self.plan, facts, self.program, common
+            )
+            common_here = common | self._helpers.variables(node)
+            node.line.send(
+                "ranks", commands=mine.commands, environments=mine.environments, common=common_here,
+                page=page,
+            )  # fmt: skip
+        self.nodes.send("facts")
+        left_s = time_left_s(self.place)
+        if left_s is not None:
+            # A job too short for that is asked when half of its time is left.
+            self._limit_s = time.monotonic() + left_s - min(self.options.stop_before_s, left_s / 2)
+
+    def _watch(self) -> None:
+        """Until all ranks have ended, or something ends them."""
+        failed_s = None
+        while any(n.running != 0 for n in self.nodes.all):
+            for node, message in self.nodes.take(_TICK_S):
+                self._note(node, message)
+            now_s = time.monotonic()
+            if self._failure is None:
+                self._failure = RankFailure.among(self.nodes.all)
+            lost = self._lost_node()
+            if self._failure or lost:
+                failed_s = failed_s or now_s
+                if now_s - failed_s > _FAILED_S:
+                    if self._failure is None and lost:
+                        raise self._lost(lost)
+                    return
+            self._answer_signals(now_s)
+            if self._stop_is_over(now_s):
+                return
+        self._failure = self._failure or RankFailure.among(self.nodes.all)
+
+    def _note(self, node: NodeState, message: Message) -> None:
+        if message["kind"] == "helper_ended":
+            self._helpers.ended(node, message, self._remark, begun=True)
+        elif message["kind"] == "signal":
+            self._signals.append(message["number"])
+        elif message["kind"] == "failure":
+            self._failure = RankFailure(node.name, message["what"], message["code"])
+
+    def _lost_node(self) -> NodeState | None:
+        return next((n for n in self.nodes.all if n.lost and n.running != 0), None)
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    def _answer_signals(self, now_s: float) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            name = signal.Signals(number).name
+            within_s = self.options.grace_s
+            if number == signal.SIGUSR1:
+                within_s = max(within_s, self.options.stop_before_s)
+            self._ask(StopReason(name, number == signal.SIGUSR1, number, within_s), now_s)
+        if self._limit_s is not None and now_s > self._limit_s:
+            self._limit_s = None
+            left_s = time_left_s(self.place)
+            if left_s is not None and left_s > 2 * self.options.stop_before_s + 60:
+                # Somebody gave the job more time.
+                self._limit_s = now_s + left_s - self.options.stop_before_s
+            else:
+                within_s = max(1.0, (left_s or 0.0) - 2.0)
+                self._ask(StopReason("the time limit", True, 0, within_s), now_s)
+
+    def _ask(self, reason: StopReason, now_s: float) -> None:
+        if self._agreement is None or self._agreement.phase is Phase.NOBODY:
+            self._agreement = Agreement(reason, now_s)
+            for node in self.nodes.all:
+                node.held = None
+            self.nodes.send("hold")
+        else:
+            self._agreement.overridden(reason, now_s)
+
+    def _stop_is_over(self, now_s: float) -> bool:
+        """Moves the agreement on; whether the ranks are to be ended now."""
+        agreement = self._agreement
+        if agreement is None:
+            return False
+        if agreement.counted([n.held for n in self.nodes.all if n.there], now_s):
+            self.nodes.send("stop_at", check=agreement.check)
+            if agreement.phase is Phase.LEAVING:
+                self._say(
+                    f"{agreement.reason.text}: all ranks save and leave at their check {agreement.check:,}"
+                )
+            else:
+                self._hand_on(agreement.reason)
+        if agreement.late(now_s):
+            self._remark(
+                f"the ranks did not leave within {agreement.reason.within_s:g} s of "
+                f"{agreement.reason.text}, and were ended"
+            )
+            return True
+        return agreement.phase is Phase.NOBODY and agreement.reason.cancels
+
+    def _hand_on(self, reason: StopReason) -> None:
+        """The script asks nobody whether to stop: it gets the signal itself, if it knows what that is."""
+        if reason.number == signal.SIGUSR1:
+            self.nodes.send("forward", number=int(reason.number))
+        elif reason.number == 0:
+            self._remark(
+                "the time limit is near, but the ranks do not ask whether to stop "
+                "(hr.cluster.should_stop): they will be cut off"
+            )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def _abort(self) -> None:
+        """After an error: ends everything; nothing that goes wrong now may hide the error."""
+        with contextlib.suppress(Exception):
+            self._end()
+
+    def _end(self) -> None:
+        """Every node ends what it started, and says so."""
+        stopping = self._agreement is not None and self._agreement.reason.cancels
+        grace_s = self.options.grace_s if stopping else _FAILED_GRACE_S
+        self.nodes.send("end_ranks", grace_s=grace_s)
+        self._until(lambda n: n.quiet, grace_s + _GONE_S)
+        self._helpers.count(self.report)
+        self._helpers.end()
+        self.nodes.send("end")
+        self._until(lambda n: n.gone is not None, _GONE_S)
+        for node in self.nodes.all:
+            if node.gone is not None:
+                self.report.ended += node.gone["ended"]
+                self.report.stuck += node.gone["stuck"]
+            elif node.there:
+                self._remark(f"node {node.name} did not say that it ended everything")
+        # What a killed guard leaves comes to us, if its supervisor cannot look after it either.
+        self._starts.close(2.0 if all(n.gone or n.lost for n in self.nodes.all) else 0.1)
+        ended, stuck = end_descendants(_GONE_S)
+        self.report.ended += ended
+        self.report.stuck += stuck
+
+    def _until(self, done: Callable[[NodeState], bool], seconds: float) -> None:
+        """Waits for all nodes that can be spoken to."""
+        until_s = time.monotonic() + seconds
+        while any(n.there and not done(n) for n in self.nodes.all) and time.monotonic() < until_s:
+            for _ in self.nodes.take(_TICK_S):
+                pass
+
+    def _conclude(self) -> None:
+        """What became of it, and a new start if that is wanted."""
+        add_notes(self.report, self.nodes.all)
+        judge(self.report, self.nodes.all, self._failure, self._agreement)
+        if self.report.outcome != "stopped" or self._agreement is None:
+            return
+        if not (self._agreement.reason.requeue and self.options.requeue):
+            return
+        if not can_requeue(self.place):
+            self.report.next_step = (
+                "Submit the job again: it goes on from its checkpoint. With sbatch --requeue it does so "
+                "by itself."
+            )
+            return
+        self.report.outcome = "requeued"
+
+    def requeue(self) -> None:
+        """Starts the job again, if that is the outcome. The last thing to do: it ends this process, too.
+
+        Raises:
+            LaunchError: the scheduler does not.
+        """
+        if self.report.outcome == "requeued":
+            sys.stdout.flush()
+            sys.stderr.flush()
+            requeue(self.place)
+
+
+def clock_remarks(skews_s: dict[str, float]) -> list[str]:
+    """What to say of nodes whose clocks differ from this node's.
+
+    Args:
+        skews_s: by node, how far its clock is ahead.
+    """
+    return [
+        f"node {name}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: times in its "
+        "log lines differ by as much. Nothing of headrace depends on it; ask for NTP."
+        for name, skew in skews_s.items()
+        if abs(skew) > _CLOCK_S
+    ]

@@ -1,0 +1,146 @@
+"""Helpers: what runs on each node beside the ranks: staging, the node daemon, the telemetry agent."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cluster.launch.job_report import has_agent
+from headrace.errors import JobError, LaunchError
+from headrace.job.meeting import Meeting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace.cluster.launch.line import Message
+    from headrace.cluster.launch.nodes import Nodes, NodeState
+    from headrace.cluster.launch.options import LaunchOptions
+    from headrace.cluster.launch.report import LaunchReport
+
+    Remark = Callable[[str], object]
+
+__all__ = ["Helpers"]
+
+_HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
+
+
+class Helpers:
+    """Starts them, and judges their ends.
+
+    Args:
+        options: of the launch.
+        meeting: the folder in which the nodes meet to stage.
+        nodes: all of them.
+    """
+
+    def __init__(self, options: LaunchOptions, meeting: Path, nodes: Nodes) -> None:
+        self._options = options
+        self._meeting = Meeting(meeting)
+        self._nodes = nodes
+
+    def start(self, common: Mapping[str, str]) -> None:
+        """On all nodes."""
+        for node in self._nodes.all:
+            folder = Path(node.hello["folder"])
+            environment = {**common, "HEADRACE_RUNTIME_DIR": str(folder / "run")}
+            environment["HEADRACE_NODE"] = node.name
+            for name, command in self._commands(node, folder).items():
+                assert node.line is not None
+                node.line.send("helper", name=name, command=command, environment=environment)
+
+    def _commands(self, node: NodeState, folder: Path) -> dict[str, list[str]]:
+        commands = {}
+        if self._options.stage:
+            commands["stage"] = [
+                *_HEADRACE, "stage", *map(_absolute, self._options.stage), "--quiet",
+                "--meet", str(self._meeting.folder), "--local", str(folder / "local"),
+                "--nodes", str(len(self._nodes.all)), "--node-rank", str(node.index),
+                "--replicas", str(min(self._options.replicas, len(self._nodes.all))),
+                "--wait", f"{self._options.stage_s:g}",
+            ]  # fmt: skip
+        # The daemon's messages need a package of its own; loaders with plane="node" say so themselves.
+        has_daemon = importlib.util.find_spec("msgspec") is not None
+        if self._options.daemon and has_daemon and node.hello["socket_fits"]:
+            commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
+        if self._options.agent and has_agent():
+            commands["agent"] = [*_HEADRACE, "agent"]
+        return commands
+
+    def variables(self, node: NodeState) -> dict[str, str]:
+        """By which the ranks of a node find its helpers."""
+        folder = Path(node.hello["folder"])
+        return {
+            "HEADRACE_RUNTIME_DIR": str(folder / "run"),
+            "HEADRACE_JOB_LOCAL": str(folder / "local"),
+            "HEADRACE_NODE": node.name,
+        }
+
+    @property
+    def ready(self) -> bool:
+        """Whether ranks can open what is staged."""
+        if not self._options.stage:
+            return True
+        try:
+            return self._meeting.job() is not None
+        except JobError:
+            return False
+
+    def ended(self, node: NodeState, message: Message, remark: Remark, *, begun: bool) -> None:
+        """One has ended by itself, which none should.
+
+        Args:
+            node: where.
+            message: of the node.
+            remark: told, where the ranks can go on without it.
+            begun: whether ranks run already.
+
+        Raises:
+            LaunchError: the ranks cannot begin without it.
+        """
+        name, why = message["name"], _why(message["log"])
+        if name == "stage" and not begun and not self.ready:
+            raise LaunchError(
+                f"node {node.name}: staging failed: {why or 'it ended with status ' + str(message['code'])}",
+                next_step=_next_step(message["log"]),
+            )
+        goes_on = {
+            "stage": "its samples are read from a replica or from the source",
+            "node": "loaders read directly",
+            "agent": "its figures are missing in the report",
+        }[name]
+        remark(
+            f"node {node.name}: `headrace {name}` ended with status {message['code']}"
+            f"{': ' + why if why else ''}; {goes_on}"
+        )
+
+    def count(self, report: LaunchReport) -> None:
+        """What was staged, while the nodes still say it."""
+        if not self._options.stage:
+            return
+        for document in self._meeting.nodes().values():
+            report.staged_samples += document.ready
+            report.staged_bytes += document.written
+            report.source_bytes += document.source_bytes
+
+    def end(self) -> None:
+        """Tells staging that the job is over, so that its nodes part in good order."""
+        head = self._meeting.head() if self._options.stage else None
+        if head is not None:
+            self._meeting.end(str(head["session"]))
+
+
+def _absolute(source: str) -> str:
+    return source if "://" in source else str(Path(source).absolute())
+
+
+def _why(log: str) -> str:
+    """The error that a command of ours printed last."""
+    lines = [line for line in log.splitlines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else ""
+
+
+def _next_step(log: str) -> str | None:
+    lines = [line.strip() for line in log.splitlines() if line.startswith("  next: ")]
+    return lines[-1].removeprefix("next: ") if lines else None

@@ -1,0 +1,197 @@
+"""StopPage: by which the ranks of a node say how far they are, and learn where to stop together.
+
+Shared memory without a name (memfd) that the node's supervisor makes and its ranks map, so that a look at
+it costs a rank a microsecond per step. All values are aligned 64-bit words, written whole:
+
+    header   MAGIC, version, ranks, hold, stop_at
+    slot     one for each local rank: arriving, leaving, process id, epoch, position, order hash, seed, steps
+
+Ranks that train together must leave together: one that stops a step earlier than the others leaves them
+waiting in a collective for ever. So:
+
+1. A rank that arrives at its n-th check writes n, then looks at `hold`.
+2. Who wants to stop sets `hold` on all nodes, waits until every rank's write before its look is seen, and
+   takes the largest n anywhere, M. Every rank that comes to M + 1 sees `hold`, and waits there.
+3. `stop_at` = M + 1 is written on all nodes: ranks that wait at an earlier check go on, at M + 1 all leave.
+
+Nobody is waited for in step 2, so ranks inside a collective cannot block it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+from headrace.errors import LaunchError
+
+__all__ = ["PAGE_VARIABLE", "RankNote", "RankSlot", "StopPage"]
+
+PAGE_VARIABLE = "HEADRACE_LAUNCH_PAGE"
+SETTLE_S = 0.05
+"""Between `hold` and looking at the counts: any write before a look is seen long before."""
+
+_MAGIC = 0x45474150_4C525248  # "HRRLPAGE"
+_VERSION = 1
+_HEADER_WORDS = 8
+_SLOT_WORDS = 8
+_RANKS_MAX = 4096
+_WAIT_S = 60.0
+_POLL_S = 0.002
+_HOLD, _STOP_AT = 3, 4
+_ARRIVING, _LEAVING, _PID, _EPOCH, _POSITION, _HASH, _SEED, _STEPS = range(_SLOT_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class RankNote:
+    """What one rank has written.
+
+    Attributes:
+        checks: how often it asked whether to stop.
+        leaving: whether it was told to.
+        epoch, position, order_hash, seed: of its loader, if it said.
+        steps: of the whole run, restarts included, if it said.
+        attends: whether its script takes part.
+    """
+
+    checks: int
+    leaving: bool
+    epoch: int = 0
+    position: int = 0
+    order_hash: int = 0
+    seed: int = 0
+    steps: int = 0
+    attends: bool = True
+
+
+class StopPage:
+    """The supervisor's end.
+
+    Args:
+        ranks: of this node.
+
+    Attributes:
+        fd: of the memory.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        nbytes = 8 * (_HEADER_WORDS + _SLOT_WORDS * ranks)
+        self.fd = os.memfd_create("headrace-launch", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, nbytes)
+        self._memory = mmap.mmap(self.fd, nbytes)
+        self._words = memoryview(self._memory).cast("Q")
+        self._words[1], self._words[2] = _VERSION, ranks
+        self._words[0] = _MAGIC
+
+    @property
+    def address(self) -> str:
+        """Opens it, from any process of this user on this node."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    def hold(self) -> None:
+        """From now on ranks wait at their next check."""
+        self._words[_HOLD] = 1
+
+    def furthest(self) -> int:
+        """The largest check at which a rank has arrived; look SETTLE_S after `hold`. -1: none takes part."""
+        return max((note.checks for note in self.notes() if note.attends), default=-1)
+
+    def stop_at(self, check: int) -> None:
+        """All leave at this check; 0 lets them all go on."""
+        if check == 0:
+            self._words[_HOLD] = 0
+        self._words[_STOP_AT] = check
+
+    def notes(self) -> list[RankNote]:
+        """What each rank has written."""
+        out = []
+        for rank in range(self.ranks):
+            at = _HEADER_WORDS + _SLOT_WORDS * rank
+            slot = self._words[at : at + _SLOT_WORDS].tolist()
+            out.append(
+                RankNote(
+                    slot[_ARRIVING], bool(slot[_LEAVING]), slot[_EPOCH], slot[_POSITION], slot[_HASH],
+                    slot[_SEED], slot[_STEPS], slot[_PID] != 0,
+                )
+            )  # fmt: skip
+        return out
+
+    def close(self) -> None:
+        """Gives the memory back; ranks that have mapped it keep it."""
+        if self.fd >= 0:
+            self._words.release()
+            self._memory.close()
+            os.close(self.fd)
+            self.fd = -1
+
+
+class RankSlot:
+    """A rank's end.
+
+    Args:
+        address: as `StopPage.address` says.
+        local_rank: of this process on its node.
+
+    Raises:
+        LaunchError: there is no page of ours, or none for this rank.
+    """
+
+    def __init__(self, address: str, local_rank: int) -> None:
+        try:
+            fd = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as e:
+            raise LaunchError(
+                f"{PAGE_VARIABLE} is {address!r}, which cannot be opened: {e.strerror}.",
+                next_step="The launcher that started this process is gone, or another user's.",
+            ) from e
+        try:
+            size = os.fstat(fd).st_size
+            header = os.pread(fd, 24, 0)
+            if len(header) < 24 or struct.unpack("=QQ", header[:16]) != (_MAGIC, _VERSION):
+                raise LaunchError(
+                    f"{PAGE_VARIABLE} is {address!r}, which is no page of this version of headrace.",
+                    next_step="Use the same headrace for `headrace launch` and in the script.",
+                )
+            (ranks,) = struct.unpack("=Q", header[16:])
+            expected = 8 * (_HEADER_WORDS + _SLOT_WORDS * min(ranks, _RANKS_MAX))
+            if not 0 <= local_rank < ranks or size != expected:
+                raise LaunchError(
+                    f"{PAGE_VARIABLE} is for {ranks} ranks on this node, this is local rank {local_rank}."
+                )
+            self._memory = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._memory).cast("Q")
+        self._at = _HEADER_WORDS + _SLOT_WORDS * local_rank
+        self._checks = 0
+        self._words[self._at + _PID] = os.getpid()
+
+    def check(self) -> bool:
+        """Whether to leave now; True on every rank of the job at the same check."""
+        words = self._words
+        self._checks += 1
+        words[self._at + _ARRIVING] = self._checks
+        if not words[_HOLD]:
+            return False
+        until_s = time.monotonic() + _WAIT_S
+        while (stop_at := words[_STOP_AT]) == 0:
+            # Nobody decides any more: the launcher is gone, and will end us, if it can.
+            if not words[_HOLD] or time.monotonic() > until_s:
+                return False
+            time.sleep(_POLL_S)
+        if self._checks < stop_at:
+            return False
+        words[self._at + _LEAVING] = 1
+        return True
+
+    def note(self, *, epoch: int, position: int, order_hash: int, seed: int, steps: int) -> None:
+        """Says where the loader stands, for the run's manifest."""
+        at = self._at
+        self._words[at + _EPOCH] = epoch
+        self._words[at + _POSITION] = position
+        self._words[at + _HASH] = order_hash
+        self._words[at + _SEED] = seed
+        self._words[at + _STEPS] = steps

@@ -1,0 +1,192 @@
+"""Processes: ours and nobody else's. Found as descendants or by a mark; ended by descriptor.
+
+A supervisor that is a *child subreaper* stays the ancestor of all that was started below it, whoever dies
+in between and however they detach. So its descendants are exactly what it started, and ending them ends
+nothing else (never by name, never all of a user's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "adopt_orphans",
+    "descendants",
+    "die_with_parent",
+    "end_descendants",
+    "end_marked",
+    "marked",
+    "reap",
+    "send",
+    "start_time",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 10.0
+"""A process that a SIGKILL has not ended after this long is stuck in the kernel: nobody can end it."""
+
+_POLL_S = 0.02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """From now on, descendants whose parents die become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """The kernel sends this signal to this process when its parent dies, exec or not."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and start time (ticks since boot) of a process; None if there is none."""
+    try:
+        # The name, in parentheses, may hold anything.
+        rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return rest[0].decode(), int(rest[1]), int(rest[19])
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began, in ticks since boot: with its id it names one process only."""
+    found = _stat(pid)
+    return None if found is None or found[0] in "ZX" else found[2]
+
+
+def _all() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def descendants(root: int | None = None, except_for: Iterable[int] = ()) -> dict[int, int]:
+    """All living processes below `root` (this one by default) and their start times, nearest first.
+
+    Args:
+        root: a process id.
+        except_for: processes to leave out, with all that is below them.
+    """
+    below: dict[int, list[tuple[int, int]]] = {}
+    for pid in _all():
+        found = _stat(pid)
+        if found is not None and found[0] not in "ZX":
+            below.setdefault(found[1], []).append((pid, found[2]))
+    left_out = set(except_for)
+    out: dict[int, int] = {}
+    parents = [os.getpid() if root is None else root]
+    while parents:
+        next_ones = [(p, s) for parent in parents for p, s in below.get(parent, ())]
+        next_ones = [(p, s) for p, s in next_ones if p not in left_out and p not in out]
+        out.update(next_ones)
+        parents = [pid for pid, _ in next_ones]
+    return out
+
+
+def send(pid: int, started: int, number: int) -> bool:
+    """Signals the one process that has this number and began then; whether it was there."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # Held by the descriptor, its number cannot become another's while we look.
+        if start_time(pid) != started:
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def reap() -> dict[int, int]:
+    """Takes the status of all children that have ended: by process id, as `waitpid` gives it."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended
+
+
+def end_descendants(
+    grace_s: float, except_for: Iterable[int] = (), each: Callable[[], object] = int
+) -> tuple[int, int]:
+    """Ends all that is below this process, and waits for it; new ones that appear meanwhile too.
+
+    Args:
+        grace_s: between SIGTERM and SIGKILL.
+        except_for: processes to spare, with all that is below them.
+        each: called again and again meanwhile.
+
+    Returns:
+        How many were ended, and how many cannot be.
+    """
+    spared = set(except_for)
+    return _end(lambda: descendants(except_for=spared), grace_s, each)
+
+
+def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
+    """Living processes of this user that inherited `mark` ("NAME=value") in their environment."""
+    left_out = {os.getpid(), *except_for}
+    wanted = os.fsencode(mark)
+    found = {}
+    for pid in _all():
+        if pid in left_out:
+            continue
+        with contextlib.suppress(OSError):
+            process = Path(f"/proc/{pid}")
+            if process.stat().st_uid != os.geteuid():
+                continue
+            inherited = (process / "environ").read_bytes().split(b"\0")
+            if wanted in inherited and (began := start_time(pid)) is not None:
+                found[pid] = began
+    return found
+
+
+def end_marked(mark: str, grace_s: float) -> tuple[int, int]:
+    """Ends the processes that a dead launch left: those with its mark, which only its own inherit."""
+    return _end(lambda: marked(mark), grace_s)
+
+
+def _end(
+    look: Callable[[], dict[int, int]], grace_s: float, each: Callable[[], object] = int
+) -> tuple[int, int]:
+    asked: set[int] = set()
+    until_s = time.monotonic() + grace_s
+    while living := look():
+        killing = time.monotonic() > until_s
+        for pid, began in living.items():
+            if killing:
+                send(pid, began, signal.SIGKILL)
+            elif pid not in asked:
+                send(pid, began, signal.SIGTERM)
+                send(pid, began, signal.SIGCONT)  # one that is stopped cannot end
+        asked |= living.keys()
+        if time.monotonic() > until_s + _KILL_S:
+            return len(asked), len(living)
+        reap()
+        each()
+        time.sleep(_POLL_S)
+    reap()
+    return len(asked), 0

@@ -1,0 +1,219 @@
+"""RunManifest: what one run was made of, so that another one can be compared with it.
+
+    {"version": 1, "run": {...}, "command": {...}, "versions": {...}, "order": {...}, "hardware": {...},
+     "environment": {...}, "settings": {...}, "result": {...}}
+
+Plain JSON. Secrets are left out by the names of their variables. `compare` tells two apart: what may change
+results (versions, seeds, order, data, hardware, settings) from what merely is another time or place.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "Difference",
+    "compare",
+    "read_manifest",
+    "relevant_environment",
+    "script_facts",
+    "versions",
+    "write_manifest",
+]
+
+VERSION = 1
+_BYTES_MAX = 16 << 20
+_SCRIPT_BYTES_MAX = 64 << 20
+
+_PACKAGES = (
+    "headrace", "numpy", "torch", "torchvision", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax",
+    "horovod", "mpi4py", "lightning", "transformers", "pillow", "nvidia-nccl-cu12", "nvidia-cudnn-cu12",
+)  # fmt: skip
+
+_VARIABLES = (
+    "HEADRACE_*", "NCCL_*", "GLOO_*", "OMP_*", "MKL_*", "OPENBLAS_*", "CUDA_*", "CUBLAS_*", "CUDNN_*",
+    "TORCH_*", "PYTORCH_*", "TF_*", "XLA_*", "JAX_*", "OMPI_*", "UCX_*", "PYTHONHASHSEED", "PYTHONPATH",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "CONDA_DEFAULT_ENV", "VIRTUAL_ENV", "LOADEDMODULES", "SINGULARITY_NAME",
+    "APPTAINER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_CONSTRAINTS", "LANG", "TZ",
+)  # fmt: skip
+_SECRETS = (
+    "*SECRET*",
+    "*TOKEN*",
+    "*PASSWORD*",
+    "*PASSWD*",
+    "*CREDENTIAL*",
+    "*_KEY",
+    "*_KEY_*",
+    "*APIKEY*",
+)
+_OF_ONE_RUN = (
+    "HEADRACE_LAUNCH*",
+    "HEADRACE_JOB_*",
+    "HEADRACE_RUNTIME_DIR",
+    "HEADRACE_RESTARTS",
+    "HEADRACE_HISTORY",
+)
+
+_INCIDENTAL = ("run.*", "result.*", "hardware.*.host", "environment.*PATH", "environment.TZ")
+"""Keys whose difference says that it was another time or place, and nothing of what was computed."""
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that make a difference, as installed; nothing is imported."""
+    out = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that may change what a run computes, without secrets and without what every run has anew."""
+    return {
+        name: environment[name]
+        for name in sorted(environment)
+        if _matches(name, _VARIABLES)
+        and not _matches(name.upper(), _SECRETS)
+        and not _matches(name, _OF_ONE_RUN)
+    }
+
+
+def script_facts(words: Sequence[str]) -> dict[str, Any]:
+    """The user's words, and what the script was: its hash, and the commit it lies in."""
+    facts: dict[str, Any] = {"words": list(words), "folder": str(Path.cwd())}
+    script = next((w for w in words if w.endswith((".py", ".sh")) and Path(w).is_file()), None)
+    if script is not None:
+        path = Path(script)
+        facts["script"] = script
+        if path.stat().st_size <= _SCRIPT_BYTES_MAX:
+            facts["script_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        facts["commit"] = _commit(path.resolve().parent)
+    return facts
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit that is checked out where a script lies; git itself is not asked, nor needed."""
+    for parent in (folder, *folder.parents):
+        git = parent / ".git"
+        try:
+            if git.is_file():  # a worktree
+                git = (parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
+            head = (git / "HEAD").read_text().strip()
+        except OSError:
+            continue
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        common = git / "commondir"
+        roots = [git, (git / common.read_text().strip()).resolve()] if common.exists() else [git]
+        for root in roots:
+            if (root / name).exists():
+                return (root / name).read_text().strip()
+            packed = root / "packed-refs"
+            for line in packed.read_text().splitlines() if packed.exists() else ():
+                if line.endswith(f" {name}"):
+                    return line.split()[0]
+        return None
+    return None
+
+
+def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes it: the old one or the new one, nothing between.
+
+    Raises:
+        LaunchError: it cannot be written.
+    """
+    text = json.dumps({"version": VERSION, **manifest}, indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise LaunchError(
+            f"{path}: the run's manifest cannot be written: {e.strerror}.",
+            path=str(path),
+            next_step="Name another file: --manifest.",
+        ) from e
+
+
+def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads one.
+
+    Raises:
+        LaunchError: it is not there, or is no manifest of this version.
+    """
+    where = os.fspath(path)
+    try:
+        with Path(where).open("rb") as f:
+            found = json.loads(f.read(_BYTES_MAX))
+    except OSError as e:
+        raise LaunchError(
+            f"{where}: cannot be read: {e.strerror}.", path=where,
+            next_step="`headrace launch` writes a manifest for each run: headrace-runs/.",
+        ) from e  # fmt: skip
+    except ValueError as e:
+        raise LaunchError(f"{where}: is no run manifest: {e}.", path=where) from e
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        version = found.get("version") if isinstance(found, dict) else None
+        raise LaunchError(
+            f"{where}: is no run manifest of version {VERSION}, its version is {version!r}.",
+            path=where,
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs.
+
+    Attributes:
+        key: where in the manifests: "versions.torch".
+        a, b: the values; None where one has it not.
+        incidental: it is another time or place only.
+    """
+
+    key: str
+    a: Any
+    b: Any
+    incidental: bool
+
+
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """What differs between two manifests, sorted by key; what may change results comes first."""
+    flat_a, flat_b = _flat(a), _flat(b)
+    found = [
+        Difference(key, flat_a.get(key), flat_b.get(key), _matches(key, _INCIDENTAL))
+        for key in flat_a.keys() | flat_b.keys()
+        if flat_a.get(key) != flat_b.get(key)
+    ]
+    return sorted(found, key=lambda d: (d.incidental, d.key))
+
+
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        out: dict[str, Any] = {}
+        for name, part in value.items():
+            out.update(_flat(part, f"{key}.{name}" if key else str(name)))
+        return out
+    return {key: value}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

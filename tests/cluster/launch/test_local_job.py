@@ -1,0 +1,42 @@
+"""A launch within a job of headrace's own executor: asked to stop, started again, resumed exactly."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+
+from cluster.launch.launching import MARK, TRAINER, seen_counts
+from headrace.cluster.executor import JobState, Submission
+from headrace.cluster.local.executor import LocalExecutor
+from tests_shared import until
+
+
+def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, tmp_path):
+    executor = LocalExecutor(tmp_path / "jobs")
+    log = launch.folder / "log"
+    words = shlex.join(
+        [
+            sys.executable, "-c", "from headrace.cli import main; main()", "launch", "--local",
+            str(launch.disk), "--framework", "plain", "--ranks-per-node", "1", "--no-daemon", "--stage",
+            str(photos), str(TRAINER), "checkpoints", "--log", str(log), "--pace", "0.1",
+        ]
+    )  # fmt: skip
+    script = f"#!/bin/bash\nexport {MARK}={launch.mark}\nexec {words}\n"
+    environment = {"HEADRACE_HISTORY": str(launch.folder / "history")}
+    options = ("--nodes=2", "--ntasks-per-node=1", "--requeue", "--time=5", "--open-mode=append")
+    job = executor.submit(Submission(script.encode(), options, (), launch.folder, environment))
+    try:
+        launch.wait_for_steps(log, 2, steps=2)
+        executor.cancel([job], signal.SIGUSR1)
+        executor.wait([job], 120.0)
+    finally:
+        text = b"".join(executor.logs(job)).decode()
+        executor.cancel([job])
+    (status,) = executor.status([job])[job]
+    assert (status.state, status.restarts) == (JobState.COMPLETED, 1), text
+    assert text.count("leaves at step") == 2, text
+    assert f"job {job}: requeued, 2 nodes" in text
+    assert f"job {job}, restart 1: completed, 2 nodes" in text
+    assert (seen_counts(launch.folder / "checkpoints", 2) == 1).all()
+    assert until(lambda: not launch.left(), 15.0), launch.left()

@@ -1,0 +1,167 @@
+"""All ranks leave at the same step, whenever they are asked, and however the request reaches them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.cluster.launch.agreement import HOLD_S, Agreement, Phase, StopReason
+from headrace.cluster.launch.page import SETTLE_S, RankSlot, StopPage
+from headrace.errors import LaunchError
+
+USR1 = StopReason("SIGUSR1", True, signal.SIGUSR1, 10.0)
+TERM = StopReason("SIGTERM", False, signal.SIGTERM, 5.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.randoms(use_true_random=False),
+)
+def test_ranks_in_lockstep_leave_together(  # noqa: C901
+    ranks, asked_at, random
+):
+    """A model of ranks with a barrier in each step: nobody is left waiting for one that has left.
+
+    A rank is at (steps done, whether it waits in a check). The request comes between any two actions.
+    """
+    arrived, passed, left = [0] * ranks, [0] * ranks, [None] * ranks
+    hold, stop_at = False, 0
+    for tick in range(400 + 40 * ranks):
+        if tick == asked_at * ranks:
+            hold = True
+        # The answer comes some time later; every write before a look at `hold` is seen by then.
+        if hold and stop_at == 0 and tick > asked_at * ranks + random.randrange(1, 6):
+            stop_at = max(arrived) + 1
+        rank = random.randrange(ranks) if tick < 400 else tick % ranks  # in the end all get on
+        if left[rank] is not None:
+            continue
+        if arrived[rank] == passed[rank]:
+            # In the step: the collective ends when all have come to it, that is, passed the check before.
+            if min(p for p in passed) < passed[rank] or any(
+                done is not None and done <= passed[rank] for done in left
+            ):
+                continue
+            arrived[rank] += 1
+        if not hold:
+            passed[rank] += 1
+        elif stop_at:
+            if arrived[rank] >= stop_at:
+                left[rank] = arrived[rank]
+            else:
+                passed[rank] += 1
+        if all(done is not None for done in left):
+            break
+    assert len(set(left)) == 1
+    assert left[0] is not None
+
+
+def test_ranks_of_a_page_stop_at_the_same_check():
+    page = StopPage(3)
+    stopped: dict[int, int] = {}
+
+    def train(rank: int) -> None:
+        slot, checks = RankSlot(page.address, rank), 0
+        while True:
+            barrier.wait(20)
+            checks += 1
+            if slot.check():
+                stopped[rank] = checks
+                return
+
+    barrier = threading.Barrier(3)
+    threads = [threading.Thread(target=train, args=(r,)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    page.hold()
+    time.sleep(SETTLE_S)
+    page.stop_at(page.furthest() + 1)
+    for thread in threads:
+        thread.join(20)
+    assert len(stopped) == 3
+    assert len(set(stopped.values())) == 1
+    assert [note.leaving for note in page.notes()] == [True] * 3
+    page.close()
+
+
+def test_ranks_go_on_when_nobody_is_to_leave():
+    page = StopPage(1)
+    slot = RankSlot(page.address, 0)
+    page.hold()
+    threading.Timer(0.05, page.stop_at, [0]).start()
+    assert slot.check() is False
+    assert slot.check() is False
+    page.close()
+
+
+def test_a_page_that_is_none_is_refused(tmp_path):
+    with pytest.raises(LaunchError, match="cannot be opened"):
+        RankSlot(str(tmp_path / "none"), 0)
+    (tmp_path / "other").write_bytes(b"x" * 200)
+    with pytest.raises(LaunchError, match="no page of this version"):
+        RankSlot(str(tmp_path / "other"), 0)
+    page = StopPage(2)
+    with pytest.raises(LaunchError, match="is for 2 ranks on this node, this is local rank 2"):
+        RankSlot(page.address, 2)
+    page.close()
+
+
+def test_an_agreement_takes_the_furthest_check_of_all_nodes():
+    agreement = Agreement(USR1, 0.0)
+    assert not agreement.counted([4, None], 1.0)
+    assert agreement.counted([4, 6], 2.0)
+    assert (agreement.phase, agreement.check) == (Phase.LEAVING, 7)
+    assert not agreement.late(11.9)
+    assert agreement.late(12.1)
+
+
+def test_a_node_that_does_not_count_is_not_waited_for():
+    agreement = Agreement(USR1, 0.0)
+    assert agreement.counted([4, None], HOLD_S)
+    assert agreement.check == 5
+
+
+def test_nobody_leaves_where_no_script_asks():
+    agreement = Agreement(USR1, 0.0)
+    assert agreement.counted([-1, -1], 0.1)
+    assert (agreement.phase, agreement.check) == (Phase.NOBODY, 0)
+
+
+def test_cancelling_beats_requeueing_and_not_the_other_way_round():
+    agreement = Agreement(USR1, 0.0)
+    agreement.counted([1], 0.0)
+    agreement.overridden(TERM, 2.0)
+    assert agreement.reason is TERM
+    assert agreement.late(7.1)
+    agreement.overridden(USR1, 7.1)
+    assert agreement.reason is TERM
+
+
+ALONE = """
+import headrace as hr, os, signal
+assert not hr.cluster.should_stop()
+os.kill(os.getpid(), signal.{name})
+assert hr.cluster.should_stop()
+assert hr.cluster.should_stop()
+print("saved")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_process_alone_listens_to_signals_itself(name):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "HEADRACE", "RANK"))}
+    ended = subprocess.run(
+        [sys.executable, "-c", ALONE.format(name=name)], check=False, capture_output=True, text=True,
+        env=clean, timeout=30,
+    )  # fmt: skip
+    assert ended.stdout == "saved\n", ended.stderr

@@ -1,0 +1,124 @@
+"""Run manifests, and what `headrace compare-runs` tells of two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from cluster.launch.launching import HEADRACE
+from headrace.cluster.hardware import hardware
+from headrace.cluster.manifest import (
+    compare,
+    read_manifest,
+    relevant_environment,
+    script_facts,
+    versions,
+    write_manifest,
+)
+from headrace.errors import LaunchError
+
+RUN = {
+    "run": {"job": "1", "nodes": ["a"]},
+    "versions": {"torch": "2.13.0", "numpy": "2.4"},
+    "order": {"seed": 7, "hash": "00ff"},
+    "environment": {"OMP_NUM_THREADS": "4"},
+    "result": {"wall_s": 1.0},
+}
+
+
+def compare_runs(*words):
+    ended = subprocess.run([*HEADRACE, "compare-runs", *map(str, words)], check=False, capture_output=True,
+                           text=True)  # fmt: skip
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_two_runs_of_the_same_differ_in_time_and_place_only(tmp_path):
+    write_manifest(tmp_path / "a.json", RUN)
+    write_manifest(tmp_path / "b.json", RUN | {"run": {"job": "2", "nodes": ["b"]}, "result": {}})
+    code, out, err = compare_runs(tmp_path / "a.json", tmp_path / "b.json")
+    assert (code, out) == (0, "nothing differs that may change results\n")
+    assert "--all shows them" in err
+    code, out, _ = compare_runs("--all", tmp_path / "a.json", tmp_path / "b.json")
+    assert code == 0
+    assert 'run.job: "1" -> "2"\n' in out
+
+
+def test_what_may_change_results_is_told(tmp_path):
+    other = json.loads(json.dumps(RUN))
+    other["versions"]["torch"] = "2.12.0"
+    other["order"]["hash"] = "0100"
+    del other["environment"]["OMP_NUM_THREADS"]
+    write_manifest(tmp_path / "a.json", RUN)
+    write_manifest(tmp_path / "b.json", other)
+    code, out, _ = compare_runs(tmp_path / "a.json", tmp_path / "b.json")
+    assert code == 1
+    assert out.splitlines() == [
+        'environment.OMP_NUM_THREADS: "4" -> (none)',
+        'order.hash: "00ff" -> "0100"',
+        'versions.torch: "2.13.0" -> "2.12.0"',
+    ]
+    code, out, _ = compare_runs("--json", tmp_path / "a.json", tmp_path / "b.json")
+    document = json.loads(out)
+    assert code == 1
+    assert document["same"] is False
+    assert document["differences"][1] == {
+        "key": "order.hash", "a": "00ff", "b": "0100", "incidental": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(None, "cannot be read"), ("{", "is no run manifest"), ("[]", "is no run manifest"),
+     ('{"version": 9}', "its version is 9")],
+)  # fmt: skip
+def test_what_is_no_manifest_is_refused(tmp_path, data, words):
+    path = tmp_path / "x.json"
+    if data is not None:
+        path.write_text(data)
+    with pytest.raises(LaunchError, match=words):
+        read_manifest(path)
+    assert compare_runs(path, path)[0] == 3
+
+
+def test_secrets_and_what_every_run_has_anew_stay_out_of_it():
+    found = relevant_environment(
+        {
+            "NCCL_DEBUG": "INFO", "HEADRACE_DHCHAP_SECRET": "x", "HEADRACE_TOKEN": "x", "HOME": "/root",
+            "HEADRACE_LAUNCH": "x", "HEADRACE_JOB_ID": "4", "CUDA_API_KEY": "x", "HEADRACE_TUNE": "0",
+        }
+    )  # fmt: skip
+    assert found == {"NCCL_DEBUG": "INFO", "HEADRACE_TUNE": "0"}
+
+
+def test_a_script_is_known_by_its_hash_and_commit(tmp_path):
+    (tmp_path / ".git/refs/heads").mkdir(parents=True)
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git/refs/heads/main").write_text("abc123\n")
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    facts = script_facts([str(script), "--lr", "1"])
+    assert facts["commit"] == "abc123"
+    assert len(facts["script_sha256"]) == 64
+    (tmp_path / ".git/refs/heads/main").unlink()
+    (tmp_path / ".git/packed-refs").write_text("# pack\ndef456 refs/heads/main\n")
+    assert script_facts([str(script)])["commit"] == "def456"
+
+
+def test_versions_and_hardware_are_those_of_this_machine(tmp_path):
+    assert versions()["headrace"]
+    assert hardware()["cpus"] >= 1
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:17:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H100\nIRQ: 1\n")
+    (tmp_path / "proc/cpuinfo").write_text("model name\t: Fast One\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  1000 kB\n")
+    found = hardware(tmp_path)
+    assert (found["gpus"], found["cpu"], found["memory_bytes"]) == (
+        ["NVIDIA H100"], "Fast One", 1024000,
+    )  # fmt: skip
+
+
+def test_an_equal_pair_has_no_difference():
+    assert compare(RUN, RUN) == []
