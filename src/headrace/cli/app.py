@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import (
+    agent,
     append,
     bench,
     cache,
@@ -25,6 +26,7 @@ from headrace.cli import (
     image,
     index,
     info,
+    job_report,
     ls,
     mount,
     node,
@@ -34,7 +36,9 @@ from headrace.cli import (
     repair,
     run,
     stage,
+    starving,
     top,
+    usage,
     verify,
     version,
 )
@@ -129,6 +133,8 @@ for _command in (
     stage.job,
     demo.demo,
     top.top,
+    starving.starving,
+    usage.usage,
     config.config,
     version.version,
 ):
@@ -139,5 +145,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
 app.add_typer(control.app, name="control")
 app.add_typer(policy.app, name="policy")
+app.add_typer(agent.app, name="agent")
 app.add_typer(grafana.app, name="grafana")
 app.add_typer(cluster.app, name="cluster")
+app.command(name="job-report")(job_report.job_report)
