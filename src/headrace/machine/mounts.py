@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mount", "file_system_of", "mounts"]
+__all__ = ["Mount", "file_system_of", "mounts", "unescaped"]
 
 _TABLE = "proc/self/mountinfo"
 _BYTES_MAX = 4 << 20
@@ -60,10 +60,10 @@ def _mount_of(line: str) -> Mount | None:
     words, rest = left.split(" "), right.split(" ")
     if not dash or len(words) < 6 or len(rest) < 2:
         return None
-    return Mount(_plain(words[4]), rest[0], _plain(rest[1]), words[2])
+    return Mount(unescaped(words[4]), rest[0], unescaped(rest[1]), words[2])
 
 
-def _plain(text: str) -> str:
+def unescaped(text: str) -> str:
     r"""As the kernel writes spaces, tabs, newlines and backslashes: in octal."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.machine.mounts import unescaped
 from headrace.runtime.job import clean
 from headrace.telemetry.counters import Growth
 from headrace.telemetry.sensors import Key, Reading, lines_of, number
@@ -64,7 +65,7 @@ def _mount_of(words: list[str]) -> str:
     if not kind or not kind[0].startswith("nfs") or kind[0] == "nfsd":
         return ""
     point = " ".join(words[words.index("on") + 1 : words.index("with")]) if "with" in words else ""
-    return clean(point)
+    return clean(unescaped(point))
 
 
 def _operation(found: dict[Key, float], mount: str, words: list[str]) -> None:
