@@ -1,5 +1,7 @@
 """A driver's library without a driver: the calls that the agent makes of NVML, over GPUs of our own."""
 
+# ruff: noqa: N802 - the names are NVML's
+
 from types import SimpleNamespace
 
 
@@ -11,8 +13,8 @@ class FakeNVML:
     """GPUs that do what they are told.
 
     Attributes:
-        gpus: a dictionary each: `busy` (percent), `memory` (bytes), `power` (milliwatts), `pids`; what is missing
-            is not supported; None is a GPU that fell off the bus.
+        gpus: a dictionary each: `busy` (percent), `memory` (bytes), `power` (milliwatts), `pids`; what is
+            missing is not supported; None is a GPU that fell off the bus.
     """
 
     NVMLError = NVMLError

@@ -105,8 +105,12 @@ def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():
         GPU(index=1, busy=0.2, memory_bytes=4.0, processes=(99,)),
         GPU(index=2, busy=1.0, memory_bytes=9.0),
     ]
-    book.look(seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(5))
-    book.look(seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(10))
+    book.look(
+        seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(5)
+    )
+    book.look(
+        seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(10)
+    )
     found = totals(ledger)
     assert found["gpu_watched_s", "", ""] == 10
     assert found["gpu_busy_s", "", ""] == pytest.approx(3.5)

@@ -124,7 +124,11 @@ def test_lustre_clients_tell_bytes_operations_and_waiting(tmp_path, folder):
     lustre, file = Lustre(tmp_path), f"{folder}/scratch-ffff8800/stats"
     put(tmp_path, file, LUSTRE.format(reads=10, read_bytes=1000, read_us=500, open_us=900))
     lustre.read()
-    put(tmp_path, file, LUSTRE.format(reads=30, read_bytes=5000, read_us=2_000_500, open_us=1_000_900))
+    put(
+        tmp_path,
+        file,
+        LUSTRE.format(reads=30, read_bytes=5000, read_us=2_000_500, open_us=1_000_900),
+    )
     grown = lustre.read().grown
     assert grown["fs_read_bytes", "scratch"] == 4000
     assert grown["fs_read_operations", "scratch"] == 20

@@ -37,7 +37,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_what_is_no_message_is_refused(bad):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         told_of(bad, 1, 1)
 
 

@@ -12,13 +12,27 @@ from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_run
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_of
 
-__all__ = ["app", "logs", "start", "status", "stop"]
+__all__ = ["agent", "app", "logs", "start", "status", "stop"]
 
 app = typer.Typer(
     help="Start, stop and watch the agent, which tells who starves on this node.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+@app.callback(invoke_without_command=True)
+def agent(context: typer.Context) -> None:
+    """Look at this node and its jobs, and keep what is seen: who starves, and why.
+
+    Without a command it is `start --foreground`; within a job, for that job: a step on each node.
+    """
+    if context.invoked_subcommand is None:
+        from headrace.telemetry import process
+
+        log_to_stderr()
+        options = process.own_options()
+        process.run(process.folder_of(options.job), options)
+
 
 Job = Annotated[str, typer.Option("--job", help="Look at this job alone.")]
 Site = Annotated[

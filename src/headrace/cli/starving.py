@@ -75,32 +75,32 @@ def _print(output: Output, found: Starving, top: int) -> None:
     from headrace.telemetry.report import hours_text
 
     console = output.console()
-    output.line(found.answer)
+    console.print(printable(found.answer), markup=False)
     if not found.jobs:
         return
-    table = plain_table()
-    for name, justify in (
-        ("JOB", "left"), ("USER", "left"), ("LOST GPU-H", "right"), ("GPU-H", "right"),
-        ("STALL", "right"), ("CAUSE", "left"), ("ON", "left"), ("HOW", "left"),
-    ):  # fmt: skip
-        shrinks = name in ("JOB", "USER", "ON")
-        table.add_column(
-            name, justify=justify, no_wrap=True,  # type: ignore[arg-type] # two words that rich knows
-            overflow="ellipsis" if shrinks else "fold", min_width=None if shrinks else len(name),
-        )  # fmt: skip
+    table = plain_table("JOB", "USER", "LOST GPU-H>", "GPU-H>", "STALL>", "CAUSE", "ON")
     for job in found.jobs[:top]:
+        inferred = "" if job.quality == "measured" else "~"
         table.add_row(
-            printable(f"{job.job_id} {job.name}".strip()), printable(job.user),
-            hours_text(job.lost_gpu_hours), hours_text(job.gpu_hours), f"{job.stall:.0%}", job.cause,
-            printable(job.file_system) or "-", job.quality,
-        )  # fmt: skip
+            printable(f"{job.job_id} {job.name}".strip()),
+            printable(job.user),
+            hours_text(job.lost_gpu_hours),
+            hours_text(job.gpu_hours),
+            f"{inferred}{job.stall:.0%}",
+            job.cause,
+            printable(job.file_system) or "-",
+        )
     output.line("")
     console.print(table)
+    if any(job.quality != "measured" for job in found.jobs[:top]):
+        output.line("~ inferred from pressure and use: the job does not read through headrace")
     if len(found.jobs) > top:
         output.line(f"and {len(found.jobs) - top} more jobs (--top {len(found.jobs)})")
     for title, groups in (
-        ("USER", found.users), ("FILE SYSTEM", found.file_systems), ("CAUSE", found.causes),
-    ):  # fmt: skip
+        ("USER", found.users),
+        ("FILE SYSTEM", found.file_systems),
+        ("CAUSE", found.causes),
+    ):
         output.line("")
         console.print(_groups(title, groups[:top]))
 

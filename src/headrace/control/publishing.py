@@ -115,6 +115,7 @@ class Publisher:
         self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
         self._sock: socket.socket | None = None
         self._next_s = 0.0
+        self._ended = False
         self.totals = Totals()
 
     def due(self, now: float) -> bool:
@@ -153,7 +154,9 @@ class Publisher:
         with self._lock:
             for plane in planes:
                 self._look(plane)
-            self._send(ended=ended)
+            # Iterators may still rest while the interpreter takes everything apart.
+            self._ended = self._ended or ended
+            self._send(ended=self._ended)
 
     def _send(self, *, ended: bool) -> None:
         if not self.totals.batches and not self.totals.stall_s:

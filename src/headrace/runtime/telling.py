@@ -28,7 +28,7 @@ def agent_folder(job: str = "", environment: Mapping[str, str] | None = None) ->
     node = runtime_folder(environment).path
     of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
     name = f"{node.name}-agent-{of_job}" if of_job else f"{node.name}-agent"
-    return RuntimeFolder(node.with_name(name), "agent", "agent")
+    return RuntimeFolder(node.with_name(name), "agent", "telemetry agent")
 
 
 def agent_sockets(job: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

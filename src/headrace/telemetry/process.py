@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import NodeError, TelemetryError
 from headrace.runtime import RuntimeFolder, launch, wait_for_end
-from headrace.runtime.job import clean
+from headrace.runtime.job import clean, identity_of
 from headrace.runtime.telling import SITE_SOCKET, agent_folder
 from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.listening import Listener, ask_state
@@ -31,6 +31,7 @@ __all__ = [
     "default_history",
     "folder_of",
     "node_name",
+    "own_options",
     "run",
     "socket_of",
     "start",
@@ -78,9 +79,18 @@ def node_name(environment: Mapping[str, str] | None = None) -> str:
     return clean(given or socket.gethostname().partition(".")[0]) or "node"
 
 
+def own_options(environment: Mapping[str, str] | None = None) -> RunOptions:
+    """What an agent does that is told nothing: within a job it looks at that job."""
+    environment = os.environ if environment is None else environment
+    identity = identity_of(environment)
+    return RunOptions(
+        history=default_history(environment), job="" if identity is None else identity.job_id
+    )
+
+
 def folder_of(job: str = "", *, site: bool = False) -> RuntimeFolder:
     """Where an agent rules."""
-    return RuntimeFolder(_SITE_FOLDER, "agent", "agent") if site else agent_folder(job)
+    return RuntimeFolder(_SITE_FOLDER, "agent", "telemetry agent") if site else agent_folder(job)
 
 
 def run(folder: RuntimeFolder, options: RunOptions) -> None:
@@ -107,8 +117,9 @@ def run(folder: RuntimeFolder, options: RunOptions) -> None:
             if metrics is not None:
                 stack.callback(metrics.close)
             _log.info("process %d looks at %s", os.getpid(), node_name())
-            if not ends.is_set():
-                agent.run()
+            if ends.is_set():
+                agent.stop()
+            agent.run()
             _log.info("ends")
     finally:
         for number, handler in before.items():
@@ -193,7 +204,7 @@ def start(folder: RuntimeFolder, arguments: Sequence[str], *, site: bool = False
     with contextlib.suppress(FileNotFoundError, TimeoutError):
         running = ask_state(sock)["pid"]
         raise TelemetryError(
-            f"{folder.path}: an agent runs already, process {running}.",
+            f"{folder.path}: a telemetry agent runs already, process {running}.",
             path=str(folder.path),
             next_step="Use it, or stop it first: headrace agent stop.",
         )

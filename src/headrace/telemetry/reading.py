@@ -29,6 +29,9 @@ __all__ = ["FileHistory"]
 ATTEMPTS: Final = 5
 PAUSE_S: Final = 0.05
 
+SKEW_S: Final = 3600.0
+"""Clocks of nodes differ by less. A file that was not written since has nothing to say."""
+
 
 class FileHistory:
     """The history files of a folder, or one of them.
@@ -49,7 +52,7 @@ class FileHistory:
         self.skipped = []
         found: list[tuple[str, JobRecord]] = []
         files = self._files()
-        for file in files:
+        for file in (file for file in files if _written_s(file) > since_s - SKEW_S):
             try:
                 with _copied(file) as database:
                     found += _records(database, since_s, until_s, job_id)
@@ -77,6 +80,15 @@ class FileHistory:
                 next_step="Start an agent that keeps one: headrace agent start --history DIR.",
             )
         return files
+
+
+def _written_s(file: Path) -> float:
+    """When it was written last."""
+    found = 0.0
+    for path in (file, Path(f"{file}-wal")):
+        with contextlib.suppress(OSError):
+            found = max(found, path.stat().st_mtime)
+    return found
 
 
 @contextlib.contextmanager

@@ -89,6 +89,7 @@ class HistoryWriter:
         self._node, self._age_s, self._bytes_max = node, age_s, bytes_max
         self._mono, self._unix = mono, unix
         self._lock_fd = _locked(path)
+        _remove_old(path, age_s)
         try:
             self._database: sqlite3.Connection | None = open_database(path, node)
         except BaseException:
@@ -161,9 +162,22 @@ class HistoryWriter:
     # -- inside -----------------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
+        if self._database is not None and not self.path.exists():
+            _log.warning("%s was removed: another is begun", self.path)
+            self._let_go()
         if self._database is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = open_database(self.path, self._node)
         return self._database
+
+    def _let_go(self) -> None:
+        """Let go of the file; it is opened anew, which keeps what is damaged, and begins another."""
+        self._series.clear()
+        self._jobs.clear()
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                database.close()
 
     def _write(self, page: Page) -> None:
         database = self._open()
@@ -293,12 +307,8 @@ class HistoryWriter:
         damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(
             error, sqlite3.OperationalError | sqlite3.IntegrityError
         )
-        if damaged or not self.path.exists():
-            # It is opened anew, which keeps what is damaged and begins another.
-            database, self._database = self._database, None
-            if database is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    database.close()
+        if damaged:
+            self._let_go()
 
 
 _ADD = (
@@ -309,6 +319,21 @@ _RAISE = (
     "INSERT INTO figures VALUES (?, ?, ?, ?) "
     "ON CONFLICT (minute, job, series) DO UPDATE SET value = max(value, excluded.value)"
 )
+
+
+def _remove_old(path: Path, age_s: float) -> None:
+    """Remove files of single jobs of this node that nobody has written for so long."""
+    node = path.name.removesuffix(SUFFIX).partition(".job-")[0]
+    for file in path.parent.glob(f"{node}.job-*{SUFFIX}"):
+        with contextlib.suppress(OSError, TelemetryError):
+            if file == path or time.time() - file.stat().st_mtime < age_s:
+                continue
+            fd = _locked(file)  # nobody writes it
+            try:
+                for suffix in ("", "-wal", "-shm", ".lock"):
+                    file.with_name(file.name + suffix).unlink(missing_ok=True)
+            finally:
+                os.close(fd)
 
 
 def _locked(path: Path) -> int:
