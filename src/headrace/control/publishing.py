@@ -113,7 +113,6 @@ class Publisher:
         self._began_s = time.time()
         self._seen: weakref.WeakKeyDictionary[Plane, _Look] = weakref.WeakKeyDictionary()
         self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
-        self._sock: socket.socket | None = None
         self._next_s = 0.0
         self._ended = False
         self.totals = Totals()
@@ -170,10 +169,12 @@ class Publisher:
         if not there:
             return
         message = json.dumps(self._message(self._identity, ended=ended), separators=(",", ":"))
-        for path in there:
-            # Nobody listens, or whoever does has enough: the next message says it all.
-            with contextlib.suppress(OSError):
-                self._socket().sendto(message.encode(), path)
+        # A socket for each time: one that is kept would be a descriptor that a fork copies.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+            for path in there:
+                # Nobody listens, or whoever does has enough: the next message says it all.
+                with contextlib.suppress(OSError):
+                    sock.sendto(message.encode(), path)
 
     def _message(self, identity: JobIdentity, *, ended: bool) -> dict[str, Any]:
         totals = self.totals
@@ -204,17 +205,6 @@ class Publisher:
             label = next((stage.simulation for stage in look.stages if stage.simulation), "")
             self._systems[plane] = label or (file_system_of(plane.source) if plane.source else "")
         return self._systems[plane]
-
-    def _socket(self) -> socket.socket:
-        if self._sock is None:
-            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        return self._sock
-
-    def close(self) -> None:
-        """Let go of the socket."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
 
 
 def _later(before: _Look, look: _Look) -> _Look:
