@@ -196,6 +196,7 @@ def agent(folder, monkeypatch):
     thread.join(20)
     agent.close()
     listener.close()
+    place.path.rmdir()
 
 
 def variables():

@@ -151,7 +151,7 @@ def test_an_agent_of_one_job_runs_beside_and_hears_of_that_job_alone(home, agent
         until(path.exists, 30)
         assert str(path) in agent_sockets("77")
         tell(path, job="77", stall={"/": {"storage": 2.0}}, began=time.time())
-        tell(path, job="78", stall={"/": {"storage": 2.0}}, began=time.time())
+        tell(path, job="78", instance="1" * 32, stall={"/": {"storage": 2.0}}, began=time.time())
         own.terminate()
         assert own.wait(20) == 0
     finally:

@@ -81,11 +81,12 @@ class Ledger:
             label: a cause, a tier, a device.
             system: file system.
         """
+        key = (job, name, label, system)
         if amount > 0.0:
             minute = int(now_s // BUCKET_S) * BUCKET_S
-            entry, amounts = (minute, job, name, label, system), self._page.amounts
+            entry, amounts = (minute, *key), self._page.amounts
             amounts[entry] = _joined(name, amounts.get(entry), amount)
-            key = (job, name, label, system)
+        if amount > 0.0 or job == NODE:  # a device that does nothing is there
             self.totals[key] = _joined(name, self.totals.get(key), amount)
 
     def know(self, job: str, facts: JobFacts) -> None:

@@ -63,7 +63,7 @@ class PrometheusHistory:
         matching = ""
         if job_id:
             either = "|".join(_escaped(name) for name in sorted({key[1] for key in names}))
-            matching = f'{{job_name=~"{either}"}}'
+            matching = f"{{job_name=~{_quoted(either)}}}"
         found: dict[tuple[str, str], JobRecord] = {}
         wanted = [*_NAMES, *_LABELLED, "tier_bytes_total"]
         for metric in wanted:
@@ -174,7 +174,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    r"""A name as part of a regular expression within a quoted string: each special character as `\\x`."""
-    return "".join(
-        c if c.isalnum() or c in "_-" else f"\\\\{c}" if c != '"' else '\\"' for c in text
-    )
+    """A name as a regular expression."""
+    return "".join(c if c.isalnum() or c == "_" or ord(c) > 127 else f"\\{c}" for c in text)
