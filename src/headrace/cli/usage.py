@@ -68,17 +68,15 @@ def usage(
 
 def _books(since_s: float, until_s: float, *, must: bool) -> list[Accounted] | None:
     """Slurm's jobs; None: there are no books, and they need not be there."""
-    from importlib import import_module
-
+    from headrace.cluster.slurm.accounting import read_accounting
+    from headrace.cluster.slurm.commands import Commands
     from headrace.errors import ClusterError
 
     if not must and shutil.which("sacct") is None:
         return None
     try:
-        slurm = "headrace.cluster.slurm"
-        books, commands = (import_module(f"{slurm}.{name}") for name in ("accounting", "commands"))
-        return list(books.read_accounting(commands.Commands(), since_s, until_s))
-    except (ClusterError, ModuleNotFoundError):
+        return list(read_accounting(Commands(), since_s, until_s))
+    except ClusterError:
         if must:
             raise
         return None

@@ -39,6 +39,8 @@ __all__ = ["PERIOD_S", "Publisher", "Totals"]
 
 PERIOD_S: Final = 2.0
 
+LAST_S: Final = 0.5
+
 FILE_SYSTEMS_MAX: Final = 16
 """More are added up as `other`: a message has a bounded length."""
 
@@ -144,7 +146,7 @@ class Publisher:
         self._seen[plane] = _later(before, look)
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
-        """Look at planes, and send the totals to whoever listens. Never waits for anybody.
+        """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end.
 
         Args:
             planes: that are at work, or have just ended.
@@ -170,7 +172,9 @@ class Publisher:
             return
         message = json.dumps(self._message(self._identity, ended=ended), separators=(",", ":"))
         # A socket for each time: one that is kept would be a descriptor that a fork copies.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            # The last word is worth a moment, should many say theirs at once.
+            sock.settimeout(LAST_S if ended else 0.0)
             for path in there:
                 # Nobody listens, or whoever does has enough: the next message says it all.
                 with contextlib.suppress(OSError):

@@ -155,9 +155,12 @@ def usage_of(
                 continue
             known = by_id.get(job.job_id)
             used = hours * job.cpu_count if known is None else known.total("cpu_s") / 3600
+            gpu_hours = hours * job.gpu_count
+            if not gpu_hours and known is not None:
+                gpu_hours = known.gpu_hours  # not every book counts GPUs
             for one in (sums[job.user, job.account], total):
                 one.jobs.add(job.job_id)
-                one.gpu_hours += hours * job.gpu_count
+                one.gpu_hours += gpu_hours
                 one.cpu_hours += used
                 if known is not None:
                     one.see(known)

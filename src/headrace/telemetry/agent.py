@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import pwd
-import selectors
+import select
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,13 @@ __all__ = ["Agent", "AgentOptions"]
 
 _log = logging.getLogger("headrace.agent")
 
-WRITE_S: Final = 10.0
+WRITE_S: Final = 1.0
+"""However often it looks, it writes no more often."""
+
+HEAR_S: Final = 0.25
+
+URGENT_S: Final = 0.5
+"""A process has said its last word: its job, and this agent with it, may be gone within seconds."""
 
 NODE_ASKED_S: Final = 10.0
 """The node daemon is asked no more often than this why jobs wait for it."""
@@ -119,21 +125,27 @@ class Agent:
 
     def run(self) -> None:
         """Look and hear until `stop`; then look once more, and write."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake, selectors.EVENT_READ)
-            if self.listener is not None:
-                selector.register(self.listener.socket, selectors.EVENT_READ)
-            self.look()
-            while not self._ending:
-                left_s = self._looked_s + self.interval_s - time.monotonic()
-                selector.select(max(0.0, left_s))
-                self._receive()
+        poll, asked = select.poll(), select.poll()
+        for each in (poll, asked):
+            each.register(self._wake, select.POLLIN)
+        if self.listener is not None:
+            poll.register(self.listener.socket, select.POLLIN)
+        self.look()
+        while not self._ending:
+            left_s = self._looked_s + self.interval_s - time.monotonic()
+            if poll.poll(max(0.0, left_s) * 1e3):
+                # More may come at once: waking up costs more than hearing.
                 self._answer()
-                if self.listener is not None and self.listener.waiting:
-                    # A job has begun while there was nothing to look at.
-                    self.interval_s = min(self.interval_s, self._pause_s(1))
-                if time.monotonic() >= self._looked_s + self.interval_s:
-                    self.look()
+                if not self._ending:
+                    asked.poll(HEAR_S * 1e3)
+            self._receive()
+            self._answer()
+            if self.listener is not None and self.listener.waiting:
+                # A job has begun while there was nothing to look at.
+                soon = URGENT_S if self.listener.urgent else self._pause_s(1)
+                self.interval_s = min(self.interval_s, soon)
+            if time.monotonic() >= self._looked_s + self.interval_s:
+                self.look()
         self.look()
         self.write(now=True)
 

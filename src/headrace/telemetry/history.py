@@ -162,13 +162,13 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
     """Records of nodes as records of jobs.
 
     Args:
-        records: each with its node. Of one job on one node, that counts which was watched longest: two
-            agents may have looked at the same.
+        records: each with its node. Two agents may have looked at the same job on the same node: the one
+            that was told of it counts, else the one that watched longer.
     """
     best: dict[tuple[str, str], JobRecord] = {}
     for node, record in records:
         before = best.get((record.job_id, node))
-        if before is None or record.total("seconds") > before.total("seconds"):
+        if before is None or _knows(record) > _knows(before):
             best[record.job_id, node] = record
     jobs: dict[str, JobRecord] = {}
     for (job_id, node), record in sorted(best.items()):
@@ -180,6 +180,10 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
         job.measured = job.measured or record.measured
         _add(job.figures, record.figures)
     return list(jobs.values())
+
+
+def _knows(record: JobRecord) -> tuple[bool, float]:
+    return record.measured, record.total("seconds")
 
 
 _LARGEST = frozenset({"memory_bytes", "gpu_memory_bytes"})

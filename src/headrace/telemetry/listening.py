@@ -28,6 +28,7 @@ RECEIVE_BYTES: Final = 4 << 20
 ANSWER_S: Final = 2.0
 
 _CREDENTIALS: Final = struct.Struct("3i")
+_LAST: Final = b'"ended":true'
 _ASK: Final = b'{"ask":"state"}'
 
 
@@ -58,6 +59,8 @@ class Listener:
         self.state: Callable[[], dict[str, Any]] = dict
         self._heard: dict[tuple[int, bytes], Heard] = {}
         self.dropped = 0
+        self.urgent = False
+        """A last word is among what was not taken."""
         self.socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -89,6 +92,7 @@ class Listener:
             key = (pid, message[:64])
             if key in self._heard or len(self._heard) < SENDERS_MAX:
                 self._heard[key] = Heard(message, pid, uid, time.monotonic(), time.time())
+                self.urgent = self.urgent or _LAST in message
             else:
                 self.dropped += 1
 
@@ -99,7 +103,7 @@ class Listener:
 
     def take(self) -> list[Heard]:
         """The newest message of each process since this was last asked."""
-        heard, self._heard = self._heard, {}
+        heard, self._heard, self.urgent = self._heard, {}, False
         return list(heard.values())
 
     def close(self) -> None:
