@@ -110,7 +110,7 @@ def test_every_command_is_documented(root):
 
     page = (root / "docs/reference/cli.md").read_text()
     for command in app.registered_commands:
-        assert f"`headrace {command.callback.__name__}" in page
+        assert f"`headrace {command.name or command.callback.__name__}" in page
 
 
 def test_every_exit_code_is_documented(root):
