@@ -20,6 +20,7 @@ from headrace.telemetry.history import open_history
 from headrace.telemetry.listening import Listener, ask_state
 from headrace.telemetry.pace import Pace, next_interval
 from headrace.telemetry.process import node_name, own_options
+from headrace.telemetry.stall import history_place, stalls
 from headrace.telemetry.writing import HistoryWriter, file_of
 from telemetry.shared import message
 from tests_shared import until
@@ -282,6 +283,19 @@ def test_within_a_job_the_agent_is_the_jobs(home):
     told = own_options({"HEADRACE_HISTORY": "/h", "SLURM_JOB_ID": "9"})
     assert (told.job, told.history) == ("9", Path("/h"))
     assert node_name({"SLURMD_NODENAME": "node3"}) == "node3"
+
+
+def test_a_history_may_be_read_from_a_url_and_is_kept_in_a_folder():
+    environment = {"HEADRACE_HISTORY": "http://p:9090", "XDG_STATE_HOME": "/s"}
+    assert history_place(environment) == "http://p:9090"
+    assert own_options(environment).history == Path("/s/headrace/history")
+    assert history_place({"XDG_STATE_HOME": "/s"}) == "/s/headrace/history"
+
+
+def test_the_queue_does_not_wait_for_thousands_of_files(tmp_path):
+    for i in range(300):
+        (tmp_path / f"node{i}.telemetry").write_bytes(b"")
+    assert stalls(tmp_path) == {}
 
 
 def test_asking_where_nobody_listens(home):

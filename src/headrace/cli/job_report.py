@@ -22,9 +22,9 @@ HistoryOption = Annotated[
 
 def history_of(given: str | None) -> str:
     """The history that a command reads."""
-    from headrace.telemetry.process import default_history
+    from headrace.telemetry.stall import history_place
 
-    return given or str(default_history())
+    return given or history_place()
 
 
 def job_report(

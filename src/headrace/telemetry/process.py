@@ -63,10 +63,10 @@ class RunOptions:
 
 
 def default_history(environment: Mapping[str, str] | None = None) -> Path:
-    """HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
+    """Where an agent keeps it: HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
     environment = os.environ if environment is None else environment
-    given = environment.get("HEADRACE_HISTORY")
-    if given:
+    given = environment.get("HEADRACE_HISTORY", "")
+    if given and "://" not in given:
         return Path(given)
     state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     return Path(state) / "headrace/history"
