@@ -218,7 +218,8 @@ def loader(
     )  # fmt: skip
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
-    made.tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
+    tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
+    made.tuning, made.stats.rested = tuning, tuning.rested
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
@@ -295,4 +296,5 @@ def _tuning(
         frozen=frozen,
         memory_bytes=memory_bytes,
         enabled=tune and os.environ.get("HEADRACE_TUNE", "1") != "0",
+        source=name,
     )

@@ -1,12 +1,14 @@
-"""Debian's Prometheus scrapes daemon and controller at work; every query of the dashboard returns data."""
+"""Debian's Prometheus scrapes daemon, controller and agent; every query of the dashboard returns data."""
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -15,6 +17,8 @@ import pytest
 
 import headrace as hr
 from headrace.control.client import Client, Endpoint
+from headrace.control.metrics import asked, renderer
+from headrace.control.metrics_http import MetricsServer, address_of
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError
@@ -22,7 +26,14 @@ from headrace.insight.grafana import dashboard
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics
 from headrace.runtime import control_folder
+from headrace.runtime.telling import agent_folder
+from headrace.telemetry.agent import Agent, AgentOptions
+from headrace.telemetry.listening import Listener
+from headrace.telemetry.metrics import TABLE as AGENT_TABLE
+from headrace.telemetry.pace import Pace
+from headrace.telemetry.sensors.gpu import GPUs
 from node.conftest import node_loader, serving, until
+from telemetry.fake_nvml import FakeNVML
 
 CONFIG = """
 global:
@@ -159,23 +170,56 @@ def controller(folder, tmp_path):
     started.process.wait(20)
 
 
+@pytest.fixture
+def agent(folder, monkeypatch):
+    """An agent that hears of this process, which has a GPU; where it serves its metrics."""
+    monkeypatch.setenv("HEADRACE_JOB_ID", "alpha")
+    monkeypatch.setenv("HEADRACE_JOB_GPUS_PER_NODE", "1")
+    place = agent_folder()
+    place.path.mkdir(mode=0o700)
+    listener = Listener(place.socket)
+    busy = FakeNVML({"busy": 40, "memory": 1 << 30, "pids": [os.getpid()]})
+    pace = Pace(busy_s=0.2, idle_s=0.2)
+    agent = Agent(AgentOptions(node="n", pace=pace), listener, gpus=GPUs(lambda: busy))
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    render = renderer(lambda: asked(agent.call_soon, agent.figures))
+    served = MetricsServer(address_of("127.0.0.1:0"), render, lambda: True)
+    # Only what has the job in its environment from the start is found; this process was there before.
+    job = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy.gpus[0]["pids"].append(job.pid)
+    yield served
+    job.kill()
+    job.wait()
+    served.close()
+    agent.stop()
+    thread.join(20)
+    agent.close()
+    listener.close()
+    place.path.rmdir()
+
+
 def variables():
     return {v["name"]: v for v in json.loads(dashboard())["templating"]["list"]}
 
 
 def test_every_query_of_the_dashboard_returns_data(
-    folder, store, prometheus, controller, monkeypatch
+    folder, store, prometheus, controller, agent, monkeypatch
 ):
+    from headrace.control import controller as watching
+    from headrace.control import publishing
     from headrace.node import notes
 
     monkeypatch.setattr(notes, "PERIOD_S", 0.1)
+    monkeypatch.setattr(publishing, "PERIOD_S", 0.2)
+    monkeypatch.setattr(watching._controller, "_publisher", publishing.Publisher())
     monkeypatch.setenv("HEADRACE_JOB", "alpha")
     reader = hr.config.ReaderOptions(simulate="nfs")
     controller.apply(POLICY)
     options = {"ram_bytes": 2 << 20, "reader": reader, "controller": controller.endpoint}
     with serving(folder, **options) as server:
         exporter = serve_metrics(server, "127.0.0.1:0")
-        scraper = prometheus(exporter.address, controller.metrics)
+        scraper = prometheus(exporter.address, controller.metrics, agent.address)
         loader = node_loader(store)
         missing = dict(queries_resolved := [(resolved(q), t) for t, q in queries()])
         deadline = time.monotonic() + 60
@@ -194,11 +238,11 @@ def test_every_query_of_the_dashboard_returns_data(
     assert len(queries_resolved) > 30
     assert missing == {}
     assert "alpha" in names
-    assert [one["value"][1] for one in up] == ["1", "1"]
+    assert [one["value"][1] for one in up] == ["1", "1", "1"]
 
 
 def test_variables_ask_for_metrics_that_there_are(folder):
-    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE)}
+    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE, *AGENT_TABLE)}
     for name, variable in variables().items():
         if name == "datasource":
             continue
@@ -210,7 +254,7 @@ def test_variables_ask_for_metrics_that_there_are(folder):
 
 def test_queries_name_metrics_and_labels_that_there_are():
     """Also of those that no test can bring about."""
-    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE)}
+    table = {m.name: m for m in (*NODE_TABLE, *CONTROL_TABLE, *AGENT_TABLE)}
     used = set()
     for title, query in queries():
         for name in re.findall(r"\bheadrace_\w+", query):

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import (
+    agent,
     append,
     bench,
     cache,
@@ -27,6 +28,7 @@ from headrace.cli import (
     index,
     info,
     launch,
+    job_report,
     ls,
     mount,
     node,
@@ -36,7 +38,9 @@ from headrace.cli import (
     repair,
     run,
     stage,
+    starving,
     top,
+    usage,
     verify,
     version,
 )
@@ -131,6 +135,8 @@ for _command in (
     stage.job,
     demo.demo,
     top.top,
+    starving.starving,
+    usage.usage,
     config.config,
     version.version,
 ):
@@ -143,5 +149,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(node.app, name="node")
 app.add_typer(control.app, name="control")
 app.add_typer(policy.app, name="policy")
+app.add_typer(agent.app, name="agent")
 app.add_typer(grafana.app, name="grafana")
 app.add_typer(cluster.app, name="cluster")
+app.command(name="job-report")(job_report.job_report)

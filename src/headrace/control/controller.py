@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.control.limits import read_limits
 from headrace.control.plane import Plane
+from headrace.control.publishing import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,10 @@ class TuningHandle:
         """Make sure that somebody looks, in this process."""
         _controller.watch(self._plane)
 
+    def rested(self) -> None:
+        """A pass has ended: what is known of it may be gone soon."""
+        _controller.tell([self._plane])
+
     def close(self) -> None:
         """Look no more; the knobs stay where they are, and `explain` still knows the plane."""
         _controller.forget(self._plane)
@@ -75,6 +80,9 @@ class _Controller:
         self._ending = threading.Event()
         self._planes: list[Plane] = []
         self._closed: list[Plane] = []
+        # None: nobody is told, because that failed or is not wanted. A child tells only of what it does.
+        tell = os.environ.get("HEADRACE_TELL", "1") != "0"
+        self._publisher = Publisher(forked=hasattr(self, "_publisher")) if tell else None
 
     def watch(self, plane: Plane) -> None:
         with self._lock:
@@ -97,6 +105,7 @@ class _Controller:
         if plane in self._planes:
             self._planes.remove(plane)
             plane.end()
+            self.tell([plane])
             self._closed = [*self._closed[-(CLOSED_KEPT - 1) :], plane]
 
     def stop(self) -> None:
@@ -105,6 +114,22 @@ class _Controller:
         thread = self._thread
         if thread is not None:
             thread.join(1.0)
+        self.tell([*self._planes, *self._closed], ended=True)
+
+    def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
+        """Tell the node's agents how planes fare, now."""
+        publisher = self._publisher
+        try:
+            if publisher is not None:
+                publisher.tell(planes, ended=ended)
+        except Exception:
+            LOG.exception("agents are told no more how this process fares")
+            self._publisher = None
+
+    def _tell_in_time(self, planes: Sequence[Plane], now: float) -> None:
+        publisher = self._publisher
+        if publisher is not None and publisher.due(now):
+            self.tell(planes)
 
     def all(self) -> tuple[list[Plane], list[Plane]]:
         with self._lock:
@@ -129,6 +154,7 @@ class _Controller:
                 if ticks % (IDLE_TICKS if plane.idle else CALM_TICKS if plane.calm else 1):
                     continue
                 self._look(plane, len(planes), look_at_limits=look_at_limits)
+            self._tell_in_time(planes, now)
 
     def _look(self, plane: Plane, count: int, *, look_at_limits: bool) -> None:
         try:
@@ -154,6 +180,7 @@ def tune(
     *,
     memory_bytes: int | None = None,
     enabled: bool = True,
+    source: str = "",
 ) -> TuningHandle:
     """Watch a plane and turn its knobs as its consumer needs.
 
@@ -166,6 +193,7 @@ def tune(
         frozen: knobs that somebody set on purpose: they stay.
         memory_bytes: what all buffers may take together, see `read_limits`.
         enabled: False: only watch, so that `explain` can tell.
+        source: path or URL of what is read, for those who ask which file system that is.
 
     Returns:
         The handle: tuning goes on until it is closed or the stages are gone.
@@ -174,7 +202,7 @@ def tune(
     def found(held_bytes: int) -> Limits:
         return read_limits(memory_bytes=memory_bytes, held_bytes=held_bytes)
 
-    plane = Plane(name, stages, consumer, limits or found, frozen, enabled=enabled)
+    plane = Plane(name, stages, consumer, limits or found, frozen, enabled=enabled, source=source)
     return TuningHandle(plane)
 
 

@@ -89,8 +89,10 @@ class Plane:
         frozen: Iterable[str],
         *,
         enabled: bool = True,
+        source: str = "",
     ) -> None:
         self.name = name
+        self.source = source
         self.enabled = enabled
         self.ended = False
         self.frozen = tuple(frozen)
@@ -102,7 +104,7 @@ class Plane:
         self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
         self._find_consumer = _weakly(consumer)
         self._find_limits = limits
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._reading = self._read()
         self._knobs = self._current()
         self.refresh_limits(1)
@@ -136,6 +138,11 @@ class Plane:
     def consumer(self) -> ConsumerStats:
         """What the consumer had done at the last look."""
         return self._reading.consumer if self._reading else ConsumerStats()
+
+    def now(self) -> tuple[ConsumerStats, tuple[StageStats, ...]] | None:
+        """What consumer and stages have done so far, asked now; None: they are gone."""
+        reading = self._read()
+        return None if reading is None else (reading.consumer, reading.stages)
 
     def window(self, seconds: float = 5.0) -> Window:
         """The last seconds taken together."""
@@ -185,7 +192,7 @@ class Plane:
         return find() if find is not None else None
 
     def _record(self, decision: Decision) -> None:
-        at_s = time.monotonic() - self._started
+        at_s = time.monotonic() - self.started
         change = Change(
             at_s, decision.action, self._knobs, decision.knobs, decision.reason, decision.evidence
         )

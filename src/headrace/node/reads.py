@@ -75,11 +75,11 @@ def job_name(environment: Mapping[str, str] | None = None) -> str:
     """What this process is a part of: clients of one job share a quota.
 
     Args:
-        environment: defaults to `os.environ`. HEADRACE_JOB says it, or Slurm, or torchrun; else
-            the processes that one shell command started are a job.
+        environment: defaults to `os.environ`. HEADRACE_JOB says it, or whoever runs the job, Slurm or
+            torchrun; else the processes that one shell command started are a job.
     """
     environment = os.environ if environment is None else environment
-    for variable in ("HEADRACE_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+    for variable in ("HEADRACE_JOB", "HEADRACE_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
         if environment.get(variable):
             return environment[variable][:256]
     return f"group-{os.getpgid(0)}"

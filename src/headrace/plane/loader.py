@@ -47,6 +47,8 @@ class LoaderStats:
     opened_files: int = 0
     stages_now: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
     """Gives the stages of the plane."""
+    rested: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+    """Is called when a pass has ended."""
     _handed_s: float = field(default=0.0, repr=False, compare=False)
     _asked_at: float | None = field(default=None, repr=False, compare=False)
     _delivered_at: float | None = field(default=None, repr=False, compare=False)
@@ -77,6 +79,8 @@ class LoaderStats:
     def rest(self) -> None:
         """No batch is asked for any more: between epochs the consumer neither waits nor works."""
         self._asked_at = self._delivered_at = None
+        if self.rested is not None:
+            self.rested()
 
     def count(
         self,
@@ -289,6 +293,7 @@ class Loader:
                 self.stats.count(len(batch), batch.nbytes, reads, waited_s, ready=ready)
                 this.delivered(step, asked)
                 yield batch
+            self.stats.ask()  # what came after the last batch was work, too
         finally:
             self.stats.rest()
             fetched.close()

@@ -246,8 +246,10 @@ class StoreLoader(Closing):
                 self.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
                 this.delivered(step, delivery.asked)
                 yield delivery.value
+            self.stats.ask()  # what came after the last batch was work, too
         finally:
             if os.getpid() == pid:
+                self.stats.rest()
                 deliveries.close()
         this.finish()
 

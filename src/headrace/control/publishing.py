@@ -1,0 +1,240 @@
+"""Publishing: a process tells the agents of its node how its loaders fare, every other second and at the end.
+
+A datagram on a UNIX socket, which nobody waits for: where no agent is, it costs a failed system call.
+What is told is the total since the process began, so that a message which was lost, or an agent that was
+away, loses nothing: the next one says it all. Called by the controller's thread, and at the process's end.
+
+    {"v": 1, "instance": 32 hex digits, "job": {...}, "consumer": true, "ended": false,
+     "local_ranks": 4, "began_s": Unix seconds, "worked_s": ..., "batches": ..., "samples": ...,
+     "file_systems": {"/scratch": {"stall_s": {"storage": ...}, "tier_bytes": {"source": ...}}}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.control.causes import NODE, split_wait, tier_bytes
+from headrace.machine.mounts import file_system_of
+from headrace.plane.stage import ConsumerStats
+from headrace.runtime.job import JobIdentity, identity_of, local_ranks_of
+from headrace.runtime.telling import agent_sockets, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.control.plane import Plane
+    from headrace.plane.stage import StageStats
+
+__all__ = ["PERIOD_S", "Publisher", "Totals"]
+
+PERIOD_S: Final = 2.0
+
+LAST_S: Final = 0.5
+
+FILE_SYSTEMS_MAX: Final = 16
+"""More are added up as `other`: a message has a bounded length."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all loaders of a process did so far; only grows."""
+
+    worked_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    stall_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By file system and cause."""
+    tier_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By file system and tier."""
+
+    def add(self, system: str, look: _Look, before: _Look) -> None:
+        """Add what happened between two looks at a plane."""
+        now, then = look.consumer, before.consumer
+        self.worked_s += max(0.0, now.worked_s - then.worked_s)
+        self.batches += max(0, now.batches - then.batches)
+        self.samples += max(0, now.samples - then.samples)
+        waited_s = max(0.0, now.waited_s - then.waited_s)
+        for cause, seconds in split_wait(waited_s, before.stages, look.stages).items():
+            _grow(self.stall_s, system, cause, seconds)
+        for tier, count in _tiers(before, look).items():
+            _grow(self.tier_bytes, system, tier, count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    consumer: ConsumerStats
+    stages: Sequence[StageStats]
+
+
+def _tiers(before: _Look, look: _Look) -> dict[str, float]:
+    """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
+    old = tier_bytes(before.stages)
+    found: dict[str, float] = {}
+    for tier, count in tier_bytes(look.stages).items():
+        past = old.get(tier, 0)
+        found[tier] = count - past if count >= past else count
+    delivered = max(0, look.consumer.bytes - before.consumer.bytes)
+    rest = delivered - sum(found.values())
+    by_node = any(stage.name == NODE for stage in look.stages)
+    if rest > 0 and by_node:
+        found["node"] = found.get("node", 0.0) + rest
+    return found
+
+
+def _grow(table: dict[str, dict[str, float]], system: str, name: str, amount: float) -> None:
+    if amount > 0:
+        known = system in table or len(table) < FILE_SYSTEMS_MAX
+        row = table.setdefault(system if known else "other", {})
+        row[name] = row.get(name, 0.0) + amount
+
+
+class Publisher:
+    """Tells of the planes of this process. Thread-safe.
+
+    Args:
+        sockets: where agents may listen; by default those of `agent_sockets`.
+        forked: planes that are older than this belong to the parent, which tells of what they did.
+    """
+
+    def __init__(self, sockets: Sequence[str] | None = None, *, forked: bool = False) -> None:
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._since = time.monotonic() if forked else 0.0
+        self._identity: JobIdentity | None = None
+        self._instance = secrets.token_hex(16)
+        self._began_s = time.time()
+        self._seen: weakref.WeakKeyDictionary[Plane, _Look] = weakref.WeakKeyDictionary()
+        self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
+        self._next_s = 0.0
+        self._ended = False
+        self.totals = Totals()
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to tell again.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if now < self._next_s:
+            return False
+        self._next_s = now + PERIOD_S
+        return True
+
+    def _look(self, plane: Plane) -> None:
+        """Add what a plane did since the last look; nothing if it is gone."""
+        found = plane.now()
+        if found is None:
+            return
+        look, nothing = _Look(*found), _Look(ConsumerStats(), ())
+        before = self._seen.get(plane)
+        if before is None:
+            before = look if plane.started < self._since else nothing
+        elif look.consumer.batches < before.consumer.batches:
+            before = nothing  # it began anew
+        self.totals.add(self._system(plane, look), look, before)
+        # A wait that is under way may turn out to be none; what was told stays told.
+        self._seen[plane] = _later(before, look)
+
+    def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
+        """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end.
+
+        Args:
+            planes: that are at work, or have just ended.
+            ended: the process ends.
+        """
+        with self._lock:
+            for plane in planes:
+                self._look(plane)
+            # Iterators may still rest while the interpreter takes everything apart.
+            self._ended = self._ended or ended
+            self._send(ended=self._ended)
+
+    def _send(self, *, ended: bool) -> None:
+        if not self.totals.batches and not self.totals.stall_s:
+            return
+        if self._identity is None:
+            self._identity = identity_of(os.environ) or _no_job()
+        sockets = self._sockets
+        if sockets is None:
+            sockets = agent_sockets(self._identity.job_id)
+        there = [path for path in sockets if checked(path)]
+        if not there:
+            return
+        message = json.dumps(self._message(self._identity, ended=ended), separators=(",", ":"))
+        # A socket for each time: one that is kept would be a descriptor that a fork copies.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            # The last word is worth a moment, should many say theirs at once.
+            sock.settimeout(LAST_S if ended else 0.0)
+            for path in there:
+                # Nobody listens, or whoever does has enough: the next message says it all.
+                with contextlib.suppress(OSError):
+                    sock.sendto(message.encode(), path)
+
+    def _message(self, identity: JobIdentity, *, ended: bool) -> dict[str, Any]:
+        totals = self.totals
+        names = sorted({*totals.stall_s, *totals.tier_bytes})
+        return {
+            "v": 1,
+            "instance": self._instance,
+            "pid": os.getpid(),
+            "job": asdict(identity),
+            "consumer": not _is_worker(),
+            "ended": ended,
+            "began_s": round(self._began_s, 3),
+            "local_ranks": local_ranks_of(os.environ),
+            "worked_s": round(totals.worked_s, 6),
+            "batches": totals.batches,
+            "samples": totals.samples,
+            "file_systems": {
+                name: {
+                    "stall_s": {c: round(s, 6) for c, s in totals.stall_s.get(name, {}).items()},
+                    "tier_bytes": totals.tier_bytes.get(name, {}),
+                }
+                for name in names
+            },
+        }
+
+    def _system(self, plane: Plane, look: _Look) -> str:
+        if plane not in self._systems:
+            label = next((stage.simulation for stage in look.stages if stage.simulation), "")
+            self._systems[plane] = label or (file_system_of(plane.source) if plane.source else "")
+        return self._systems[plane]
+
+
+def _later(before: _Look, look: _Look) -> _Look:
+    consumer = replace(
+        look.consumer,
+        waited_s=max(before.consumer.waited_s, look.consumer.waited_s),
+        worked_s=max(before.consumer.worked_s, look.consumer.worked_s),
+    )
+    return _Look(consumer, look.stages)
+
+
+def _no_job() -> JobIdentity:
+    """Without a scheduler: what one shell command started belongs together."""
+    import pwd
+
+    user = str(os.geteuid())
+    with contextlib.suppress(KeyError):
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"  # noqa: PTH119
+    given = os.environ.get("HEADRACE_JOB") or os.environ.get("TORCHELASTIC_RUN_ID")
+    told = identity_of({**os.environ, "HEADRACE_JOB_ID": given or f"group-{os.getpgid(0)}"})
+    assert told is not None
+    return replace(told, user=told.user or user, name=told.name or name)
+
+
+def _is_worker() -> bool:
+    """Whether this is a DataLoader's worker: no training step runs here, so none waits here."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None

@@ -1,0 +1,182 @@
+"""Usage: hours and efficiency by user and account, from Slurm's books or from the agents' history.
+
+The books (`sacct`) know every job's hours, and nothing of what they were good for; the history knows that of
+the jobs it saw. Together: hours from the books, shares from the history, and how many of the hours the
+history covers. Plain functions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from headrace.telemetry.history import JobRecord
+
+__all__ = ["Accounted", "Usage", "UsageRow", "usage_of"]
+
+
+class Accounted(Protocol):
+    """A job in the scheduler's books; `headrace.cluster.slurm.accounting.AccountedJob` is one."""
+
+    @property
+    def job_id(self) -> str: ...  # noqa: D102
+    @property
+    def user(self) -> str: ...  # noqa: D102
+    @property
+    def account(self) -> str: ...  # noqa: D102
+    @property
+    def started_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def ended_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def gpu_count(self) -> int: ...  # noqa: D102
+    @property
+    def cpu_count(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """A user in an account.
+
+    Attributes:
+        jobs: that ran in the stretch of time.
+        gpu_hours: that they had.
+        cpu_hours: CPU time that they used; without a history, that they had.
+        seen_gpu_hours: GPU-hours that an agent saw: shares are of these.
+        gpu_use: share of their GPUs' time in which they worked; None: nobody looked.
+        lost_gpu_hours: waited for data, of those seen.
+        stall: share of steps' time that was waited; None: nothing is known.
+        efficiency: share of GPU-hours seen that did not wait for data; None: none was seen.
+    """
+
+    user: str
+    account: str
+    jobs: int
+    gpu_hours: float
+    cpu_hours: float
+    seen_gpu_hours: float
+    gpu_use: float | None
+    lost_gpu_hours: float
+    stall: float | None
+    efficiency: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Who used what."""
+
+    since_s: float
+    until_s: float
+    source: str
+    """Where hours come from: `slurm` or `history`."""
+    rows: tuple[UsageRow, ...]
+    """Who had most first."""
+    total: UsageRow
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Sum:
+    jobs: set[str] = field(default_factory=set)
+    gpu_hours: float = 0.0
+    cpu_hours: float = 0.0
+    seen_gpu_hours: float = 0.0
+    watched_s: float = 0.0
+    busy_s: float = 0.0
+    lost_gpu_hours: float = 0.0
+    waited_s: float = 0.0
+    known_s: float = 0.0
+
+    def see(self, record: JobRecord) -> None:
+        """Add what the history knows of a job."""
+        self.seen_gpu_hours += record.gpu_hours
+        self.watched_s += record.total("gpu_watched_s")
+        self.busy_s += record.total("gpu_busy_s")
+        self.lost_gpu_hours += sum(record.lost.values()) / 3600
+        if record.stall is not None:
+            waited_s = sum(record.waited.values())
+            self.waited_s += waited_s
+            self.known_s += (
+                waited_s + record.total("worked_s") if record.measured else record.seconds
+            )
+
+    def row(self, user: str, account: str) -> UsageRow:
+        """As it is shown."""
+        seen = self.seen_gpu_hours
+        return UsageRow(
+            user=user,
+            account=account,
+            jobs=len(self.jobs),
+            gpu_hours=self.gpu_hours,
+            cpu_hours=self.cpu_hours,
+            seen_gpu_hours=seen,
+            gpu_use=self.busy_s / self.watched_s if self.watched_s else None,
+            lost_gpu_hours=self.lost_gpu_hours,
+            stall=self.waited_s / self.known_s if self.known_s else None,
+            efficiency=max(0.0, 1.0 - self.lost_gpu_hours / seen) if seen else None,
+        )
+
+
+def usage_of(
+    records: Sequence[JobRecord],
+    books: Iterable[Accounted] | None,
+    since_s: float,
+    until_s: float,
+) -> Usage:
+    """Add up.
+
+    Args:
+        records: of the history, for this stretch of time.
+        books: the scheduler's jobs; None: there are none, hours are the history's.
+        since_s: of the stretch, in Unix seconds.
+        until_s: likewise.
+    """
+    sums: dict[tuple[str, str], _Sum] = defaultdict(_Sum)
+    total = _Sum()
+    by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
+    if books is None:
+        for record in records:
+            for one in (sums[record.user, record.account], total):
+                one.jobs.add(record.job_id)
+                one.gpu_hours += record.gpu_hours
+                one.cpu_hours += record.total("cpu_s") / 3600
+                one.see(record)
+    else:
+        for job in books:
+            hours = _hours(job, since_s, until_s)
+            if hours <= 0.0:
+                continue
+            known = by_id.get(job.job_id)
+            used = hours * job.cpu_count if known is None else known.total("cpu_s") / 3600
+            gpu_hours = hours * job.gpu_count
+            if not gpu_hours and known is not None:
+                gpu_hours = known.gpu_hours  # not every book counts GPUs
+            for one in (sums[job.user, job.account], total):
+                one.jobs.add(job.job_id)
+                one.gpu_hours += gpu_hours
+                one.cpu_hours += used
+                if known is not None:
+                    one.see(known)
+    rows = [one.row(*key) for key, one in sums.items()]
+    return Usage(
+        since_s=since_s,
+        until_s=until_s,
+        source="history" if books is None else "slurm",
+        rows=tuple(sorted(rows, key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.user, r.account))),
+        total=total.row("", ""),
+    )
+
+
+def _hours(job: Accounted, since_s: float, until_s: float) -> float:
+    """That a job had its resources within the stretch."""
+    if job.started_s is None:
+        return 0.0
+    ended_s = until_s if job.ended_s is None else min(job.ended_s, until_s)
+    return max(0.0, ended_s - max(job.started_s, since_s)) / 3600

@@ -1,0 +1,200 @@
+"""JobReport: what a job had, used and waited for, for the end of its log.
+
+headrace: job 4711 (resnet) of ann, 2 nodes, 2:03:11, measured
+  GPU-hours    16.42 had, 4.91 lost to waiting for data (30 %)
+  GPUs         worked 63 % of the time, 41.2 GB of memory at most
+  ...
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import TelemetryError
+from headrace.telemetry.advice import hint_of
+from headrace.telemetry.history import JobRecord, open_history
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["JobReport", "hours_text", "job_report"]
+
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """A job's report.
+
+    Attributes:
+        record: the figures.
+        skipped: files of the history that could not be read.
+    """
+
+    record: JobRecord
+    skipped: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values; times in seconds, memory and data in bytes."""
+        record = self.record
+        waited = record.waited
+        return {
+            "job_id": record.job_id,
+            "alias": record.alias,
+            "name": record.name,
+            "user": record.user,
+            "account": record.account,
+            "nodes": list(record.nodes),
+            "first_s": record.first_s,
+            "last_s": record.last_s,
+            "seconds": self._wall_s,
+            "quality": record.quality,
+            "gpu_hours": record.gpu_hours,
+            "gpu_hours_lost": sum(record.lost.values()) / 3600,
+            "gpu_use": record.gpu_use,
+            "gpu_memory_bytes": record.total("gpu_memory_bytes"),
+            "stall": record.stall,
+            "stall_s": waited,
+            "worked_s": record.total("worked_s"),
+            "gpu_hours_lost_by_cause": {c: s / 3600 for c, s in record.lost.items()},
+            "gpu_hours_lost_by_file_system": {
+                name: s / 3600 for name, s in record.lost_by_file_system.items()
+            },
+            "bytes_by_tier": record.by_label("tier_bytes"),
+            "samples": record.total("samples"),
+            "cpu_s": record.total("cpu_s"),
+            "memory_bytes": record.total("memory_bytes"),
+            "read_bytes": record.total("read_bytes"),
+            "written_bytes": record.total("written_bytes"),
+            "hint": hint_of(record),
+            "skipped": list(self.skipped),
+        }
+
+    @property
+    def _wall_s(self) -> float:
+        return max(0.0, self.record.last_s - self.record.first_s)
+
+    def text(self) -> str:
+        """For people; lines of at most 100 characters where names are not longer."""
+        record = self.record
+        job = f"job {record.shown_id}" + (f" ({record.name})" if record.name else "")
+        user = f" of {record.user}" if record.user else ""
+        count = len(record.nodes)
+        nodes = f"{count} node{'s' if count != 1 else ''}"
+        lines = [
+            f"headrace: {job}{user}, {nodes}, {_duration(self._wall_s)}, stalls {record.quality}"
+        ]
+        lines += [f"  {label:<12} {text}" for label, text in self._rows() if text]
+        lines += [f"  {'not read':<12} {name}" for name in self.skipped]
+        return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        record = self.record
+        lost_h = sum(record.lost.values()) / 3600
+        hours = ""
+        if record.gpu_hours:
+            share = lost_h / record.gpu_hours
+            hours = (
+                f"{hours_text(record.gpu_hours)} had, {hours_text(lost_h)} lost to waiting for data "
+                f"({share:.0%})"
+            )
+        use, memory = record.gpu_use, record.total("gpu_memory_bytes")
+        gpus = (
+            ""
+            if use is None
+            else f"worked {use:.0%} of the time, {_bytes(memory)} of memory at most"
+        )
+        cpu = (
+            f"{hours_text(record.total('cpu_s') / 3600)} hours, "
+            f"{_bytes(record.total('memory_bytes'))} of memory at most on a node"
+        )
+        return [
+            ("GPU-hours", hours),
+            ("GPUs", gpus),
+            ("CPU", cpu),
+            ("steps", self._steps()),
+            ("stall", _list(_shares(record.waited))),
+            ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
+            (
+                "lost on",
+                _list(_shares({k or "?": v for k, v in record.lost_by_file_system.items()})),
+            ),
+            ("hint", hint_of(record)),
+        ]
+
+    def _steps(self) -> str:
+        record = self.record
+        if record.stall is None:
+            return ""
+        waited_s = sum(record.waited.values())
+        text = f"waited {waited_s:,.1f} s"
+        if record.measured:
+            text += f", worked {record.total('worked_s'):,.1f} s, {record.total('samples'):,.0f} samples"
+        return f"{text}: {record.stall:.1%} of their time stalled"
+
+
+def job_report(history: Path | str, job_id: str) -> JobReport:
+    """The report of a job, from its beginning to now.
+
+    Args:
+        history: a folder of agents' files, one of them, or the URL of a Prometheus.
+        job_id: as the scheduler counts, or as people write it ("17_3").
+
+    Raises:
+        TelemetryError: there is no history, or it knows no such job.
+    """
+    opened = open_history(history)
+    try:
+        records = opened.records(0.0, time.time() + 86400.0, job_id)
+    finally:
+        opened.close()
+    if not records:
+        raise TelemetryError(
+            f"{history}: nothing is known of job {job_id}.",
+            path=str(history),
+            next_step="An agent must run on its nodes: headrace agent start --history DIR.",
+        )
+    # Of several attempts under one number, what was seen last.
+    record = max(records, key=lambda each: each.last_s)
+    return JobReport(record, tuple(opened.skipped))
+
+
+def hours_text(hours: float) -> str:
+    """12.3 -> '12.30', 0.0042 -> '0.0042': two or more digits that count."""
+    if hours == 0.0 or hours >= 0.095:
+        return f"{hours:,.1f}" if hours >= 100 else f"{hours:.2f}"
+    return f"{hours:.2g}" if hours >= 1e-4 else f"{hours:.1e}"
+
+
+def _shares(seconds: dict[str, float]) -> list[str]:
+    total = sum(seconds.values())
+    return [
+        f"{name} {s / total:.0%}" for name, s in seconds.items() if total and s / total >= 0.005
+    ]
+
+
+def _sizes(amounts: dict[str, float]) -> list[str]:
+    total = sum(amounts.values())
+    return [f"{name} {_bytes(n)} ({n / total:.0%})" for name, n in amounts.items() if n]
+
+
+def _list(words: list[str]) -> str:
+    more = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

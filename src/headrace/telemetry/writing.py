@@ -1,0 +1,368 @@
+"""Writing: one agent's history file: minutes are added, old ones go, and a full disk loses nothing.
+
+Bounded by age and by bytes. What cannot be written waits in the ledger and is tried again, less and less
+often. A clock that jumps must not empty the history: nothing is removed by age until the clock has
+agreed with the monotonic one for an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import TelemetryError
+from headrace.telemetry.database import SUFFIX, open_database
+from headrace.telemetry.ledger import PEAKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace.telemetry.ledger import Ledger, Page
+
+__all__ = ["AGE_S", "BYTES_MAX", "HistoryWriter", "file_of"]
+
+_log = logging.getLogger("headrace.agent")
+
+AGE_S: Final = 30 * 86400.0
+BYTES_MAX: Final = 256 << 20
+BYTES_LEAST: Final = 1 << 20
+
+CHECKPOINT_S: Final = 60.0
+PRUNE_S: Final = 600.0
+RETRY_S: Final = 5.0
+RETRY_MAX_S: Final = 300.0
+
+STEADY_S: Final = 3600.0
+"""So long must the clock have agreed before anything is removed because of its age."""
+
+JUMP_S: Final = 60.0
+
+TELLERS_S: Final = 2 * 86400.0
+"""What a process told is remembered so long after."""
+
+
+def file_of(folder: Path, node: str, job: str = "") -> Path:
+    """The file of an agent; one that looks at a single job has a file of its own."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in node)[:64] or "node"
+    of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
+    return folder / (f"{safe}.job-{of_job}{SUFFIX}" if of_job else f"{safe}{SUFFIX}")
+
+
+class HistoryWriter:
+    """Writes a history file, alone.
+
+    Args:
+        path: of the file; its folder is made.
+        node: whose history it is.
+        age_s: minutes that are older are removed.
+        bytes_max: of the file.
+        mono: a monotonic clock.
+        unix: Unix seconds.
+
+    Raises:
+        TelemetryError: it cannot be written, or another agent writes it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        *,
+        age_s: float = AGE_S,
+        bytes_max: int = BYTES_MAX,
+        mono: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        if age_s <= 0 or bytes_max < BYTES_LEAST:
+            raise ValueError(
+                f"a history of {age_s:g} s and {bytes_max} bytes: "
+                f"expected more than 0 s and at least {BYTES_LEAST} bytes"
+            )
+        self.path = path
+        self._node, self._age_s, self._bytes_max = node, age_s, bytes_max
+        self._mono, self._unix = mono, unix
+        self._lock_fd = _locked(path)
+        _remove_old(path, age_s)
+        try:
+            self._database: sqlite3.Connection | None = open_database(path, node)
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+        self._series: dict[tuple[str, str, str], int] = {}
+        self._jobs: dict[str, int] = {}
+        self._next_s = self._pause_s = 0.0
+        self._checkpoint_s = self._prune_s = mono()
+        self._offset_s = unix() - mono()
+        self._steady_since_s = mono()
+        self.why = ""
+        """Why it cannot be written now; '' if it can."""
+
+    def tellers(self) -> dict[str, dict[tuple[str, str, str], float]]:
+        """What each process had told when this file was written last."""
+        found = {}
+        for instance, text in self._open().execute("SELECT instance, figures FROM tellers"):
+            with contextlib.suppress(ValueError, TypeError):
+                found[instance] = {
+                    (name, label, system): float(value)
+                    for name, label, system, value in json.loads(text)
+                }
+        return found
+
+    def last_seen(self) -> dict[str, float]:
+        """Until when jobs of the last days are known."""
+        since = self._unix() - TELLERS_S
+        rows = self._open().execute("SELECT job_id, last_s FROM jobs WHERE last_s > ?", (since,))
+        return dict(rows)
+
+    def write(self, ledger: Ledger, *, now: bool = False) -> bool:
+        """Write what waits in a ledger; it waits on if that fails.
+
+        Args:
+            ledger: is emptied, or not.
+            now: try even though the last attempt has just failed.
+
+        Returns:
+            Whether nothing waits any more.
+        """
+        mono_s = self._mono()
+        if mono_s < self._next_s and not now:
+            return False
+        page = ledger.take()
+        try:
+            if page:
+                self._write(page)
+            self._care(mono_s, now=now)
+        except (sqlite3.Error, OSError, TelemetryError) as e:
+            ledger.give_back(page)
+            self._failed(e, mono_s)
+            return False
+        if self.why:
+            _log.warning("%s: written again", self.path)
+        self.why, self._pause_s, self._next_s = "", 0.0, 0.0
+        return True
+
+    def close(self) -> None:
+        """Carry the log into the file, and let go of it."""
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            database.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is not None and not self.path.exists():
+            _log.warning("%s was removed: another is begun", self.path)
+            self._let_go()
+        if self._database is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = open_database(self.path, self._node)
+        return self._database
+
+    def _let_go(self) -> None:
+        """Let go of the file; it is opened anew, which keeps what is damaged, and begins another."""
+        self._series.clear()
+        self._jobs.clear()
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                database.close()
+
+    def _write(self, page: Page) -> None:
+        database = self._open()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            self._write_jobs(database, page)
+            rows = [
+                (minute, self._job(database, job), self._serie(database, (name, label, system)), value)
+                for (minute, job, name, label, system), value in page.amounts.items()
+                if name not in PEAKS
+            ]  # fmt: skip
+            peaks = [
+                (minute, self._job(database, job), self._serie(database, (name, label, system)), value)
+                for (minute, job, name, label, system), value in page.amounts.items()
+                if name in PEAKS
+            ]  # fmt: skip
+            database.executemany(_ADD, rows)
+            database.executemany(_RAISE, peaks)
+            database.executemany(
+                "INSERT OR REPLACE INTO tellers VALUES (?, ?, ?, ?)",
+                [
+                    (instance, job, at_s, json.dumps([[*key, v] for key, v in figures.items()]))
+                    for instance, (job, at_s, figures) in page.tellers.items()
+                ],
+            )
+            database.execute("COMMIT")
+        except BaseException:
+            # Numbers that were given in this transaction are given no more.
+            self._series.clear()
+            self._jobs.clear()
+            with contextlib.suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+            raise
+
+    def _write_jobs(self, database: sqlite3.Connection, page: Page) -> None:
+        for job, facts in page.jobs.items():
+            identity = facts.identity
+            database.execute(
+                "INSERT INTO jobs (job_id, alias, name, user, account, restarts, first_s, last_s, measured) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job_id) DO UPDATE SET "
+                "alias = excluded.alias, name = excluded.name, user = excluded.user, "
+                "account = excluded.account, restarts = excluded.restarts, "
+                "first_s = min(first_s, excluded.first_s), last_s = max(last_s, excluded.last_s), "
+                "measured = max(measured, excluded.measured)",
+                (job, identity.alias, identity.name, facts.user, identity.account,
+                 identity.restarts, facts.first_s, facts.last_s, int(facts.measured)),
+            )  # fmt: skip
+
+    def _job(self, database: sqlite3.Connection, job: str) -> int:
+        if not job:
+            return 0
+        number = self._jobs.get(job)
+        if number is None:
+            row = database.execute("SELECT job FROM jobs WHERE job_id = ?", (job,)).fetchone()
+            if row is None:
+                now_s = self._unix()
+                row = database.execute(
+                    "INSERT INTO jobs VALUES (NULL, ?, '', '', '', '', 0, ?, ?, 0) RETURNING job",
+                    (job, now_s, now_s),
+                ).fetchone()
+            number = self._jobs[job] = int(row[0])
+        return number
+
+    def _serie(self, database: sqlite3.Connection, key: tuple[str, str, str]) -> int:
+        number = self._series.get(key)
+        if number is None:
+            database.execute(
+                "INSERT OR IGNORE INTO series (name, label, file_system) VALUES (?, ?, ?)", key
+            )
+            number = self._series[key] = database.execute(
+                "SELECT series FROM series WHERE name = ? AND label = ? AND file_system = ?", key
+            ).fetchone()[0]
+        return number
+
+    def _care(self, mono_s: float, *, now: bool) -> None:
+        """Carry the log into the file and remove what is old, now and then."""
+        database = self._open()
+        if now or mono_s - self._checkpoint_s >= CHECKPOINT_S:
+            self._checkpoint_s = mono_s
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if mono_s - self._prune_s >= PRUNE_S or self._bytes(database) > self._bytes_max:
+            self._prune_s = mono_s
+            self._prune(database, mono_s)
+
+    def _prune(self, database: sqlite3.Connection, mono_s: float) -> None:
+        unix_s = self._unix()
+        if abs(unix_s - mono_s - self._offset_s) > JUMP_S:
+            _log.warning("the clock has jumped: nothing is removed by age for an hour")
+            self._offset_s, self._steady_since_s = unix_s - mono_s, mono_s
+        if mono_s - self._steady_since_s >= STEADY_S:
+            database.execute("DELETE FROM figures WHERE minute < ?", (unix_s - self._age_s,))
+            database.execute("DELETE FROM tellers WHERE at_s < ?", (unix_s - TELLERS_S,))
+        while self._bytes(database) > self._bytes_max:
+            # A tenth of the minutes at a time, the oldest first.
+            row = database.execute(
+                "SELECT minute FROM figures GROUP BY minute ORDER BY minute "
+                "LIMIT 1 OFFSET (SELECT count(DISTINCT minute) / 10 FROM figures)"
+            ).fetchone()
+            if (
+                row is None
+                or not database.execute("DELETE FROM figures WHERE minute <= ?", (row[0],)).rowcount
+            ):
+                break
+        database.execute(
+            "DELETE FROM jobs WHERE last_s < ? AND job NOT IN (SELECT DISTINCT job FROM figures)",
+            (unix_s - TELLERS_S,),
+        )
+        self._jobs.clear()
+        database.execute("PRAGMA incremental_vacuum").fetchall()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    @staticmethod
+    def _bytes(database: sqlite3.Connection) -> int:
+        """Of what is in use; pages that are free will be used again."""
+        size, pages, free = (
+            database.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        return int(size * (pages - free))
+
+    def _failed(self, error: Exception, mono_s: float) -> None:
+        if not self.why:
+            _log.error("%s cannot be written, figures wait in memory: %s", self.path, error)
+        self.why = str(error)
+        self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s or RETRY_S)
+        self._next_s = mono_s + self._pause_s
+        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(
+            error, sqlite3.OperationalError | sqlite3.IntegrityError
+        )
+        if damaged:
+            self._let_go()
+
+
+_ADD = (
+    "INSERT INTO figures VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (minute, job, series) DO UPDATE SET value = value + excluded.value"
+)
+_RAISE = (
+    "INSERT INTO figures VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (minute, job, series) DO UPDATE SET value = max(value, excluded.value)"
+)
+
+
+def _remove_old(path: Path, age_s: float) -> None:
+    """Remove files of single jobs of this node that nobody has written for so long."""
+    node = path.name.removesuffix(SUFFIX).partition(".job-")[0]
+    for file in path.parent.glob(f"{node}.job-*{SUFFIX}"):
+        with contextlib.suppress(OSError, TelemetryError):
+            if file == path or time.time() - file.stat().st_mtime < age_s:
+                continue
+            fd = _locked(file)  # nobody writes it
+            try:
+                for suffix in ("", "-wal", "-shm", ".lock"):
+                    file.with_name(file.name + suffix).unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+
+
+def _locked(path: Path) -> int:
+    """The lock beside a history file, held.
+
+    Raises:
+        TelemetryError: another agent holds it, or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f"{path.name}.lock")
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as e:
+        raise TelemetryError(
+            f"{path.parent}: no history can be kept there: {e.strerror}.",
+            path=str(path.parent),
+            next_step="Name a folder that you may write: --history DIR.",
+        ) from e
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise TelemetryError(
+            f"{path}: another agent writes this history, process {owner}.",
+            path=str(path),
+            next_step="Use that one, or give this one a folder of its own: --history DIR.",
+        ) from None
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd

@@ -1,0 +1,138 @@
+"""Usage and starving of records that are made up: books and history together, ranks, shares, nothing."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from headrace.insight.starving import starving_of
+from headrace.insight.usage import usage_of
+from headrace.telemetry.advice import CAUSES, hint_of
+from headrace.telemetry.history import JobRecord
+from headrace.telemetry.report import JobReport, hours_text
+
+HOUR = 3600.0
+
+
+def record(
+    job_id, user="ann", account="a", lost_h=0.0, gpu_h=1.0, measured=True, busy=None, **more
+):
+    wait, lost = ("stall_s", "lost_gpu_s") if measured else ("inferred_s", "inferred_gpu_s")
+    figures = {
+        ("seconds", "", ""): gpu_h * HOUR, ("gpu_s", "", ""): gpu_h * HOUR, ("cpu_s", "", ""): HOUR,
+        (wait, "storage", "/scratch"): lost_h * HOUR, (lost, "storage", "/scratch"): lost_h * HOUR,
+        ("worked_s", "", ""): (gpu_h - lost_h) * HOUR,
+    }  # fmt: skip
+    if busy is not None:
+        figures |= {("gpu_watched_s", "", ""): 100.0, ("gpu_busy_s", "", ""): 100.0 * busy}
+    return JobRecord(
+        job_id=job_id, user=user, account=account, nodes=("n0",), measured=measured,
+        figures=figures, last_s=gpu_h * HOUR, **more,
+    )  # fmt: skip
+
+
+@dataclass
+class Book:
+    job_id: str
+    user: str = "ann"
+    account: str = "a"
+    started_s: float | None = 0.0
+    ended_s: float | None = HOUR
+    gpu_count: int = 2
+    cpu_count: int = 8
+
+
+def test_jobs_are_ranked_by_gpu_hours_lost():
+    found = starving_of(
+        [record("1", lost_h=0.2), record("2", user="bob", lost_h=0.5, measured=False), record("3")],
+        0.0, HOUR,
+    )  # fmt: skip
+    assert [job.job_id for job in found.jobs] == ["2", "1"]
+    assert [job.quality for job in found.jobs] == ["inferred", "measured"]
+    assert [(group.name, group.jobs) for group in found.users] == [("bob", 1), ("ann", 1)]
+    assert found.file_systems[0].lost_gpu_hours == pytest.approx(0.7)
+    assert found.causes[0].name == "storage"
+    assert found.gpu_hours == 3
+    assert "0.70 of 3.00 GPU-hours (23%)" in found.answer
+
+
+def test_without_gpus_jobs_are_ranked_by_waiting():
+    cpu = record("1", gpu_h=0.0)
+    cpu.figures |= {("stall_s", "decode", ""): 50.0, ("worked_s", "", ""): 50.0}
+    found = starving_of([cpu], 0.0, HOUR)
+    assert found.jobs[0].stall == 0.5
+    assert "no GPU was lost" in found.answer
+
+
+def test_nobody_starves():
+    assert "nobody starved" in starving_of([], 0.0, 1.0).answer
+
+
+def test_hours_from_the_books_and_shares_from_the_history():
+    records = [record("1", lost_h=0.5, gpu_h=2.0, busy=0.4), record("9_1", user="zoe")]
+    books = [
+        Book("1"), Book("2"), Book("3", user="bob", started_s=-HOUR, ended_s=None),
+        Book("4", started_s=None), Book("5", started_s=9 * HOUR, ended_s=None),
+    ]  # fmt: skip
+    found = usage_of(records, books, 0.0, 2 * HOUR)
+    ann, bob = sorted(found.rows, key=lambda row: row.user)
+    assert found.source == "slurm"
+    assert (ann.jobs, ann.gpu_hours, ann.seen_gpu_hours) == (2, 4.0, 2.0)
+    assert ann.gpu_use == pytest.approx(0.4)
+    assert ann.stall == pytest.approx(0.25)
+    assert ann.efficiency == pytest.approx(0.75)
+    assert (bob.gpu_hours, bob.efficiency, bob.stall) == (4.0, None, None)
+    assert found.total.jobs == 3
+
+
+def test_books_that_count_no_gpus_are_helped_by_the_history():
+    found = usage_of([record("1", gpu_h=3.0)], [Book("1", gpu_count=0)], 0.0, HOUR)
+    assert found.total.gpu_hours == 3
+
+
+def test_tasks_of_an_array_are_found_by_their_other_name():
+    found = usage_of([record("18", alias="17_1", lost_h=0.5)], [Book("17_1")], 0.0, HOUR)
+    assert found.total.lost_gpu_hours == 0.5
+
+
+def test_hours_of_the_history_alone():
+    found = usage_of([record("1"), record("2", account="b", lost_h=0.25)], None, 0.0, HOUR)
+    assert found.source == "history"
+    assert {row.account: row.efficiency for row in found.rows} == {"a": 1.0, "b": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("job", "hint"),
+    [
+        (record("1", lost_h=0.3), "it waited for storage on /scratch 30% of its time: pack it"),
+        (record("1", lost_h=0.3, measured=False), "of its time, probably: pack it"),
+        (record("1", busy=0.9), "nothing to do"),
+        (record("1", busy=0.2), "the step itself is the limit"),
+        (JobRecord(job_id="1"), "nothing is known of its steps"),
+    ],
+)
+def test_hints(job, hint):
+    assert hint in hint_of(job)
+
+
+def test_every_cause_of_the_daemon_has_a_hint():
+    from headrace.node.tally import CAUSES as DAEMONS
+
+    assert set(DAEMONS) <= set(CAUSES)
+
+
+def test_a_cause_that_nobody_knows_yet_is_shown_as_it_is():
+    job = record("1")
+    job.figures["stall_s", "metadata latency", "/home"] = HOUR
+    assert "it waited for metadata latency" in hint_of(job)
+
+
+def test_a_report_without_anything_is_one():
+    text = JobReport(JobRecord(job_id="1"), ("n1.telemetry: damaged",)).text()
+    assert text.startswith("headrace: job 1, 0 nodes, 0.0 s, stalls inferred")
+    assert "damaged" in text
+
+
+def test_hours_are_short_and_never_nothing():
+    assert [hours_text(h) for h in (0.0, 1e-5, 0.0042, 0.5, 12.3, 12345.6)] == [
+        "0.00", "1.0e-05", "0.0042", "0.50", "12.30", "12,345.6",
+    ]  # fmt: skip

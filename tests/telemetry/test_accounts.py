@@ -1,0 +1,174 @@
+"""Accounts: what jobs had and lost adds up, whatever is told twice, late, by whom and in which order."""
+
+import pytest
+
+from headrace.telemetry.accounts import KEPT_S
+from headrace.telemetry.groups import GroupUse
+from headrace.telemetry.inference import Observed, infer
+from headrace.telemetry.sensors.gpu import GPU
+from headrace.telemetry.told import told_of
+from telemetry.shared import accounts, message, now, processes, seen, totals
+
+
+def tell(book, at, **given):
+    book.told(told_of(message(**given), 1, 1000), now(at))
+
+
+def test_a_rank_for_each_gpu_loses_what_it_waits():
+    book, ledger = accounts()
+    for rank in range(4):
+        tell(book, 10, instance=f"{rank:032x}", gpus=4, ranks=4, worked=6,
+             stall={"/scratch": {"storage": 3.0, "decode": 1.0}})  # fmt: skip
+    found = totals(ledger)
+    assert found["stall_s", "storage", "/scratch"] == 12
+    assert found["lost_gpu_s", "storage", "/scratch"] == 12
+    assert found["lost_gpu_s", "decode", "/scratch"] == 4
+    assert found["worked_s", "", ""] == 24
+
+
+def test_one_process_with_all_gpus_loses_them_all():
+    book, ledger = accounts()
+    tell(book, 10, gpus=8, stall={"": {"storage": 3.0}})
+    assert totals(ledger)["lost_gpu_s", "storage", ""] == 24
+
+
+def test_what_is_told_again_counts_once_and_what_was_lost_counts_late():
+    book, ledger = accounts()
+    for at, waited in ((2, 1.0), (4, 1.0), (30, 9.0)):
+        tell(book, at, stall={"/": {"storage": waited}})
+    assert totals(ledger)["stall_s", "storage", "/"] == 9
+
+
+def test_an_agent_that_comes_again_counts_from_what_was_told():
+    book, ledger = accounts()
+    tell(book, 2, stall={"/": {"storage": 5.0}})
+    page = ledger.take()
+    again, second = accounts(
+        tellers={instance: figures for instance, (_, _, figures) in page.tellers.items()},
+        last_seen={"4711": page.jobs["4711"].last_s},
+    )
+    again.told(told_of(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))
+    assert totals(second)["stall_s", "storage", "/"] == 2
+    assert totals(second)["seconds", "", ""] == pytest.approx(8)
+
+
+def test_a_worker_of_a_dataloader_brings_bytes_but_no_steps():
+    book, ledger = accounts()
+    tell(book, 2, consumer=False, worked=5, stall={"/": {"storage": 5.0}},
+         tiers={"/": {"source": 100}})  # fmt: skip
+    found = totals(ledger)
+    assert found["tier_bytes", "source", "/"] == 100
+    assert not any(name in ("stall_s", "worked_s", "lost_gpu_s") for name, _, _ in found)
+    assert not book.facts()["4711"].measured
+
+
+def test_nobody_speaks_for_somebody_elses_job():
+    book, ledger = accounts()
+    book.look(seen(processes(uid=1000)), 5, now(5))
+    book.told(told_of(message(stall={"/": {"storage": 1e9}}), 66, 1001), now(6))
+    assert book.refused == 1
+    assert not any(key[1] == "stall_s" for key in ledger.totals)
+
+
+def test_what_the_node_daemon_was_waited_for_gets_the_causes_that_it_knows():
+    book, ledger = accounts()
+    tell(book, 2, gpus=1, stall={"/data": {"node": 8.0}})
+    assert book.asking() == ["4711"]
+    book.explain_node({"4711": {"storage": 3.0, "window": 1.0, "memory": 0.0}}, now(3))
+    found = totals(ledger)
+    assert found["stall_s", "storage", "/data"] == 6
+    assert found["lost_gpu_s", "window", "/data"] == 2
+    assert not book.asking()
+    tell(book, 4, gpus=1, stall={"/data": {"node": 9.0}})
+    book.explain_node({}, now(5))
+    assert totals(ledger)["stall_s", "storage", "/data"] == 7
+
+
+def test_gpu_hours_run_from_the_jobs_beginning_to_its_last_word():
+    book, ledger = accounts()
+    book.look(seen(processes(gpus=2)), 5, now(30))
+    assert totals(ledger)["gpu_s", "", ""] == pytest.approx(60)
+    book.look(seen(processes(gpus=2)), 5, now(35))
+    tell(book, 38.5, gpus=2, ended=True)
+    book.look(seen(), 5, now(40))
+    assert totals(ledger)["gpu_s", "", ""] == pytest.approx(77)
+    assert book.running == 0
+    book.look(seen(), 5, now(41 + KEPT_S))
+    assert totals(ledger) == {}
+    assert book.facts() == {}
+
+
+def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():
+    book, ledger = accounts()
+    gpus = [
+        GPU(index=0, busy=0.5, memory_bytes=3.0, processes=(1,)),
+        GPU(index=1, busy=0.2, memory_bytes=4.0, processes=(99,)),
+        GPU(index=2, busy=1.0, memory_bytes=9.0),
+    ]
+    book.look(
+        seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(5)
+    )
+    book.look(
+        seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(10)
+    )
+    found = totals(ledger)
+    assert found["gpu_watched_s", "", ""] == 10
+    assert found["gpu_busy_s", "", ""] == pytest.approx(3.5)
+    assert found["gpu_memory_bytes", "", ""] == 7
+    assert found["gpus", "", ""] == 2
+
+
+def test_a_long_sleep_of_the_machine_is_no_gpu_work():
+    book, ledger = accounts(usual_s=5.0)
+    gpus = [GPU(index=0, busy=1.0, processes=(1,))]
+    book.look(seen(processes(), gpus=gpus), 5, now(5))
+    book.look(seen(processes(), gpus=gpus), 3600, now(3605))
+    assert totals(ledger)["gpu_busy_s", "", ""] == 15
+
+
+def test_a_group_tells_of_processes_that_came_and_went():
+    book, ledger = accounts()
+    groups = {"4711": GroupUse(cpu_s=100.0, memory_bytes=50.0, io_pressure_s=7.0)}
+    book.look(seen(processes(cpu_s=3.0), groups=groups), 5, now(5))
+    groups = {"4711": GroupUse(cpu_s=110.0, memory_bytes=40.0, io_pressure_s=9.0)}
+    book.look(seen(processes(cpu_s=1.0), groups=groups), 5, now(10))
+    found = totals(ledger)
+    assert found["cpu_s", "", ""] == 110
+    assert found["memory_bytes", "", ""] == 50
+    assert found["io_pressure_s", "", ""] == 2
+
+
+def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
+    book, ledger = accounts()
+    gpus = [GPU(index=0, busy=0.25, processes=(1,))]
+    book.look(seen(processes(gpus=1), gpus=gpus), 5, now(5))
+    book.look(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(10))
+    found = totals(ledger)
+    assert found["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
+    assert found["inferred_gpu_s", "storage", "/scratch"] == pytest.approx(3.0)
+    tell(book, 11, gpus=1, worked=1)
+    book.look(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(15))
+    assert totals(ledger)["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("seen_", "expected"),
+    [
+        # A GPU idle for 70 %, tasks in I/O for 60 %: they overlap by 60 %.
+        ({"gpu_busy": 0.3, "io_pressure": 0.6, "cpu_share": 0.2}, {"storage": 6.0}),
+        # A busy GPU waits for nothing, however much somebody reads.
+        ({"gpu_busy": 1.0, "io_pressure": 1.0, "cpu_share": 0.2}, {}),
+        # An idle GPU behind CPUs that are all busy: decoding.
+        ({"gpu_busy": 0.4, "io_pressure": 0.0, "cpu_share": 0.97}, {"decode": 6.0}),
+        ({"gpu_busy": 0.4, "io_pressure": 0.1, "cpu_share": 0.97}, {"storage": 1.0, "decode": 5.0}),
+        # An idle GPU for another reason is not said to be I/O.
+        ({"gpu_busy": 0.1, "io_pressure": 0.0, "cpu_share": 0.1}, {}),
+        # No GPU to look at.
+        ({"io_pressure": 0.8, "cpu_share": 0.1}, {"storage": 8.0}),
+        ({"io_pressure": 0.8, "cpu_share": 0.9}, {}),
+        ({"io_pressure": 7.0, "gpu_busy": -3.0}, {"storage": 10.0}),
+        ({}, {}),
+    ],
+)
+def test_inference_says_no_more_than_it_sees(seen_, expected):
+    assert infer(Observed(seconds=10.0, **seen_)) == pytest.approx(expected)

@@ -1,0 +1,245 @@
+"""Loaders tell agents how they fare: totals that add up, from whichever process, to whoever listens."""
+
+import gc
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import headrace as hr
+from headrace.control.causes import split_wait, tier_bytes
+from headrace.control.publishing import Publisher, Totals, _grow
+from headrace.machine.mounts import file_system_of, mounts
+from headrace.plane.stage import StageStats
+from headrace.telemetry.told import told_of
+from tests_shared import until
+
+
+class Ear:
+    """An agent's socket, and what came."""
+
+    def __init__(self, folder):
+        folder.mkdir(mode=0o700)
+        self.path = folder / "socket"
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sock.bind(str(self.path))
+        self.sock.settimeout(10)
+
+    def hear(self):
+        return told_of(self.sock.recv(1 << 16), 1, 0)
+
+    def all(self):
+        self.sock.setblocking(False)
+        found = []
+        try:
+            while True:
+                found.append(self.hear())
+        except BlockingIOError:
+            self.sock.settimeout(10)
+            return found
+
+
+@pytest.fixture
+def ear(tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "HEADRACE_JOB")):
+            monkeypatch.delenv(name)
+    heard = Ear(tmp_path / "ear")
+    monkeypatch.setenv("HEADRACE_AGENT_SOCKET", str(heard.path))
+    yield heard
+    heard.sock.close()
+
+
+@pytest.fixture
+def publishing(ear, monkeypatch):
+    """This process's publisher, begun anew: the totals are this test's."""
+    from headrace.control import controller
+
+    # Loaders of tests before this one may still be there.
+    publisher = Publisher(forked=True)
+    monkeypatch.setattr(controller._controller, "_publisher", publisher)
+    return publisher
+
+
+def test_a_pass_is_told_when_it_ends(ear, publishing, packed_photos):
+    with hr.open(packed_photos) as store:
+        loader = hr.loader(store, 4)
+        delivered = sum(len(batch) for batch in loader)
+        told = ear.all()[-1]
+        consumer = loader.stats.consumer()
+    assert told.figures["samples", "", ""] == delivered
+    assert told.figures["worked_s", "", ""] == pytest.approx(consumer.worked_s, abs=1e-3)
+    waited = sum(v for (name, *_), v in told.figures.items() if name == "stall_s")
+    assert waited == pytest.approx(consumer.waited_s, abs=1e-3)
+    assert {system for name, _, system in told.figures if name == "tier_bytes"} == {
+        file_system_of(str(packed_photos))
+    }
+    assert told.identity.job_id.startswith("group-")
+
+
+def test_totals_go_on_over_epochs_and_loaders(ear, publishing, packed_photos):
+    with hr.open(packed_photos) as store:
+        for _ in range(2):
+            loader = hr.loader(store, 4)
+            for _ in range(2):
+                samples = sum(len(batch) for batch in loader)
+            del loader
+            gc.collect()
+    told = ear.all()
+    assert told[-1].figures["samples", "", ""] == 4 * samples
+    counts = [each.figures["samples", "", ""] for each in told]
+    assert counts == sorted(counts)
+
+
+PROGRAM = """
+import os, sys, time, headrace as hr
+with hr.open(sys.argv[1]) as store:
+    loader = hr.loader(store, 4)
+    it = iter(loader)
+    for _ in range(3):
+        next(it)
+        time.sleep(0.05)
+    if sys.argv[2] == "killed":
+        print("there", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_the_last_word_comes_at_the_processs_end(ear, packed_photos):
+    environment = os.environ | {"HEADRACE_JOB_ID": "4711", "LOCAL_WORLD_SIZE": "2"}
+    subprocess.run([sys.executable, "-c", PROGRAM, packed_photos, ""], check=True, env=environment)
+    told = ear.all()[-1]
+    assert told.ended
+    assert (told.identity.job_id, told.local_ranks) == ("4711", 2)
+    assert told.figures["batches", "", ""] == 3
+    assert told.figures["worked_s", "", ""] >= 0.1
+
+
+def test_a_process_that_is_killed_has_told_until_shortly_before(ear, packed_photos):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, packed_photos, "killed"], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout.readline() == b"there\n"
+        until(lambda: any(told.figures["batches", "", ""] == 3 for told in ear.all()), 20)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert not any(told.ended for told in ear.all())
+
+
+def _child(store, count):
+    loader = hr.loader(store, 4)
+    count.value = sum(len(batch) for batch in loader)
+
+
+def test_a_forked_child_tells_of_itself_alone(ear, publishing, packed_photos):
+    context = multiprocessing.get_context("fork")
+    count = context.Value("i", 0)
+    loader = hr.loader(packed_photos, 4)
+    mine = sum(len(batch) for batch in loader)
+    mine_told = ear.all()[-1]
+    child = context.Process(target=_child, args=(packed_photos, count))
+    child.start()
+    child.join(30)
+    # This process goes on telling of itself meanwhile.
+    told = [each for each in ear.all() if each.instance != mine_told.instance][-1]
+    assert mine_told.figures["samples", "", ""] == mine
+    assert told.figures["samples", "", ""] == count.value == mine
+    loader.close()
+
+
+def test_without_an_agent_nothing_is_sent_and_nothing_breaks(monkeypatch, tmp_path, packed_photos):
+    monkeypatch.setenv("HEADRACE_AGENT_SOCKET", str(tmp_path / "nobody" / "socket"))
+    publisher = Publisher()
+    publisher.totals.batches = 1
+    publisher.tell([])
+    assert len(list(hr.loader(packed_photos, 4))) > 0
+
+
+def test_an_agent_that_does_not_listen_holds_nobody_up(ear, publishing, packed_photos):
+    """The socket's queue fills; nobody waits for it, and what is told next says it all."""
+    loader = hr.loader(packed_photos, 36)
+    publishing.totals.batches = 1
+    began = time.monotonic()
+    for _ in range(2000):
+        publishing.tell([])
+    assert time.monotonic() - began < 60  # not for ever
+    ear.all()
+    samples = sum(len(batch) for batch in loader)
+    assert ear.all()[-1].figures["samples", "", ""] == samples
+
+
+def test_a_message_stays_small_however_many_file_systems(ear):
+    publisher = Publisher([str(ear.path)], forked=True)
+    for i in range(100):
+        name = f"/{'x' * 100}{i}"
+        row = publisher.totals.stall_s
+        for cause in ("storage", "memory", "limit", "window", "direct", "decode"):
+            _grow(row, name, cause, 1 / 3)
+    publisher.tell([])
+    told = [each for each in ear.all() if each.instance == publisher._instance]
+    assert "other" in {system for _, _, system in told[0].figures}
+
+
+# -- causes ---------------------------------------------------------------------------------------
+
+
+def stage(name, **figures):
+    return StageStats(name=name, **figures)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "causes"),
+    [
+        ([stage("prefetch")], [stage("prefetch", reads=9, samples=9)], {"storage": 4.0}),
+        ([stage("prefetch", reads=9)], [stage("prefetch", reads=9, samples=9)], {"memory": 4.0}),
+        ([], [stage("prefetch")], {"storage": 4.0}),
+        (
+            [stage("decode")],
+            [stage("prefetch", reads=1), stage("decode", busy_s=9.0, wait_input_s=0.5)],
+            {"decode": 4.0},
+        ),
+        (
+            [stage("throttle")],
+            [stage("prefetch", reads=1), stage("throttle", busy_s=3.0)],
+            {"limit": 3.0, "storage": 1.0},
+        ),
+        ([stage("node")], [stage("node", wait_input_s=3.0)], {"node": 3.0, "decode": 1.0}),
+        (
+            [stage("far", bytes_by_tier={"peer": 10, "source": 10})],
+            [stage("far", reads=3, bytes_by_tier={"peer": 90, "source": 12})],
+            {"peer": 4.0},
+        ),
+    ],
+)
+def test_waits_get_a_cause_and_add_up(before, now, causes):
+    assert split_wait(4.0, before, now) == causes
+
+
+def test_nothing_waited_has_no_cause():
+    assert split_wait(0.0, [], [stage("prefetch", reads=3)]) == {}
+    assert tier_bytes(
+        [stage("a", bytes_by_tier={"ram": 1}), stage("b", bytes_by_tier={"ram": 2})]
+    ) == {"ram": 3}
+    assert Totals().stall_s == {}
+
+
+def test_the_file_system_of_a_path(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "2 1 0:9 / /scratch\\040big rw,noatime shared:1 - lustre a@o2ib:/f rw\n"
+        "nonsense\n"
+    )
+    assert file_system_of("/scratch big/set", tmp_path) == "/scratch big"
+    assert file_system_of("/scratch", tmp_path) == "/"
+    assert file_system_of("s3://bucket/prefix/x", tmp_path) == "s3://bucket"
+    assert file_system_of("nvme+tcp://10.0.0.7:4420/nqn", tmp_path) == "nvme+tcp://10.0.0.7:4420"
+    assert [mount.kind for mount in mounts(tmp_path)] == ["ext4", "lustre"]
+    assert file_system_of("/x", tmp_path / "nowhere") == ""
