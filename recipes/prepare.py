@@ -37,17 +37,21 @@ def fits(path: Path, pixels_max: int) -> bool:
 
 def find(folder: Path, pixels_max: int, images_max: int) -> list[tuple[str, Path]]:
     """(class, path) of images that are not too large, in classes that are not too small."""
-    found = []
-    for path in sorted(folder.rglob("*")):
+    found = [
+        (path.relative_to(folder).parts[0], path)
+        for path in sorted(folder.rglob("*"))
         # In the clip art, links show an image in a second class.
-        if path.suffix.lower() in EXTENSIONS and not path.is_symlink() and fits(path, pixels_max):
-            found.append((path.relative_to(folder).parts[0], path))
-    found = sorted(found, key=lambda one: zlib.crc32(str(one[1]).encode()))[:images_max]
+        if path.suffix.lower() in EXTENSIONS and not path.is_symlink() and fits(path, pixels_max)
+    ]
+    found = sorted(found, key=lambda one: zlib.crc32(bytes(one[1].relative_to(folder))))[
+        :images_max
+    ]
     counts = Counter(name for name, _ in found)
     return [one for one in found if counts[one[0]] >= CLASS_IMAGES_MIN and one[0] != "unsorted"]
 
 
 def main() -> None:
+    """Choose, and pack both stores."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="folder for train.hr and held-out.hr")
     parser.add_argument("--images", type=Path, default=CLIP_ART)

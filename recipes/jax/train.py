@@ -46,6 +46,7 @@ def decode(data: memoryview) -> np.ndarray:
 
 
 def new_weights(classes: int, seed: int) -> dict[str, Any]:
+    """Of three convolutions and a linear layer."""
     keys = jax.random.split(jax.random.key(seed), 4)
     channels = (3, 16, 32, 64)
     kernels = [
@@ -58,6 +59,7 @@ def new_weights(classes: int, seed: int) -> dict[str, Any]:
 
 @jax.jit
 def scores_of(weights: dict[str, Any], images: jax.Array) -> jax.Array:
+    """What the network says: float32, shape (images, classes)."""
     x = images.astype(jnp.float32) / 255 - 0.5
     for kernel in weights["kernels"]:
         layout = ("NHWC", "HWIO", "NHWC")
@@ -68,6 +70,7 @@ def scores_of(weights: dict[str, Any], images: jax.Array) -> jax.Array:
 
 
 def loss_of(weights: dict[str, Any], images: jax.Array, labels: jax.Array) -> Any:
+    """The mean loss; also the sum of losses and how many guesses are right."""
     scores = scores_of(weights, images)
     losses = -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)
     return losses.mean(), jnp.stack([losses.sum(), (scores.argmax(1) == labels).sum()])

@@ -75,7 +75,7 @@ class Training:
         self.steps = 0
         # Of the epoch, all workers together: loss, hits, samples, how many were asked to stop.
         self.sums = np.zeros(4)
-        self.waited_s = self.saved_s = 0.0
+        self.saved_s = 0.0
         self.stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda *_: self.stop.set())
@@ -128,11 +128,18 @@ class Training:
             hits = tf.reduce_sum(tf.cast(tf.argmax(scores, 1) == labels, tf.float32))
             return tf.stack([tf.reduce_sum(losses), hits, float(len(labels)), asked])
 
-        return self.over_all(self.strategy.run(on_worker, (images, labels, asked)))
+        tally = self.strategy.run(on_worker, (images, labels, asked))
+        return self.strategy.reduce("SUM", tally, axis=None)
 
+    @tf.function
     def over_all(self, tally: tf.Tensor) -> tf.Tensor:
         """The sum over all workers."""
-        return self.strategy.reduce("SUM", tally, axis=None)
+        return self.strategy.reduce("SUM", self.strategy.run(tf.identity, (tally,)), axis=None)
+
+    @tf.function(reduce_retracing=True)
+    def hits_of(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """How many of this worker's images are right."""
+        return tf.math.count_nonzero(tf.argmax(self.model(images), 1) == labels)
 
     def run_epoch(self) -> bool:
         """Train the rest of the epoch under way; False: it was asked to stop, and saved."""
@@ -153,8 +160,8 @@ class Training:
             asked_at = time.perf_counter()
         trained = time.perf_counter()
         tally = [*self.hits(), waited_s, *(self.used() - before)]
-        tally = self.strategy.run(tf.identity, (tf.constant(tally, tf.float64),))
-        hits, seen, waited_s, reads, nbytes = self.over_all(tally).numpy().tolist()
+        tally = self.over_all(tf.constant(tally, tf.float64))
+        hits, seen, waited_s, reads, nbytes = tally.numpy().tolist()
         if self.rank == 0:
             line = {
                 "epoch": epoch,
@@ -178,7 +185,7 @@ class Training:
         """How many held-out images are right, of how many; each is looked at by one worker."""
         hits = seen = 0
         for images, labels in self.held_out:
-            hits += int(np.sum(np.argmax(self.model.predict_on_batch(images), 1) == labels))
+            hits += int(self.hits_of(images, labels))
             seen += len(labels)
         return hits, seen
 

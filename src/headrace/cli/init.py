@@ -42,7 +42,7 @@ def init(
         return
     output.line(f"{name}: {', '.join(project.files)}")
     output.remark(f"It needs {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
-    output.remark(f"  cd {name} && python prepare.py data && headrace launch train.py")
+    output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
 
 
 def _list(output: Output) -> None:

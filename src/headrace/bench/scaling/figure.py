@@ -1,7 +1,7 @@
 """Figure: the scaling table as one SVG file: throughput beside its ideal, accuracy beside its guard, time.
 
-It stands alone: its style is inside, light or dark as the reader's, in the colours of the reports. What is flagged
-is hollow and named in words, so that no colour is needed to see it.
+It stands alone: its style is inside, light or dark as the reader's, in the colours of the reports. What is
+flagged is hollow and named in words, so that no colour is needed to see it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ svg { font: 13px system-ui, sans-serif; --ink: #1a1a1a; --soft: #595959; --paper
 .ideal, .guard { stroke: var(--soft); stroke-dasharray: 6 5; stroke-width: 1.5; fill: none; }
 .line { stroke: var(--c1); stroke-width: 2; fill: none; } .point { fill: var(--c1); stroke: var(--c1); }
 .learnt { stroke: var(--c5); } .point.learnt { fill: var(--c5); }
-.point.fell { fill: var(--paper); stroke: var(--c2); stroke-width: 3; } .fell-text { fill: var(--c2); font-weight: 600; }
+.point.fell { fill: var(--paper); stroke: var(--c2); stroke-width: 3; }
+.fell-text { fill: var(--c2); font-weight: 600; }
 .c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
 .c5 { fill: var(--c5); }
 """
@@ -120,7 +121,7 @@ def _throughput(rows: Sequence[Row]) -> list[str]:
     rates = [row.training_per_s or 0.0 for row in rows]
     ideal = [rates[0] * row.ranks / rows[0].ranks for row in rows]
     low = math.floor(math.log2(max(min(rates + ideal), 1e-9)))
-    high = max(math.ceil(math.log2(max(max(rates + ideal), 1e-9))), low + 1)
+    high = max(math.ceil(math.log2(max(*rates, *ideal, 1e-9))), low + 1)
 
     def y(rate: float) -> float:
         return _PANEL - (math.log2(max(rate, 1e-9)) - low) / (high - low) * _PANEL

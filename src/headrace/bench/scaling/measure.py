@@ -1,7 +1,7 @@
 """Measure: submits a project's batch script once for each number of ranks, one after the other.
 
-What runs is what the user runs: the script as it is, with its size given on the command line, a checkpoint folder
-of its own and the user's arguments. One job at a time: two would take each other's disk and cores.
+What runs is what the user runs: the script as it is, with its size given on the command line, a checkpoint
+folder of its own and the user's arguments. One job at a time: two would take each other's disk and cores.
 """
 
 from __future__ import annotations

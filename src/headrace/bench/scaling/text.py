@@ -25,8 +25,8 @@ def table_text(table: Table) -> str:
     lines = [_line(_HEAD, widths), *(_line(cells, widths) for cells in body)]
     lines += [
         "",
-        f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs. "
-        f"efficiency: training/s for each rank, against the first row.",
+        f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs.",
+        "efficiency: training/s for each rank, against the first row.",
         "data, compute, save, test, other: where the wall time went.",
     ]
     lines += [f"! {finding}" for finding in table.findings]

@@ -36,19 +36,18 @@ def make_project(recipe: Recipe, folder: str | os.PathLike[str]) -> Project:
     Raises:
         ClusterError: there is something already, or the folder cannot be written.
     """
-    target = Path(os.path.abspath(folder))
+    target = Path(folder).absolute()
     _check_free(target)
     files = recipe.files
     made: Path | None = None
+    mask = _umask()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         for name, source in files.items():
-            text = source.read_text("utf-8").replace("@NAME@", target.name)
-            (made / name).write_text(text, "utf-8")
-            if name.endswith(".sh"):
-                (made / name).chmod(0o755)
-        made.chmod(0o777 & ~_umask())  # mkdtemp keeps others out
+            shutil.copyfile(source, made / name)
+            (made / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
+        made.chmod(0o777 & ~mask)  # mkdtemp keeps others out
         made.rename(target)  # refuses a folder that got files meanwhile
     except OSError as e:
         if made is not None:
@@ -68,7 +67,7 @@ def _check_free(target: Path) -> None:
         found = sorted(path.name for path in target.iterdir())
         if not found:
             return
-        what = f"a folder with {', '.join(found[:3])}{' and more' if len(found) > 3 else ''}"  # noqa: PLR2004
+        what = f"a folder with {', '.join(found[:3])}{' and more' if len(found) > 3 else ''}"
     else:
         what = "no folder"
     raise ClusterError(

@@ -1,0 +1,15 @@
+#!/bin/bash
+# sbatch job.sh                        two ranks on one node, on CPUs
+# sbatch --gpus-per-node=4 job.sh      a rank for each GPU
+# sbatch --nodes=4 --gpus-per-node=4 job.sh --epochs 90 --batch-size 256
+#SBATCH --job-name=ddp
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --time=01:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+
+set -eu
+python prepare.py data # once: from then on it finds the stores
+exec headrace launch train.py "$@"
