@@ -71,7 +71,7 @@ def read_epochs(log: str) -> tuple[EpochLine, ...]:
 
 
 def _epoch_of(told: Any) -> EpochLine | None:
-    if not isinstance(told, dict) or any(name not in told for name in _NEEDED):
+    if not isinstance(told, dict) or any(told.get(name) is None for name in _NEEDED):
         return None
     values = {f.name: told[f.name] for f in fields(EpochLine) if told.get(f.name) is not None}
     if not all(_is_number(value) for value in values.values()):
