@@ -152,18 +152,21 @@ def _accuracy(rows: Sequence[Row], tolerance: float) -> list[str]:
 
     ticks = [(y(low + (high - low) * i / 4), f"{low + (high - low) * i / 4:.1%}") for i in range(5)]
     said = (
-        f"accuracy on held-out samples (dashed: {100 * tolerance:g} points below the first size's)"
+        f"accuracy on held-out samples (dashed: the first size's less {100 * tolerance:g} points)"
     )
     drawn = _axis(rows, said, ticks)
     drawn.append(f'<path d="M{_LEFT} {y(guard):.1f}H{_WIDTH - _RIGHT}" class="guard"/>')
     points = [(_place(row, rows), y(share)) for row, share in zip(rows, shares, strict=True)]
     drawn.append(_through(points, "line learnt"))
-    for row, at, share in zip(rows, points, shares, strict=True):
+    for number, (row, at, share) in enumerate(zip(rows, points, shares, strict=True)):
         told = f"{share:.2%}" + (" fell" if row.accuracy_fell else "")
         drawn.append(_dot(at, "fell" if row.accuracy_fell else "learnt", told))
-        below = min(at[1] + 20, _PANEL - 4)
+        falls = (
+            number + 1 < len(points) and points[number + 1][1] > at[1]
+        )  # beside the line, not on it
+        beside = max(at[1] - 10, 12) if falls else min(at[1] + 20, _PANEL - 4)
         kind = "fell-text" if row.accuracy_fell else ""
-        drawn.append(_text((at[0] + 9, below), told, kind=kind))
+        drawn.append(_text((at[0] + 9, beside), told, kind=kind))
     return drawn
 
 
