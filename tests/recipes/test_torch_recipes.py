@@ -51,7 +51,7 @@ def test_ddp_goes_on_with_another_number_of_ranks_in_the_middle_of_an_epoch(undi
     before = len(epochs_of(folder / "stopped.log"))
     line = go_on(recipe, data, folder, size=1)[before]
     assert line["epoch"] == state["epoch"]
-    assert line["samples"] == -(-left // 4) * 4  # one rank's batches of four, the last one padded
+    assert line["samples"] == left  # one rank pads nothing: each sample that was left, once
 
 
 def test_fsdp_refuses_another_number_of_ranks_and_says_why(undisturbed, data):

@@ -52,7 +52,8 @@ _VIEW = """<%-
   place = log_file.split("/").map { |part| CGI.escape(part).gsub("+", "%20") }.join("/")
 -%>
 <p>Training on <strong><%= CGI.escapeHTML(host) %></strong>.</p>
-<p><a class="btn btn-primary" target="_blank" href="/pun/sys/dashboard/files/fs<%= place %>">Show the log</a></p>
+<p><a class="btn btn-primary" target="_blank"
+  href="/pun/sys/dashboard/files/fs<%= place %>">Show the log</a></p>
 <p>A line for each epoch; at its end the job's report: GPU-hours, what they waited for, and a hint.</p>
 """
 
