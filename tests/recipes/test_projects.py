@@ -28,7 +28,7 @@ def test_the_folder_of_recipes_is_the_one_source(root):
     assert folders - {"__pycache__"} == set(NAMES)
     packages = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["scikit-build"]
     carried = {v: k for k, v in packages["wheel"]["packages"].items()}
-    assert carried["recipes"] == "headrace/cluster/recipes/files"
+    assert carried["recipes"] == "headrace/cluster/recipes/files/recipes"
 
 
 @pytest.mark.parametrize("name", NAMES)

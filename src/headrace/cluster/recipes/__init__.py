@@ -1,6 +1,6 @@
 """Recipes: training jobs that run as they are, and the projects that are made of them.
 
-The repository's folder `recipes/` is the one source; the wheel carries it as `files/` in this package.
+The repository's folder `recipes/` is the one source; the wheel carries it as `files/recipes` in this package.
 """
 
 from headrace.cluster.recipes.project import Project, make_project

@@ -91,7 +91,7 @@ def recipes_folder() -> Path:
         ClusterError: there is neither.
     """
     here = Path(__file__).resolve().parent
-    for folder in (here / "files", here.parents[3] / "recipes"):
+    for folder in (here / "files" / "recipes", here.parents[3] / "recipes"):
         if (folder / "prepare.py").is_file():
             return folder
     raise ClusterError(
