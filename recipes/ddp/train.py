@@ -3,9 +3,9 @@
     headrace launch train.py                     # all GPUs that there are, here or in an allocation
     sbatch job.sh                                # on a cluster
 
-Each rank gets its part of one global order, which is the same for any number of ranks. Asked to stop
-(SIGTERM, or SIGUSR1 before a time limit), the ranks agree on a step and save model and loader; the
-next start goes on with the very next batch, on another number of ranks too.
+Each rank gets its part of one global order, which is the same for any number of ranks. Asked to stop,
+all ranks leave after the same step and model and loader are saved; the next start goes on with the very
+next batch, on another number of ranks too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import io
 import json
 import math
 import os
-import signal
-import threading
 import time
 
 import numpy as np
@@ -28,10 +26,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import headrace as hr
+from headrace.cluster import should_stop
 from headrace.torch import DataLoader
 
 SIDE = 48
-ASK_EVERY = 10  # steps between looks at whether anybody was asked to stop
 
 
 def decode(data: memoryview) -> Tensor:
@@ -70,16 +68,12 @@ class Training:
         self.model = DistributedDataParallel(network(classes).to(device))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.steps = 0
-        # Of the epoch, all ranks together: loss, hits, samples, how many were asked to stop.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        # Of the epoch, all ranks together: loss, hits, samples.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.saved_s = 0.0
-        self.stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self.stop.set())
 
     def save(self) -> None:
         """All of it is the same on all ranks: rank 0 saves, any number of ranks go on from it."""
-        self.sums[3] = 0
         tree = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -127,7 +121,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.steps += 1
-        tally = torch.tensor([0, 0, len(labels), self.stop.is_set()]).to(self.sums)
+        tally = torch.tensor([0, 0, len(labels)]).to(self.sums)
         tally[0] = loss.detach() * len(labels)
         tally[1] = (scores.argmax(1) == labels).sum()
         dist.all_reduce(tally)
@@ -141,7 +135,7 @@ class Training:
             self.set_learning_rate()
             self.step(images, labels)
             if self.loader.position < self.loader.order.length:  # else the epoch's end saves
-                stopping = self.steps % ASK_EVERY == 0 and self.sums[3] > 0
+                stopping = should_stop()  # on all ranks after the same step
                 if stopping or self.steps % self.options.save_every == 0:
                     self.save()
                 if stopping:
@@ -165,10 +159,9 @@ class Training:
                 "bytes": int(nbytes),
             }
             print(json.dumps(line), flush=True)
-        stopping = bool(self.sums[3] > 0)
         self.sums.zero_()
         self.save()
-        return not stopping
+        return not should_stop()
 
     @torch.no_grad()
     def accuracy(self) -> float:

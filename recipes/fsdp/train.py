@@ -4,8 +4,8 @@
     sbatch job.sh                                # on a cluster
 
 Weights and optimizer are cut among the ranks; each saves its own part, so no rank ever holds the whole
-model. Asked to stop (SIGTERM, or SIGUSR1 before a time limit), the ranks agree on a step and save model
-and loader; the next start, on as many ranks, goes on with the very next batch.
+model. Asked to stop, all ranks leave after the same step and each saves its part; the next start goes
+on with the very next batch, on as many ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import io
 import json
 import math
 import os
-import signal
-import threading
 import time
 from typing import Any
 
@@ -32,10 +30,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 import headrace as hr
+from headrace.cluster import should_stop
 from headrace.torch import DataLoader
 
 SIDE, PATCH = 48, 8
-ASK_EVERY = 10  # steps between looks at whether anybody was asked to stop
 
 
 def decode(data: memoryview) -> Tensor:
@@ -103,16 +101,12 @@ class Training:
             fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(half))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.steps = 0
-        # Of the epoch, all ranks together: loss, hits, samples, how many were asked to stop.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        # Of the epoch, all ranks together: loss, hits, samples.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.saved_s = 0.0
-        self.stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self.stop.set())
 
     def save(self) -> None:
         """Each rank saves its own part of model and optimizer; the checkpoint is whole when all have."""
-        self.sums[3] = 0
         tree = {
             "states": own_parts(self.states()),
             "loader": self.loader.state_dict(),
@@ -165,7 +159,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.steps += 1
-        tally = torch.tensor([0, 0, len(labels), self.stop.is_set()]).to(self.sums)
+        tally = torch.tensor([0, 0, len(labels)]).to(self.sums)
         tally[0] = loss.detach() * len(labels)
         tally[1] = (scores.argmax(1) == labels).sum()
         dist.all_reduce(tally)
@@ -179,7 +173,7 @@ class Training:
             self.set_learning_rate()
             self.step(images, labels)
             if self.loader.position < self.loader.order.length:  # else the epoch's end saves
-                stopping = self.steps % ASK_EVERY == 0 and self.sums[3] > 0
+                stopping = should_stop()  # on all ranks after the same step
                 if stopping or self.steps % self.options.save_every == 0:
                     self.save()
                 if stopping:
@@ -203,10 +197,9 @@ class Training:
                 "bytes": int(nbytes),
             }
             print(json.dumps(line), flush=True)
-        stopping = bool(self.sums[3] > 0)
         self.sums.zero_()
         self.save()
-        return not stopping
+        return not should_stop()
 
     @torch.no_grad()
     def accuracy(self) -> float:

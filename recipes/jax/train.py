@@ -3,10 +3,9 @@
     headrace launch --framework jax --ranks-per-node 4 train.py
     sbatch job.sh                                # on a cluster
 
-Each process gets its part of one global order, the same for any number of processes, and the batches
-of all are one array over one mesh. Asked to stop (SIGTERM, or SIGUSR1 before a time limit), they agree
-on a step and save weights and data; the next start goes on with the very next batch, on another number
-of processes too.
+Each process gets its part of one global order, the same for any number of processes, and the batches of
+all are one array over one mesh. Asked to stop, all processes leave after the same step and weights and
+data are saved; the next start goes on with the very next batch, on another number of processes too.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import io
 import json
 import math
 import os
-import signal
-import threading
 import time
 from functools import partial
 from typing import Any
@@ -31,10 +28,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
 import headrace as hr
+from headrace.cluster import should_stop
 from headrace.grain import dataset
 
 SIDE = 48
-ASK_EVERY = 10  # steps between looks at whether anybody was asked to stop
 
 
 def decode(data: memoryview) -> np.ndarray:
@@ -77,8 +74,8 @@ def loss_of(weights: dict[str, Any], images: jax.Array, labels: jax.Array) -> An
 
 
 @partial(jax.jit, donate_argnums=0)
-def train(state: Any, images: jax.Array, labels: jax.Array, asked: jax.Array, rate: float) -> Any:
-    """One step of Adam; also the batch's loss, hits, samples and who was asked to stop."""
+def train(state: Any, images: jax.Array, labels: jax.Array, rate: float) -> Any:
+    """One step of Adam; also the batch's loss, hits and samples."""
     weights, means, squares, step = state
     slopes, tally = jax.grad(loss_of, has_aux=True)(weights, images, labels)
     step += 1
@@ -88,7 +85,7 @@ def train(state: Any, images: jax.Array, labels: jax.Array, asked: jax.Array, ra
     weights = jax.tree.map(
         lambda w, m, s: w - rate * m / (jnp.sqrt(s) + 1e-8), weights, means, squares
     )
-    tally = jnp.concatenate([tally, jnp.stack([jnp.float32(len(labels)), asked.sum()])])
+    tally = jnp.append(tally, len(labels))
     return (weights, means, squares, step), tally
 
 
@@ -114,12 +111,9 @@ class Training:
         zeros = jax.tree.map(np.zeros_like, weights)
         self.state = jax.device_put((weights, zeros, zeros, np.int32(0)), self.whole)
         self.steps = 0
-        # Of the epoch, all processes together: loss, hits, samples, how many were asked to stop.
-        self.sums = np.zeros(4)
+        # Of the epoch, all processes together: loss, hits, samples.
+        self.sums = np.zeros(3)
         self.saved_s = 0.0
-        self.stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self.stop.set())
 
     @property
     def epoch(self) -> int:
@@ -128,7 +122,6 @@ class Training:
 
     def save(self) -> None:
         """All of it is the same on all processes: one saves, any number of them go on from it."""
-        self.sums[3] = 0
         tree = {
             "state": [np.asarray(array) for array in jax.tree.leaves(self.state)],
             "data": self.batches.get_state(),
@@ -164,15 +157,13 @@ class Training:
             asked_at = time.perf_counter()
             batch = next(self.batches)
             waited_s += time.perf_counter() - asked_at
-            asked = np.full(jax.local_device_count(), self.stop.is_set(), np.float32)
-            asked = jax.make_array_from_process_local_data(self.cut, asked)
             self.state, tally = train(
-                self.state, batch["data"], batch["labels"], asked, self.learning_rate()
+                self.state, batch["data"], batch["labels"], self.learning_rate()
             )
             self.sums += np.asarray(tally)
             self.steps += 1
             if self.epoch == epoch:  # else the epoch's end saves
-                stopping = self.steps % ASK_EVERY == 0 and self.sums[3] > 0
+                stopping = should_stop()  # on all ranks after the same step
                 if stopping or self.steps % self.options.save_every == 0:
                     self.save()
                 if stopping:
@@ -193,10 +184,9 @@ class Training:
                 "reads": int(self.sums[2] - samples),
             }
             print(json.dumps(line), flush=True)
-        stopping = bool(self.sums[3] > 0)
         self.sums[:] = 0
         self.save()
-        return not stopping
+        return not should_stop()
 
     def hits(self) -> tuple[int, int]:
         """How many held-out images are right, of how many; each is looked at by one process."""

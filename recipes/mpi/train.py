@@ -4,9 +4,9 @@
     mpirun -n 4 python train.py                  # the same by hand
     sbatch job.sh                                # on a cluster
 
-Each rank gets its part of one global order, which is the same for any number of ranks. Asked to stop
-(SIGTERM, or SIGUSR1 before a time limit), the ranks agree on a step and save model and loader; the
-next start goes on with the very next batch, on another number of ranks too.
+Each rank gets its part of one global order, which is the same for any number of ranks. Asked to stop,
+all ranks leave after the same step and model and loader are saved; the next start goes on with the very
+next batch, on another number of ranks too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import argparse
 import io
 import json
 import math
-import signal
-import threading
 import time
 
 import numpy as np
@@ -28,10 +26,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import headrace as hr
+from headrace.cluster import should_stop
 from headrace.torch import DataLoader
 
 SIDE = 48
-ASK_EVERY = 10  # steps between looks at whether anybody was asked to stop
 WORLD = MPI.COMM_WORLD
 
 
@@ -86,16 +84,12 @@ class Training:
         self.model = network(classes).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.steps = 0
-        # Of the epoch, all ranks together: loss, hits, samples, how many were asked to stop.
-        self.sums = np.zeros(4)
+        # Of the epoch, all ranks together: loss, hits, samples.
+        self.sums = np.zeros(3)
         self.saved_s = 0.0
-        self.stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self.stop.set())
 
     def save(self) -> None:
         """All of it is the same on all ranks: rank 0 saves, any number of ranks go on from it."""
-        self.sums[3] = 0
         tree = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -145,7 +139,7 @@ class Training:
         self.optimizer.step()
         self.steps += 1
         hits = (scores.argmax(1) == labels).sum().item()
-        self.sums += all_reduced(loss.item() * len(labels), hits, len(labels), self.stop.is_set())
+        self.sums += all_reduced(loss.item() * len(labels), hits, len(labels))
 
     def run_epoch(self) -> bool:
         """Train the rest of the epoch under way; False: it was asked to stop, and saved."""
@@ -155,7 +149,7 @@ class Training:
             self.set_learning_rate()
             self.step(images, labels)
             if self.loader.position < self.loader.order.length:  # else the epoch's end saves
-                stopping = self.steps % ASK_EVERY == 0 and self.sums[3] > 0
+                stopping = should_stop()  # on all ranks after the same step
                 if stopping or self.steps % self.options.save_every == 0:
                     self.save()
                 if stopping:
@@ -177,10 +171,9 @@ class Training:
                 "bytes": int(nbytes),
             }
             print(json.dumps(line), flush=True)
-        stopping = bool(self.sums[3] > 0)
         self.sums[:] = 0
         self.save()
-        return not stopping
+        return not should_stop()
 
     @torch.no_grad()
     def accuracy(self) -> float:

@@ -3,10 +3,10 @@
     headrace launch --framework tensorflow --ranks-per-node 4 train.py
     sbatch job.sh                                # on a cluster
 
-A worker for each GPU; TF_CONFIG, which the launcher writes, names them. Each worker gets its part of one
-global order, the same for any number of workers. Asked to stop (SIGTERM, or SIGUSR1 before a time
-limit), they agree on a step and save model and loader; the next start goes on with the very next batch,
-on another number of workers too.
+A worker for each GPU; TF_CONFIG, which the launcher writes, names them. Each worker gets its part of
+one global order, the same for any number of workers. Asked to stop, all workers leave after the same
+step and model and loader are saved; the next start goes on with the very next batch, on another number
+of workers too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import argparse
 import json
 import math
 import os
-import signal
-import threading
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,10 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 import headrace as hr
+from headrace.cluster import should_stop
 from headrace.tensorflow import Loader
 
 SIDE = 48
-ASK_EVERY = 10  # steps between looks at whether anybody was asked to stop
 
 
 def decode(data: tf.Tensor) -> tf.Tensor:
@@ -73,16 +71,12 @@ class Training:
             self.optimizer = tf.keras.optimizers.AdamW()
             self.optimizer.build(self.model.trainable_variables)
         self.steps = 0
-        # Of the epoch, all workers together: loss, hits, samples, how many were asked to stop.
-        self.sums = np.zeros(4)
+        # Of the epoch, all workers together: loss, hits, samples.
+        self.sums = np.zeros(3)
         self.saved_s = 0.0
-        self.stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda *_: self.stop.set())
 
     def save(self) -> None:
         """All of it is the same on all workers: one saves, any number of them go on from it."""
-        self.sums[3] = 0
         tree = {
             "model": [variable.numpy() for variable in self.model.variables],
             "optimizer": [variable.numpy() for variable in self.optimizer.variables],
@@ -115,10 +109,10 @@ class Training:
         self.optimizer.learning_rate = rate * min(1, 10 * done) * (1 + math.cos(math.pi * done)) / 2
 
     @tf.function
-    def step(self, images: tf.Tensor, labels: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
-        """Learn from a batch of each worker; loss, hits, samples and `asked`, of all of them."""
+    def step(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Learn from a batch of each worker; loss, hits and samples of all of them."""
 
-        def on_worker(images: tf.Tensor, labels: tf.Tensor, asked: tf.Tensor) -> tf.Tensor:
+        def on_worker(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
                 scores = self.model(images, training=True)
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
@@ -126,9 +120,9 @@ class Training:
             slopes = tape.gradient(loss, self.model.trainable_variables)
             self.optimizer.apply_gradients(zip(slopes, self.model.trainable_variables, strict=True))
             hits = tf.reduce_sum(tf.cast(tf.argmax(scores, 1) == labels, tf.float32))
-            return tf.stack([tf.reduce_sum(losses), hits, float(len(labels)), asked])
+            return tf.stack([tf.reduce_sum(losses), hits, float(len(labels))])
 
-        tally = self.strategy.run(on_worker, (images, labels, asked))
+        tally = self.strategy.run(on_worker, (images, labels))
         return self.strategy.reduce("SUM", tally, axis=None)
 
     @tf.function
@@ -148,11 +142,10 @@ class Training:
         for images, labels in self.loader:
             waited_s += time.perf_counter() - asked_at
             self.set_learning_rate()
-            asked = tf.constant(float(self.stop.is_set()))
-            self.sums += self.step(images, labels, asked).numpy()
+            self.sums += self.step(images, labels).numpy()
             self.steps += 1
             if self.loader.epoch == epoch:  # else the epoch's end saves
-                stopping = self.steps % ASK_EVERY == 0 and self.sums[3] > 0
+                stopping = should_stop()  # on all ranks after the same step
                 if stopping or self.steps % self.options.save_every == 0:
                     self.save()
                 if stopping:
@@ -176,10 +169,9 @@ class Training:
                 "bytes": int(nbytes),
             }
             print(json.dumps(line), flush=True)
-        stopping = bool(self.sums[3] > 0)
         self.sums[:] = 0
         self.save()
-        return not stopping
+        return not should_stop()
 
     def hits(self) -> tuple[int, int]:
         """How many held-out images are right, of how many; each is looked at by one worker."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import headrace as hr
 
-from .ranks import Ranks, epochs_of
+from .ranks import Ranks, by_hand, epochs_of, launched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,45 +26,56 @@ def arguments(data: Path, checkpoints: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def whole(recipe: str, data: Path, folder: Path) -> list[dict]:
-    """The epochs of a run that never stops."""
-    with Ranks(recipe, 2, folder / "whole.log", arguments(data, folder / "whole")) as ranks:
-        ranks.wait()
+def whole(recipe: str, data: Path, folder: Path) -> list[dict[str, Any]]:
+    """The epochs of a run on two ranks that never stops."""
+    with by_hand(recipe, 2, folder / "whole.log", arguments(data, folder / "whole")) as ranks:
+        assert set(ranks.codes()) == {0}, ranks.text()
     found = epochs_of(folder / "whole.log")
     assert [line["epoch"] for line in found] == list(range(EPOCHS)), ranks.text()
     return found
 
 
-def stop_in_the_first_epoch(
-    recipe: str, data: Path, folder: Path, number: int, size: int = 2
-) -> int:
-    """Signals all ranks as soon as something is saved; the step of the newest checkpoint then."""
-    checkpoints = folder / "parts"
-    with Ranks(recipe, size, folder / "stopped.log", arguments(data, checkpoints)) as ranks:
-        until_s = time.monotonic() + 100.0
-        while hr.checkpoint.latest(checkpoints) is None:
-            assert time.monotonic() < until_s, ranks.text()
-            assert all(process.poll() is None for process in ranks.processes), ranks.text()
-            time.sleep(0.002)
-        ranks.signal(number)
-        for process in ranks.processes:
-            process.wait(60)
-        # It did stop in the middle, else this test would test nothing.
-        assert len(epochs_of(folder / "stopped.log")) < EPOCHS, ranks.text()
-    step = hr.checkpoint.latest(checkpoints)
-    assert step is not None
-    return step
+def stop(recipe: str, data: Path, folder: Path) -> None:
+    """Ask the launcher to stop as soon as something is saved."""
+    with launched(recipe, 2, folder / "stopped.log", arguments(data, folder / "parts")) as ranks:
+        _until_saved(folder / "parts", ranks)
+        ranks.signal(signal.SIGTERM)
+        ranks.codes()
+    _is_unfinished(folder, ranks)
 
 
-def go_on(recipe: str, data: Path, folder: Path, size: int = 2) -> list[dict]:
+def kill(recipe: str, data: Path, folder: Path) -> None:
+    """Kill all ranks as soon as something is saved."""
+    with by_hand(recipe, 2, folder / "stopped.log", arguments(data, folder / "parts")) as ranks:
+        _until_saved(folder / "parts", ranks)
+        ranks.signal(signal.SIGKILL)
+        ranks.codes()
+    _is_unfinished(folder, ranks)
+
+
+def _until_saved(checkpoints: Path, ranks: Ranks) -> None:
+    until_s = time.monotonic() + 150.0
+    while hr.checkpoint.latest(checkpoints) is None:
+        assert time.monotonic() < until_s, ranks.text()
+        assert all(process.poll() is None for process in ranks.processes), ranks.text()
+        time.sleep(0.002)
+
+
+def _is_unfinished(folder: Path, ranks: Ranks) -> None:
+    """It did stop in the middle, else the test would test nothing."""
+    assert len(epochs_of(folder / "stopped.log")) < EPOCHS, ranks.text()
+    assert hr.checkpoint.latest(folder / "parts") is not None
+
+
+def go_on(recipe: str, data: Path, folder: Path, size: int = 2) -> list[dict[str, Any]]:
     """The epochs of both starts, the one that was stopped and the one that goes on."""
     log = folder / f"resumed-{size}.log"
-    with Ranks(recipe, size, log, arguments(data, folder / "parts")) as ranks:
-        ranks.wait()
+    with by_hand(recipe, size, log, arguments(data, folder / "parts")) as ranks:
+        assert set(ranks.codes()) == {0}, ranks.text()
     return epochs_of(folder / "stopped.log") + epochs_of(log)
 
 
-def same(found: list[dict], expected: list[dict]) -> bool:
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
     """Loss and accuracy of each epoch, to the last digit; samples are of one start alone."""
     kept = ("epoch", "loss", "accuracy")
     return [[line[k] for k in kept] for line in found] == [
