@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 import headrace as hr
+from headrace.cluster.executors import executor
 
+from .jobs import run_job
 from .ranks import by_hand, epochs_of
 from .resuming import arguments, go_on, kill, same, stop, whole
 
@@ -33,10 +35,19 @@ def test_it_learns_and_each_epoch_has_all_samples(undisturbed, data):
     assert all(line["bytes"] > 0 for line in lines)
 
 
-def test_asked_to_stop_it_goes_on_with_the_very_next_batch(undisturbed, data, tmp_path):
+def test_as_a_job_of_this_machine_it_is_the_same_training(undisturbed, data, tmp_path, here):
+    recipe, _, expected = undisturbed
+    assert run_job(here, recipe, data, tmp_path, tmp_path / "checkpoints") == expected
+
+
+def test_asked_to_stop_it_goes_on_with_the_very_next_batch_as_a_job_of_slurms(
+    undisturbed, data, tmp_path, slurm
+):
     recipe, _, expected = undisturbed
     stop(recipe, data, tmp_path)
-    assert same(go_on(recipe, data, tmp_path), expected)
+    begun = epochs_of(tmp_path / "stopped.log")
+    rest = run_job(executor("slurm"), recipe, data, tmp_path, tmp_path / "parts")
+    assert same(begun + rest, expected)
 
 
 @pytest.mark.parametrize("undisturbed", ["ddp"], indirect=True)

@@ -25,7 +25,10 @@ def scaling(
     project: Annotated[Path, typer.Option(help="The project's folder.")] = Path(),
     script: Annotated[str, typer.Option(help="Its batch script.")] = "job.sh",
     ranks: Annotated[str, typer.Option(help="Sizes, separated by commas.")] = "1,2,4,8",
-    ranks_per_node: Annotated[int, typer.Option(min=1, help="At most, on one node.")] = 4,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most, on one node. [default: 4; here, all of them]"),
+    ] = None,
     gpus: Annotated[bool, typer.Option("--gpus", help="Ask for a GPU for each rank.")] = False,
     executor: Annotated[
         str | None, typer.Option(help="slurm or local. [default: slurm where sbatch is]")
@@ -54,12 +57,13 @@ def scaling(
     from headrace.cluster.executors import executor as executor_named
 
     output = Output(as_json=as_json, quiet=quiet)
+    runs_on, sizes = executor_named(executor), _numbers(ranks)
     options = ScalingOptions(
         project=project,
         script=script,
-        ranks=_numbers(ranks),
+        ranks=sizes,
         out=out,
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=ranks_per_node or (max(sizes) if runs_on.name == "local" else 4),
         gpus=gpus,
         options=tuple(option or ()),
         arguments=tuple(arguments or ()),
@@ -67,9 +71,9 @@ def scaling(
     )
 
     def tell(run: ScalingRun) -> None:
-        output.remark(f"{run.ranks} ranks on {run.nodes} nodes: job {run.job_id}, {run.log}")
+        output.remark(f"ranks: {run.ranks}, nodes: {run.nodes}, job {run.job_id}, {run.log}")
 
-    runs = list(measure(executor_named(executor), options, tell))
+    runs = list(measure(runs_on, options, tell))
     table = scaling_table(runs, tolerance / 100)
     _write(out, table, f"{project.absolute().name}: {table.epochs} epochs")
     _print(output, out, table)
