@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -287,3 +288,22 @@ def test_a_folder_that_cannot_be_written_is_told(facts, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="cannot be written"):
         write_files(tmp_path / "file", modulefiles(facts))
+
+
+def test_cluster_init_writes_both_from_what_the_executor_says(tmp_path):
+    command = [
+        sys.executable, "-c", "from headrace.cli import main; main()", "cluster", "init",
+        "--executor", "local", "--module", tmp_path / "m", "--ondemand", tmp_path / "apps", "--json",
+    ]  # fmt: skip
+    environment = os.environ | {"HEADRACE_JOBS_DIR": str(tmp_path / "jobs"), "HOME": str(tmp_path)}
+    for _ in range(2):  # the same again is no harm
+        ended = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=60, env=environment
+        )
+        assert ended.returncode == 0, ended.stderr
+    written = json.loads(ended.stdout)["files"]
+    assert len(written) == 15
+    assert all(Path(path).is_file() for path in written)
+    assert not (tmp_path / ".config").exists()  # nothing else was asked for
+    form = yaml.safe_load((tmp_path / "apps/headrace_train/form.yml").read_text())
+    assert form["attributes"]["partition"]["options"]
