@@ -130,7 +130,7 @@ class Training:
     def run_epoch(self) -> bool:
         """Train the rest of the epoch under way; False: it was asked to stop, and saved."""
         epoch, began, before = self.loader.epoch, time.perf_counter(), self.used()
-        samples, self.saved_s = self.sums[2].item(), 0.0
+        seen, self.saved_s = self.sums[2].item(), 0.0
         for images, labels in self.loader:
             self.set_learning_rate()
             self.step(images, labels)
@@ -140,6 +140,7 @@ class Training:
                     self.save()
                 if stopping:
                     return False
+        samples = self.sums[2].item() - seen  # waits for the device, so that the time is true
         trained = time.perf_counter()
         accuracy = self.accuracy()
         used = self.used() - before
@@ -150,7 +151,7 @@ class Training:
                 "epoch": epoch,
                 "loss": (self.sums[0] / self.sums[2]).item(),
                 "accuracy": accuracy,
-                "samples": int(self.sums[2] - samples),
+                "samples": int(samples),
                 "seconds": trained - began,
                 "waited_s": waited_s / dist.get_world_size(),
                 "saved_s": self.saved_s,
@@ -178,7 +179,8 @@ class Training:
         """This rank's seconds of waiting for data, reads and bytes so far."""
         stats = self.loader.stats
         reads = stats.cached_reads + stats.direct_reads + stats.buffered_reads
-        return torch.tensor([stats.stall_s, reads, stats.bytes]).to(self.sums)
+        used = [stats.stall_s, reads, stats.bytes]
+        return torch.tensor(used, dtype=torch.float64, device=self.device)
 
 
 def main() -> None:
