@@ -1,10 +1,9 @@
 #!/bin/bash
-# sbatch job.sh                        two ranks on one node, on CPUs
-# sbatch --gpus-per-node=4 job.sh      a rank for each GPU
-# sbatch --nodes=4 --gpus-per-node=4 job.sh --epochs 90 --batch-size 256
+# How large it is, the command line says; what follows the script goes to train.py.
+#   headrace cluster batch --gpus 8 job.sh --epochs 90      a rank for each GPU
+#   sbatch --nodes=2 --gpus-per-node=4 job.sh               the same
+#   sbatch --ntasks-per-node=2 job.sh                       two ranks, on CPUs
 #SBATCH --job-name=fsdp
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=2
 #SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
