@@ -26,15 +26,6 @@ def arguments(data: Path, checkpoints: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def whole(recipe: str, data: Path, folder: Path) -> list[dict[str, Any]]:
-    """The epochs of a run on two ranks that never stops."""
-    with by_hand(recipe, 2, folder / "whole.log", arguments(data, folder / "whole")) as ranks:
-        assert set(ranks.codes()) == {0}, ranks.text()
-    found = epochs_of(folder / "whole.log")
-    assert [line["epoch"] for line in found] == list(range(EPOCHS)), ranks.text()
-    return found
-
-
 def stop(recipe: str, data: Path, folder: Path) -> None:
     """Ask the launcher to stop as soon as something is saved."""
     with launched(recipe, 2, folder / "stopped.log", arguments(data, folder / "parts")) as ranks:
