@@ -11,7 +11,8 @@ but not what it left to itself. Nodes are larger than the machine
 (`config_overrides`): their CPUs, memory and GPUs are what they are told to have.
 
 Daemons run in the foreground as children of this process, and are ended by process id with all that they
-started. A daemon ends when this process is killed, too. No packaged service is used or started. Root is not needed.
+started. A daemon ends when this process is killed, too. No packaged service is used or started. Root is
+not needed.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ class Slurm:
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def _gres(self) -> str:
-        # Indices need character devices, one for each GPU: any will do, and a link to one is one. A GRES that is only
-        # counted makes nodes invalid.
+        # Indices need character devices, one for each GPU: any will do, and a link to one is one. A GRES
+        # that is only counted makes nodes invalid.
         devices = self.folder / "devices"
         devices.mkdir(exist_ok=True)
         for i in range(self.gpus):

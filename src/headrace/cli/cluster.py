@@ -82,19 +82,44 @@ def init(
             "--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    ondemand: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write apps for Open OnDemand there, and no site's file."),
+    ] = None,
+    module: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write modulefiles there (Lmod, Environment Modules)."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files.")] = False,
     executor: Where = None,
     source: From = None,
     as_json: Json = False,
 ) -> int:
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
     from headrace.cli.cluster_submit import cluster_snapshot
-    from headrace.cluster.site import own_site
+    from headrace.cli.site_files import write_site_files
+    from headrace.cluster.site import find_site
     from headrace.cluster.site_init import site_text
+
+    snapshot = cluster_snapshot(executor, source)
+    output = Output(as_json=as_json)
+    if ondemand is not None or module is not None:
+        files = write_site_files(
+            snapshot, ondemand=ondemand, module=module, site_file=find_site(), overwrite=overwrite
+        )
+        if as_json:
+            output.document({"files": files})
+        else:
+            output.line(f"wrote {', '.join(map(str, files))}")
+        return exit_codes.OK
+    return _write_site(output, site_text(snapshot), out, overwrite=overwrite)
+
+
+def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool) -> int:
+    from headrace.cluster.site import own_site
     from headrace.errors import ClusterError
 
-    text = site_text(cluster_snapshot(executor, source))
-    output = Output(as_json=as_json)
+    as_json = output.as_json
     if out is not None and str(out) == "-":
         if as_json:
             output.document({"path": None, "text": text})

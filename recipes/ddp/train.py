@@ -1,0 +1,215 @@
+"""Trains an image classifier with PyTorch DDP on any number of ranks, and goes on where it stopped.
+
+    headrace launch train.py                     # all GPUs that there are, here or in an allocation
+    sbatch job.sh                                # on a cluster
+
+Each rank gets its part of one global order, which is the same for any number of ranks. Asked to stop,
+all ranks leave after the same step and model and loader are saved; the next start goes on with the very
+next batch, on another number of ranks too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import headrace as hr
+from headrace.cluster import should_stop
+from headrace.torch import DataLoader
+
+SIDE = 48
+
+
+def decode(data: memoryview) -> Tensor:
+    """One image file to uint8, shape (3, SIDE, SIDE); what is transparent is white."""
+    with Image.open(io.BytesIO(data)) as image:
+        small = image.convert("RGBA").resize((SIDE, SIDE), reducing_gap=2.0)
+    white = Image.new("RGBA", small.size, "white")
+    pixels = np.asarray(Image.alpha_composite(white, small).convert("RGB"))
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def network(classes: int) -> nn.Module:
+    """Three convolutions and a linear layer."""
+
+    def block(before: int, after: int) -> list[nn.Module]:
+        conv = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+        return [conv, nn.GroupNorm(8, after), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(3, 16), *block(16, 32), *block(32, 64),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+class Training:
+    """A model and its data, and how far they are."""
+
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.loader = DataLoader(options.data, options.batch_size, seed=options.seed, decode=decode)
+        self.held_out = DataLoader(
+            options.held_out, 256, order="sequential", tail="exact", decode=decode
+        )
+        classes = int(self.loader.dataset.store.labels.max()) + 1
+        torch.manual_seed(options.seed)  # all ranks begin with the same weights
+        self.model = DistributedDataParallel(network(classes).to(device))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.steps = 0
+        # Of the epoch, all ranks together: loss, hits, samples.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.saved_s = 0.0
+
+    def save(self) -> None:
+        """All of it is the same on all ranks: rank 0 saves, any number of ranks go on from it."""
+        tree = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loader": self.loader.state_dict(),
+            "sums": self.sums,
+        }
+        if dist.get_rank() == 0:
+            folder = self.options.checkpoints
+            report = hr.checkpoint.save(tree, folder, self.steps, rank=0, world_size=1)
+            self.saved_s += report.blocking_s
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint, if there is one."""
+        if hr.checkpoint.latest(self.options.checkpoints) is None:
+            return
+        saved = hr.checkpoint.load(self.options.checkpoints, rank=0, world_size=1)
+        self.model.load_state_dict(saved.tree["model"])
+        self.optimizer.load_state_dict(saved.tree["optimizer"])
+        self.loader.load_state_dict(saved.tree["loader"])
+        self.sums.copy_(saved.tree["sums"])
+        self.steps = saved.step
+
+    def set_learning_rate(self) -> None:
+        """By the share of all work that is done, so that it is the same for any number of ranks."""
+        options = self.options
+        done = self.loader.epoch + self.loader.position / self.loader.order.length
+        done /= options.epochs
+        rate = options.learning_rate * (options.batch_size * dist.get_world_size() / 64) ** 0.5
+        rate *= min(1, 10 * done) * (1 + math.cos(math.pi * done)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def on_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch as the model wants it."""
+        images = images.to(self.device, non_blocking=True).float().div_(255).sub_(0.5)
+        return images, labels.to(self.device, non_blocking=True)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Learn from one batch."""
+        images, labels = self.on_device(images, labels)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            scores = self.model(images)
+            loss = cross_entropy(scores, labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.steps += 1
+        tally = torch.tensor([0, 0, len(labels)]).to(self.sums)
+        tally[0] = loss.detach() * len(labels)
+        tally[1] = (scores.argmax(1) == labels).sum()
+        dist.all_reduce(tally)
+        self.sums += tally
+
+    def run_epoch(self) -> bool:
+        """Train the rest of the epoch under way; False: it was asked to stop, and saved."""
+        epoch, began, before = self.loader.epoch, time.perf_counter(), self.used()
+        seen, self.saved_s = self.sums[2].item(), 0.0
+        for images, labels in self.loader:
+            self.set_learning_rate()
+            self.step(images, labels)
+            if self.loader.position < self.loader.order.length:  # else the epoch's end saves
+                stopping = should_stop()  # on all ranks after the same step
+                if stopping or self.steps % self.options.save_every == 0:
+                    self.save()
+                if stopping:
+                    return False
+        samples = self.sums[2].item() - seen  # waits for the device, so that the time is true
+        trained = time.perf_counter()
+        accuracy = self.accuracy()
+        used = self.used() - before
+        dist.all_reduce(used)
+        waited_s, reads, nbytes = used.tolist()
+        if dist.get_rank() == 0:
+            line = {
+                "epoch": epoch,
+                "loss": (self.sums[0] / self.sums[2]).item(),
+                "accuracy": accuracy,
+                "samples": int(samples),
+                "seconds": trained - began,
+                "waited_s": waited_s / dist.get_world_size(),
+                "saved_s": self.saved_s,
+                "evaluated_s": time.perf_counter() - trained,
+                "reads": int(reads),
+                "bytes": int(nbytes),
+            }
+            print(json.dumps(line), flush=True)
+        self.sums.zero_()
+        self.save()
+        return not should_stop()
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """The share of held-out images that are right; each is looked at by one rank."""
+        hits = torch.zeros(2, device=self.device)
+        for batch in self.held_out:
+            images, labels = self.on_device(*batch)
+            hits[0] += (self.model.module(images).argmax(1) == labels).sum()
+            hits[1] += len(labels)
+        dist.all_reduce(hits)
+        return (hits[0] / hits[1]).item()
+
+    def used(self) -> Tensor:
+        """This rank's seconds of waiting for data, reads and bytes so far."""
+        stats = self.loader.stats
+        reads = stats.cached_reads + stats.direct_reads + stats.buffered_reads
+        used = [stats.stall_s, reads, stats.bytes]
+        return torch.tensor(used, dtype=torch.float64, device=self.device)
+
+
+def main() -> None:
+    """Train to the end, or until it is asked to stop."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="data/train.hr", help="a store, or headrace://job")
+    parser.add_argument("--held-out", default="data/held-out.hr")
+    parser.add_argument("--checkpoints", default="checkpoints")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each rank")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="for 64 images a step")
+    parser.add_argument("--save-every", type=int, default=100, help="steps")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    training = Training(options, device)
+    training.resume()
+    while training.loader.epoch < options.epochs and training.run_epoch():
+        pass
+    hr.checkpoint.wait()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
