@@ -161,6 +161,9 @@ void register_file_batch(nb::module_& m) {
       .def_prop_ro("offsets", &batch_array<&FileBatch::offsets>, "int64, one per file.")
       .def_prop_ro("lengths", &batch_array<&FileBatch::lengths>, "int64, 0 where errors is not.")
       .def_prop_ro("errors", &batch_array<&FileBatch::errors>, "int32, errno per file; 0: read.")
+      .def_ro(
+          "ready_ns", &FileBatch::ready_ns,
+          "When the last file was there, of the steady clock; a simulated one: when it was due.")
       .def_prop_ro("size", &identity_array<&FileIdentity::size>, nb::rv_policy::automatic)
       .def_prop_ro("mtime_ns", &identity_array<&FileIdentity::mtime_ns>, nb::rv_policy::automatic)
       .def_prop_ro("ctime_ns", &identity_array<&FileIdentity::ctime_ns>, nb::rv_policy::automatic)

@@ -222,6 +222,7 @@ void register_batch(nb::module_& m) {
       .def_prop_ro("labels", &batch_array<&Batch::labels>, "int64, one per sample, -1: none.")
       .def_prop_ro("samples", [](const Batch& b) { return b.samples; })
       .def_prop_ro("parts", [](const Batch& b) { return b.parts; })
+      .def_ro("ready_ns", &Batch::ready_ns, "When it was there, of the steady clock.")
       .def_prop_ro("failed", [](const Batch& b) { return b.failures.size(); })
       .def_prop_ro("stats", &stats, nb::sig("def stats(self, /) -> dict[str, int]"),
                    "Reads by route, and bytes asked for.")

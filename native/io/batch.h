@@ -50,6 +50,8 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::vector<int64_t> labels;
   std::vector<Failure> failures;
   BatchStats stats;
+  // When its last byte was there and checked, of the steady clock. Who waits for it is woken later.
+  int64_t ready_ns = 0;
 };
 
 }  // namespace headrace::io

@@ -32,6 +32,9 @@ struct FileBatch {
   std::vector<int64_t> offsets, lengths;
   std::vector<int32_t> errors;  // errno; 0: the bytes are there
   std::vector<FileIdentity> identities;
+  // When the last file was there, of the steady clock; on a simulated storage: when it was due. Who
+  // waits for it is woken later. 0 when nothing was read.
+  int64_t ready_ns = 0;
 
   ~FileBatch();
 

@@ -49,6 +49,7 @@ struct FileReader::Task {
   ColdReads cold = ColdReads::kDirect;
   FileIdentity identity;
   WholeFile result;
+  int64_t ready_ns = 0;
   Clock::time_point begun;
 };
 
@@ -191,9 +192,10 @@ void FileReader::run() {
 
 void FileReader::perform(Task& task) {
   const char* path = task.work->paths[task.index].c_str();
+  const int64_t begun_ns = slow_ == nullptr ? 0 : SlowModel::now_ns();
   const bool slow = slow_ != nullptr && slow_->has(path);
   if (task.look) {
-    if (slow) slow_->look_delay();
+    if (slow) slow_->look_delay(begun_ns);
     task.result.error = identify(path, calls_, &task.identity);
   } else {
     const FileBatch& batch = *task.work->batch;
@@ -202,8 +204,12 @@ void FileReader::perform(Task& task) {
     task.result =
         read_whole(path, batch.identities[task.index], dest, task.cold, calls_, direct_refused_);
     if (slow && task.result.error == 0) {  // wherever its bytes lie here, there they come from afar
-      task.result = {.error = slow_->read_delay(batch.identities[task.index].size),
-                     .tier = FileTier::kSource};
+      const uint64_t bytes = batch.identities[task.index].size;
+      const SlowAnswer answer = slow_->read_delay(begun_ns, bytes);
+      task.result = {.error = answer.error, .tier = FileTier::kSource};
+      task.ready_ns = answer.due_ns;
+    } else {
+      task.ready_ns = SlowModel::now_ns();
     }
   }
 }
@@ -270,6 +276,7 @@ void FileReader::finish_locked(Task& task) {
     }
   } else {
     ++stats.reads;
+    batch.ready_ns = std::max(batch.ready_ns, task.ready_ns);
     figures_.note_latency(std::chrono::duration<double>(Clock::now() - task.begun).count());
   }
   work.end(task.index, error);

@@ -597,6 +597,37 @@ TEST_CASE("many threads submit, take, forget and turn at once") {
 }
 
 #if !defined(__SANITIZE_THREAD__)
+TEST_CASE("a batch says when its last file was there, not when somebody looked") {
+  const Folder folder;
+  folder.write("a", 100);
+  folder.write("b", 100);
+  let_the_clock_tick();
+  const auto began = SlowModel::now_ns();
+  const Reader real;
+  const auto job = real->submit({folder.path("a"), folder.path("b")});
+  while (!job->done()) std::this_thread::yield();
+  const auto done = SlowModel::now_ns();
+  std::this_thread::sleep_for(milliseconds(5));
+  const auto batch = job->wait(10);
+  REQUIRE(batch != nullptr);
+  CHECK(batch->ready_ns > began);
+  CHECK(batch->ready_ns <= done);
+  // On a simulated storage: when its answer was due, whenever a thread was woken.
+  SlowFigures figures;
+  figures.parallelism = 1;
+  figures.latency_median_s = 0.002;
+  const auto model = std::make_shared<SlowModel>(figures);
+  char root[PATH_MAX];
+  REQUIRE(realpath(folder.path("").c_str(), root) != nullptr);
+  const Reader slow(FileReaderOptions{
+      .reads_in_flight = 2,
+      .slow = std::make_shared<const SlowFiles>(model, std::vector<std::string>{root})});
+  const auto batch_slow = slow->submit({folder.path("a"), folder.path("b")})->wait(10);
+  REQUIRE(batch_slow != nullptr);
+  CHECK(model->admit(0, 0, false).due_ns == batch_slow->ready_ns + 2'000'000);
+  CHECK(slow->submit({folder.path("none")})->wait(10)->ready_ns == 0);
+}
+
 TEST_CASE("a forked child is refused, lets go without harm, and reads with its own") {
   Folder folder;
   folder.write("data", 5000);

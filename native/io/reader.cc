@@ -225,6 +225,7 @@ void Reader::run(Worker& worker, Job& job) {
   worker.perform(plan);
   performed(worker, plan, job);
   std::lock_guard lock(job.mutex_);
+  plan.batch->ready_ns = InFlight::Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   job.batch_ = std::move(plan.batch);
 }
 

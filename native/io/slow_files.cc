@@ -21,13 +21,23 @@ bool SlowFiles::has(const char* path) const {
   });
 }
 
-int SlowFiles::read_delay(uint64_t bytes) const {
-  model_->open_delay();
+void SlowFiles::look_delay(int64_t begun_ns) const {
+  SlowModel::sleep_until(model_->admit_open(begun_ns));
+}
+
+SlowAnswer SlowFiles::read_delay(int64_t begun_ns, uint64_t bytes) const {
+  int64_t due_ns = model_->admit_open(begun_ns);
+  SlowModel::sleep_until(due_ns);
   for (uint64_t done = 0; done < bytes; done += kSlowRequestBytes) {
-    const int error = model_->read_delay(std::min(kSlowRequestBytes, bytes - done));
-    if (error != 0) return error;
+    // From when the one before was due, not from when this thread was woken: a busy machine must
+    // not make the storage slower than it is said to be.
+    const SlowAnswer answer =
+        model_->admit(due_ns, std::min(kSlowRequestBytes, bytes - done), false);
+    SlowModel::sleep_until(answer.due_ns);
+    if (answer.error != 0) return answer;
+    due_ns = answer.due_ns;
   }
-  return 0;
+  return {due_ns, 0};
 }
 
 }  // namespace headrace::io

@@ -24,9 +24,10 @@ class SlowFiles {
 
   // Whether the path leads to a file below one of the roots.
   bool has(const char* path) const;
-  void look_delay() const { model_->open_delay(); }
-  // An open and the reads of all bytes: 0 or EIO.
-  int read_delay(uint64_t bytes) const;
+  // Of what began at `begun_ns`, before the real file was touched: what that took is not added.
+  void look_delay(int64_t begun_ns) const;
+  // An open and the reads of all bytes: when the last was due, and 0 or EIO.
+  SlowAnswer read_delay(int64_t begun_ns, uint64_t bytes) const;
 
  private:
   const std::shared_ptr<SlowModel> model_;

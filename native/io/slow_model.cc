@@ -52,12 +52,6 @@ void check(const SlowFigures& f) {
   }
 }
 
-void sleep_until(int64_t due_ns) {
-  const timespec due{due_ns / 1'000'000'000, due_ns % 1'000'000'000};
-  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, nullptr) == EINTR) {
-  }
-}
-
 }  // namespace
 
 struct SlowModel::Shared {
@@ -65,7 +59,7 @@ struct SlowModel::Shared {
   int64_t origin_ns;
   std::atomic<double> factor;
   uint64_t draws;
-  int64_t link_free_ns;
+  double link_free_ns;
   SlowStats stats;
   int64_t server_free_ns[kParallelismMax];
 };
@@ -110,6 +104,12 @@ int64_t SlowModel::now_ns() {
   return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
+void SlowModel::sleep_until(int64_t due_ns) {
+  const timespec due{due_ns / 1'000'000'000, due_ns % 1'000'000'000};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, nullptr) == EINTR) {
+  }
+}
+
 void SlowModel::scale_latency(double factor) {
   require(factor > 0 && factor <= 1e6, "the latency's factor", factor, "more than 0");
   shared_->factor.store(factor);
@@ -141,10 +141,12 @@ int64_t SlowModel::serve_locked(int64_t now_ns, double latency_s, uint64_t bytes
     start = std::max(start, *server);
   }
   int64_t sent = start;
-  if (figures_.bandwidth_bytes_per_s > 0) {
-    sent = std::max(start, shared_->link_free_ns) +
-           static_cast<int64_t>(size / figures_.bandwidth_bytes_per_s * kNs);
-    shared_->link_free_ns = sent;
+  // What moves no bytes passes by the transfers that queue for the link.
+  if (figures_.bandwidth_bytes_per_s > 0 && bytes > 0) {
+    // With its fractions: cut off at every request they would make the link faster than it is.
+    shared_->link_free_ns = std::max(static_cast<double>(start), shared_->link_free_ns) +
+                            size / figures_.bandwidth_bytes_per_s * kNs;
+    sent = static_cast<int64_t>(shared_->link_free_ns);
   }
   if (figures_.stream_bytes_per_s > 0) {
     sent = std::max(sent, start + static_cast<int64_t>(size / figures_.stream_bytes_per_s * kNs));

@@ -11,7 +11,8 @@
 //
 // How a request is served: it waits for a free server, then for the link behind all earlier
 // transfers, then its bytes arrive one latency later. So an idle storage answers after latency +
-// bytes / bandwidth, and a saturated one delivers its bandwidth.
+// bytes / bandwidth, and a saturated one delivers its bandwidth. An open moves no bytes and does
+// not wait for the link.
 #pragma once
 
 #include <pthread.h>
@@ -69,6 +70,7 @@ class SlowModel : public std::enable_shared_from_this<SlowModel> {
   static constexpr unsigned kParallelismMax = 4096;
   // Nanoseconds of the steady clock.
   static int64_t now_ns();
+  static void sleep_until(int64_t due_ns);
 
   // A read of `bytes` that begins at `now`, after the file was opened if `opens`.
   SlowAnswer admit(int64_t now_ns, uint64_t bytes, bool opens);

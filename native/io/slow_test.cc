@@ -9,6 +9,7 @@
 #include "io/engine_conformance.h"
 #include "io/reader.h"
 #include "io/slow_engine.h"
+#include "io/slow_files.h"
 #include "testing/child_process.h"
 #include "testing/store_builder.h"
 
@@ -67,8 +68,36 @@ TEST_CASE("all transfers share the link, and each has a bound of its own") {
   }
   // It has been idle since: the debt of the past is not the present's.
   CHECK(link.admit(100 * kSecond, 1'000'000'000, false).due_ns == 101 * kSecond + kSecond / 1000);
+  // Fractions of nanoseconds are not lost, however small the transfers.
+  SlowModel quick({.bandwidth_bytes_per_s = 3e9});
+  int64_t due = 0;
+  for (int i = 0; i < 3'000'000; ++i) due = quick.admit(0, 1, false).due_ns;
+  CHECK(due == doctest::Approx(1'000'000).epsilon(1e-6));
   SlowModel stream({.stream_bytes_per_s = 1e8});
   for (int i = 0; i < 5; ++i) CHECK(stream.admit(0, 200'000'000, false).due_ns == 2 * kSecond);
+}
+
+TEST_CASE("what moves no bytes passes by the transfers that queue for the link") {
+  SlowModel model({.open_median_s = 0.001, .bandwidth_bytes_per_s = 1e6});
+  CHECK(model.admit(0, 5'000'000, false).due_ns == 5 * kSecond);
+  CHECK(model.admit_open(0) == kSecond / 1000);
+  CHECK(model.admit(0, 0, false).due_ns == 0);
+  CHECK(model.admit(0, 1'000'000, false).due_ns == 6 * kSecond);
+}
+
+TEST_CASE("a file's requests follow when they are due, however late its thread is woken") {
+  // It began a minute ago, so that all of it is due already: nothing is slept here.
+  const auto model = std::make_shared<SlowModel>(SlowFigures{
+      .latency_median_s = 0.5, .open_median_s = 0.25, .bandwidth_bytes_per_s = 1 << 20});
+  const io::SlowFiles files(model, {"/"});
+  const int64_t begun = SlowModel::now_ns() - 60 * kSecond;
+  files.look_delay(begun);
+  const io::SlowAnswer answer = files.read_delay(begun, 3 << 20);  // three requests
+  CHECK(answer.error == 0);
+  CHECK(answer.due_ns == begun + kSecond / 4 + 3 * (kSecond + kSecond / 2));
+  // The link was given away up to the last byte, and not beyond.
+  const int64_t sent = answer.due_ns - kSecond / 2;
+  CHECK(model->admit(begun, 1 << 20, false).due_ns == sent + kSecond + kSecond / 2);
 }
 
 TEST_CASE("requests queue for the servers there are") {

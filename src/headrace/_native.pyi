@@ -321,6 +321,10 @@ class Batch:
     def parts(self) -> int: ...
 
     @property
+    def ready_ns(self) -> int:
+        """When it was there, of the steady clock."""
+
+    @property
     def failed(self) -> int: ...
 
     @property
@@ -429,6 +433,12 @@ class FileBatch:
     @property
     def errors(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), writable=False)]:
         """int32, errno per file; 0: read."""
+
+    @property
+    def ready_ns(self) -> int:
+        """
+        When the last file was there, of the steady clock; a simulated one: when it was due.
+        """
 
     @property
     def size(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...

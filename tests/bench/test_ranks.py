@@ -1,10 +1,12 @@
 """Ranks: the launchers' environments, and what happens when a rank is missing or dies."""
 
+import socket
 import threading
 
 import pytest
 
-from headrace.bench.emulate.ranks import Place, join, place_of
+from headrace.bench.emulate import ranks
+from headrace.bench.emulate.ranks import Place, _addresses, _reach, join, place_of
 from headrace.errors import BenchError
 
 
@@ -14,7 +16,7 @@ from headrace.errors import BenchError
         ({}, (0, 1)),
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_ID": "0"}, (0, 2)),
         ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
         ({"SLURM_PROCID": "0"}, (0, 1)),
     ],
@@ -103,6 +105,87 @@ def test_a_rank_that_dies_is_named_at_once(tmp_path):
     found = together(2, tmp_path, do)
     assert "rank 1 is gone" in str(found[0])
     assert "Look at what that rank printed" in str(found[0])
+
+
+def test_all_are_told_which_rank_died_and_do_not_wait_for_the_slow(tmp_path):
+    """Rank 1 lets itself be waited for until rank 0 has seen that rank 2 is dead."""
+    seen = threading.Event()
+
+    def do(group):
+        if group.place.rank == 2:
+            return None  # and closes
+        if group.place.rank == 1:
+            assert seen.wait(20)
+            return group.broadcast(None, 20.0)
+        try:
+            return group.gather(1, 20.0)
+        finally:
+            seen.set()
+
+    found = together(3, tmp_path, do)
+    assert "rank 2 is gone" in str(found[0])
+    assert str(found[1]) == str(found[0])
+
+
+def test_a_dead_rank_is_seen_without_waiting_for_it(tmp_path):
+    dead, checked = threading.Event(), threading.Event()
+
+    def do(group):
+        group.check()
+        group.barrier()
+        if group.place.rank == 1:
+            group.check()
+            group.close()
+            dead.set()
+            return
+        assert dead.wait(20)
+        try:
+            while True:  # until the end of the connection has come
+                group.check()
+        finally:
+            checked.set()
+
+    found = together(2, tmp_path, do)
+    assert "rank 1 is gone" in str(found[0])
+    assert checked.is_set()
+
+
+def test_what_came_early_is_not_lost(tmp_path):
+    """A fast rank sends the next value before the others have sent the first."""
+    fast = threading.Event()
+
+    def do(group):
+        if group.place.rank == 2:
+            assert fast.wait(20)
+        found = [group.gather([group.place.rank, n]) for n in range(2)]
+        if group.place.rank == 1:
+            fast.set()
+        return found
+
+    found = together(3, tmp_path, do)
+    assert found[0] == [[[rank, n] for rank in range(3)] for n in range(2)]
+
+
+def test_an_address_where_nobody_or_somebody_else_answers_is_passed(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = []
+
+        def stranger():
+            peer, _ = other.accept()
+            with peer:
+                told.append(peer.recv(1000))
+
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        assert _reach("127.0.0.1", port, "token", 1) is None  # it says nothing, and hangs up
+        thread.join()
+        assert b"token" in told[0]
+    assert _reach("127.0.0.1", port, "token", 1) is None
+    addresses = ["no such host.invalid", *_addresses()]
+    assert "127.0.0.1" in addresses
+    monkeypatch.setattr(ranks, "_addresses", lambda: addresses)
+    assert together(2, tmp_path, lambda group: group.gather(1)) == [[1, 1], []]
 
 
 def test_a_rank_that_hangs_meets_the_deadline(tmp_path):

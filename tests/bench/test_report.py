@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -314,6 +315,44 @@ def test_repeats_of_one_run_give_confidence_of_au(tmp_path):
     assert (row.b.mean, row.b.half_width, row.a.half_width) == (80.0, 0.5, None)
     assert row.clear is None  # one side has no repeats
     assert row.change_half_width == pytest.approx(0.5 / 90)
+
+
+def test_a_run_that_kept_its_repeats_is_all_of_them(tmp_path):
+    """As of three folders, but the workload is the run's; what an older run left is not read."""
+    run = write_run(tmp_path / "run", repeats=3)
+    for number, au in enumerate((90.0, 92.0, 94.0, 10.0), 1):
+        write_run(run / f"repeats/{number}", au=au)
+        shutil.rmtree(run / f"repeats/{number}/.hydra")
+    runs = load_runs(run)
+    assert [each.metric["train_au_mean_percentage"] for each in runs] == [90, 92, 94]
+    assert {each.workload["model"]["name"] for each in runs} == {"tiny"}
+    au = measured(runs, measure_named("au"))
+    assert (au.mean, au.half_width, au.runs) == (92, pytest.approx(4.303 * 2 / math.sqrt(3)), 3)
+    text = page_of(run)
+    assert "AU of each run" in text
+    assert "94.00 %" in text
+    (run / "repeats/2/summary.json").unlink()
+    assert len(load_runs(run)) == 1  # what is left of them is not all
+    once = write_run(tmp_path / "once", repeats=1)
+    write_run(once / "repeats/1")
+    write_run(once / "repeats/2")
+    assert len(load_runs(once)) == 1
+
+
+def test_the_page_splits_the_time_to_solution(tmp_path):
+    split = {"total_s": 40.0, "staging_s": 4.0, "training_s": 30.0, "evaluation_s": 0.0,
+             "checkpointing_s": 5.0, "other_s": 1.0}  # fmt: skip
+    text = page_of(write_run(tmp_path / "run", time_to_solution=split))
+    told = " ".join(Page(text).words)
+    assert "Time to solution: 40 s" in told
+    for row in (("training", "75.0 %", "30.000"), ("staging", "10.0 %", "4.000"),
+                ("checkpointing", "12.5 %", "5.000")):  # fmt: skip
+        cells = f'<th scope="row">{row[0]}</th><td>{row[1]}</td><td>{row[2]}</td>'
+        assert cells in text
+    assert value_of(load_run(tmp_path / "run").summary, measure_named("staging")) == 4
+    for broken in ({}, [], {"total_s": "x"}, {"total_s": 0.0, "training_s": 1.0}):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert "Time to solution" not in page_of(write_run(folder, time_to_solution=broken))
 
 
 def test_runs_that_differ_are_no_repeats(tmp_path):

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headrace.bench import session
+from headrace.bench.emulate.ranks import Place, join
 from headrace.bench.emulate.run import RunOptions
+from headrace.bench.emulate.staging import stage_files
+from headrace.bench.report.measures import measure_named, measured
+from headrace.bench.report.repeats import load_runs
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError, HeadraceError, SourceError, WorkloadError
+from headrace.io.simulation import Simulation
+from headrace.testing import SlowVolume
 
 SHRUNKEN = [
     "++workload.dataset.num_files_train=8", "++workload.dataset.num_samples_per_file=4",
@@ -172,8 +179,6 @@ def test_sharded_checkpoints_are_spread_over_accelerators(words, tmp_path):
 
 def test_a_slow_storage_lowers_au_and_is_named(words):
     """250 kB/s of 16 kB a step: 65 ms, of which 2 ms are computing."""
-    from headrace.io.simulation import Simulation
-
     simulate = Simulation(name="thin", bandwidth_bytes_per_s=250e3)
     given = words("unet3d_h100", GENERATE, "++workload.dataset.num_samples_per_file=1",
                   "++workload.dataset.num_files_train=24", "++workload.train.epochs=1",
@@ -314,3 +319,139 @@ def test_ranks_without_a_common_folder_are_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BenchError, match=r"hydra\.run\.dir"):
         run_session(["workload=default"])
+
+
+def test_repeats_keep_their_own_results_and_make_one_of_all(words, tmp_path):
+    report = run_session(
+        words("unet3d_h100", GENERATE), SessionOptions(repeats=3, run=RunOptions(accelerators=2))
+    )
+    out = tmp_path / "out"
+    kept = [json.loads((out / f"repeats/{n}/summary.json").read_text()) for n in (1, 2, 3)]
+    whole = json.loads((out / "summary.json").read_text())
+    assert whole == json.loads(json.dumps(report.summary))
+    aus = [each["metric"]["train_au_mean_percentage"] for each in kept]
+    assert whole["metric"]["train_au_percentage"] == [
+        au for each in kept for au in each["metric"]["train_au_percentage"]
+    ]
+    assert whole["metric"]["train_au_mean_percentage"] == pytest.approx(sum(aus) / 3)
+    own = whole["headrace"]
+    assert (own["repeats"], own["au_percent"]["runs"]) == (3, 3)
+    assert own["au_percent"]["mean"] == pytest.approx(sum(aus) / 3)
+    assert own["au_percent"]["confidence_95"] is not None
+    for key in ("bytes", "cpu_s"):
+        assert own[key] == pytest.approx(sum(each["headrace"][key] for each in kept))
+    for key in ("au_mlperf_percent",):
+        assert own[key] == pytest.approx(sum(each["headrace"][key] for each in kept) / 3)
+    for n, each in enumerate(kept, 1):
+        assert each["headrace"]["repeats"] == 1
+        assert {p.name for p in (out / f"repeats/{n}").iterdir()} == {
+            "summary.json", "0_output.json", "1_output.json", "0_per_epoch_stats.json",
+            "1_per_epoch_stats.json",
+        }  # fmt: skip
+    assert kept[0]["start"] < kept[1]["start"] < kept[2]["start"]
+    assert len(load_runs(out)) == 3
+    rate = measured(load_runs(out), measure_named("throughput"))
+    assert rate.runs == 3
+    assert rate.half_width is not None
+    assert load_runs(out)[0].workload["reader"]["batch_size"] == 4
+
+
+def test_one_run_keeps_no_repeats(words, tmp_path):
+    report = run_session(words("unet3d_h100", GENERATE))
+    assert not (tmp_path / "out/repeats").exists()
+    assert report.summary["headrace"]["repeats"] == 1
+
+
+def test_the_time_to_solution_is_split(words, tmp_path):
+    report = run_session(words(
+        "default", GENERATE, "++workload.dataset.num_files_eval=4",
+        "++workload.evaluation.eval_time=0.001", "++workload.workflow.checkpoint=True",
+        "++workload.model.model_size=100000", f"++workload.checkpoint.checkpoint_folder={tmp_path / 'c'}",
+    ), SessionOptions(stage=str(tmp_path / "local")))  # fmt: skip
+    split = report.summary["headrace"]["time_to_solution"]
+    phases = ("staging", "training", "evaluation", "checkpointing", "other")
+    assert set(split) == {"total_s", *(f"{phase}_s" for phase in phases)}
+    assert split["total_s"] == pytest.approx(sum(split[f"{phase}_s"] for phase in phases))
+    assert all(split[f"{phase}_s"] > 0 for phase in phases)
+    assert split["training_s"] >= 2 * 8 * 0.002
+    stats = json.loads((tmp_path / "out/0_per_epoch_stats.json").read_text())
+    saved = sum(v["duration"] for e in stats.values() for k, v in e.items() if "ckpt" in k)
+    assert split["checkpointing_s"] >= saved
+
+
+@pytest.mark.parametrize("format_name", ["npz", "indexed_binary"])
+def test_a_staged_data_set_is_read_there_and_removed(words, tmp_path, format_name, monkeypatch):
+    given = words("unet3d_h100", f"++workload.dataset.format={format_name}")
+    run_session([*given, GENERATE, "++workload.workflow.train=False"])
+    data = sorted(p for p in (tmp_path / "data").rglob("*") if p.is_file())
+    seen = {}
+    real = session.run_epochs
+
+    def look(loaded, options, group, files, tell):
+        seen["files"] = [Path(path) for path in files["train"]]
+        seen["same"] = [p.read_bytes() for p in seen["files"]] == [
+            (tmp_path / "data/train" / p.name).read_bytes() for p in seen["files"]
+        ]
+        seen["count"] = sum(p.is_file() for p in (tmp_path / "local").rglob("*"))
+        return real(loaded, options, group, files, tell)
+
+    monkeypatch.setattr(session, "run_epochs", look)
+    report = run_session(given, SessionOptions(stage=str(tmp_path / "local")))
+    assert seen["same"]
+    assert seen["count"] == len(data)  # with what formats keep beside their files
+    assert all(tmp_path / "local" in path.parents for path in seen["files"])
+    assert list((tmp_path / "local").iterdir()) == []
+    assert sorted(p for p in (tmp_path / "data").rglob("*") if p.is_file()) == data
+    assert report.summary["headrace"]["time_to_solution"]["staging_s"] > 0
+    assert report.summary["headrace"]["provenance"]["staged"] == str(tmp_path / "local")
+
+
+def test_staging_goes_on_with_what_a_killed_run_left(words, tmp_path):
+    given = words("unet3d_h100")
+    run_session([*given, GENERATE, "++workload.workflow.train=False"])
+    files = {"train": sorted(str(p) for p in (tmp_path / "data/train").iterdir())}
+    group = join(Place(), tmp_path)
+    first = stage_files(files, str(tmp_path / "data"), str(tmp_path / "local"), group)
+    assert first.nbytes > 0
+    changed = Path(first.files["train"][0])
+    changed.write_bytes(b"torn")
+    again = stage_files(files, str(tmp_path / "data"), str(tmp_path / "local"), group)
+    assert again.nbytes == Path(files["train"][0]).stat().st_size
+    assert changed.read_bytes() == Path(files["train"][0]).read_bytes()
+    again.remove()
+    assert not Path(again.folder).exists()
+
+
+@pytest.mark.parametrize("where", ["data/below", "data", "."])
+def test_a_data_set_is_not_staged_into_itself(words, tmp_path, where):
+    given = words("unet3d_h100")
+    run_session([*given, GENERATE, "++workload.workflow.train=False"])
+    with pytest.raises(BenchError, match="cannot be staged to"):
+        run_session(given, SessionOptions(stage=str(tmp_path / where)))
+
+
+def test_staging_and_simulating_are_refused(words):
+    with pytest.raises(BenchError, match="one of --stage and --simulate"):
+        run_session(
+            words("unet3d_h100"), SessionOptions(stage="x", run=RunOptions(simulate="lustre"))
+        )
+
+
+def test_a_slow_volume_can_be_given_and_is_named(words):
+    volume = SlowVolume(Simulation(name="attic", bandwidth_bytes_per_s=1e9))
+    given = words("unet3d_h100", GENERATE, "++workload.dataset.num_samples_per_file=1",
+                  "++workload.dataset.num_files_train=24")  # fmt: skip
+    report = run_session(given, SessionOptions(run=RunOptions(simulate=volume)))
+    assert report.summary["headrace"]["provenance"]["simulated"] == "attic"
+    # Files that were written a moment ago may be read twice.
+    assert volume.stats()["bytes"] >= report.summary["headrace"]["bytes"] > 24 * 4096
+
+
+def test_another_data_set_is_overwritten_only_when_asked_for(words, tmp_path):
+    only = (GENERATE, "++workload.workflow.train=False")
+    run_session(words("unet3d_h100", *only))
+    fewer = (*only, "++workload.dataset.num_files_train=5")
+    with pytest.raises(SourceError, match="--overwrite"):
+        run_session(words("unet3d_h100", *fewer))
+    run_session(words("unet3d_h100", *fewer), SessionOptions(overwrite=True, generate_threads=2))
+    assert len(list((tmp_path / "data/train").glob("*.npz"))) == 5

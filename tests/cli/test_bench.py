@@ -25,6 +25,7 @@ def test_generate_and_run(bench, tmp_path):
     )
     assert ended.code == 0, ended.err
     for said in ("[METRIC] Number of Simulated Accelerators: 2", "bound by: ", "AU of 2 runs: ",
+                 "time to solution: ",
                  "This is not an MLPerf result."):  # fmt: skip
         assert said in ended.out
     ended = bench("run", "--json", "--engine=null", *SMALL, "++hydra.run.dir=out")
@@ -32,6 +33,25 @@ def test_generate_and_run(bench, tmp_path):
     assert found["summary"]["headrace"]["engine"] == "null"
     assert found["folder"] == "out"
     assert (tmp_path / "out/summary.json").exists()
+
+
+def test_another_data_set_is_replaced_by_as_many_threads_as_asked_for(bench, tmp_path):
+    assert bench("generate", *SMALL, "++hydra.run.dir=out").code == 0
+    fewer = ("++workload.dataset.num_files_train=3", "++hydra.run.dir=out", "--threads=1")
+    ended = bench("generate", *SMALL, *fewer)
+    assert "--overwrite" in ended.err
+    assert ended.code != 0
+    assert bench("generate", *SMALL, *fewer, "--overwrite").code == 0
+    assert sum(p.is_file() for p in (tmp_path / "data/default/train").rglob("*.npz")) == 3
+
+
+def test_a_run_may_stage_its_data(bench, tmp_path):
+    assert bench("generate", *SMALL, "++hydra.run.dir=out").code == 0
+    ended = bench("run", *SMALL, "++hydra.run.dir=out", "--stage", "local", "--json")
+    own = ended.document["summary"]["headrace"]
+    assert own["time_to_solution"]["staging_s"] > 0
+    assert own["provenance"]["staged"] == "local"
+    assert list((tmp_path / "local").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,11 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
         made = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})
         _check_sizes(made, split)
     for path in _spread(paths, _HEADERS_MOST):
-        if not os.path.getsize(path):
+        try:
+            size = os.path.getsize(path)
+        except OSError as e:  # it was listed a moment ago, or is a link to nothing
+            raise SourceError(f"{path} cannot be read: {e.strerror}.", path=path) from e
+        if not size:
             raise bad_file(path, "the file's size", 0, "a sample")
         try:
             format_of(spec).sample_extents(path, spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
@@ -26,34 +26,33 @@ from headrace.bench.emulate.run import (
     run_epochs,
     used,
 )
-from headrace.bench.metrics.dlio import phase_figures
+from headrace.bench.emulate.staging import stage_files
+from headrace.bench.gather import gather_figures
 from headrace.bench.metrics.timeline import Window
 from headrace.bench.results.files import (
     default_folder,
+    repeat_folder,
     write_configuration,
     write_json,
     write_log,
     write_rank_files,
 )
 from headrace.bench.results.hosts import host_document, provenance
-from headrace.bench.results.summary import (
-    Figures,
-    block_document,
-    block_of,
-    metric_lines,
-    summary_document,
-)
+from headrace.bench.results.summary import metric_lines, summary_document
+from headrace.bench.results.together import together
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.dataset import Split
     from headrace.bench.emulate.checkpoint import Restored
-    from headrace.bench.emulate.ranks import Group
+    from headrace.bench.emulate.group import Group
+    from headrace.bench.emulate.staging import Staged
     from headrace.bench.metrics.dlio import Formula
+    from headrace.bench.results.summary import Figures
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
 
@@ -62,9 +61,6 @@ _RESIDENCY_FILES: Final = 2000
 
 _COLD_SHARE_MOST: Final = 0.02
 """More than this of the data still in the page cache is not a cold start."""
-
-_WAITS_MAX: Final = 200_000
-"""Waits of a rank that are sent to rank 0 for percentiles, at most, evenly taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +72,10 @@ class SessionOptions:
         cold: put the data set out of the page cache before every repeat, and see that it is.
         ceiling: run the same steps on a null store, too.
         repeats: of the whole run; more than one give a confidence interval.
+        stage: a folder, of each host or of all, to copy the data set to; it is read there, and removed at the
+            end.
+        overwrite: another data set of ours that is in the way is removed before data is generated.
+        generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
         formula: DLIO's throughput formula in summary.json.
         progress: called with (what, done, total).
     """
@@ -84,6 +84,9 @@ class SessionOptions:
     cold: bool = False
     ceiling: bool = False
     repeats: int = 1
+    stage: str | None = None
+    overwrite: bool = False
+    generate_threads: int | None = None
     formula: Formula = "mlcommons"
     progress: Callable[[str, int, int | None], None] | None = None
 
@@ -134,6 +137,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     if workflow.train:
         plans_of(loaded, world)
         _check_simulation(engine_name(loaded), options)
+        _check_staging(options)
     if workflow.checkpoint:
         _check_checkpoints(loaded, options)
     try:
@@ -153,6 +157,14 @@ def _check_simulation(engine: str, options: SessionOptions) -> None:
         raise BenchError(
             f"a slow storage cannot be simulated for the engine {engine}: it reads by itself.",
             next_step="Give ++workload.reader.engine=headrace, or no simulation.",
+        )
+
+
+def _check_staging(options: SessionOptions) -> None:
+    if options.stage is not None and options.run.simulate is not None:
+        raise BenchError(
+            "a simulated storage is read, not copied from.",
+            next_step="Give one of --stage and --simulate.",
         )
 
 
@@ -199,23 +211,50 @@ class _Session:
             self._log(lines)
             return self._report(None, lines, generated)
         files = self._files()
+        if self._options.stage is None:
+            return self._train(started, words, files, generated)
+        staged = self._stage(files)
+        try:
+            return self._train(started, words, staged.files, generated, staged.seconds)
+        finally:
+            staged.remove()
+
+    def _train(
+        self,
+        started: float,
+        words: list[str],
+        files: Mapping[str, list[str]],
+        generated: int | None,
+        staging_s: float = 0.0,
+    ) -> SessionReport:
+        """All repeats of a run that trains."""
         residency = self._residency(files)
-        aus: list[float] = []
-        recorded: Recorded | None = None
-        for _ in range(self._options.repeats):
+        ceiling = self._ceiling()
+        runs: list[Figures] = []
+        for number in range(1, self._options.repeats + 1):
             if self._options.cold:
                 residency = self._make_cold(files)
+            began = time.time()
             recorded = run_epochs(self._loaded, self._options.run, self._group, files, self._tell)
-            aus.append(self._au(recorded))
-        assert recorded is not None
-        ceiling = self._ceiling()
-        self._write_ranks(recorded)
-        figures = self._gather(
-            recorded, ceiling, aus=aus, residency=residency, started=started, words=words
-        )
-        if figures is None:
+            if recorded.phases_s:
+                recorded.phases_s["staging"] += staging_s
+            figures = self._gathered(recorded, started if number == 1 else began, words, ceiling)
+            if figures is not None:
+                figures.residency = residency
+                runs.append(figures)
+            self._write_ranks(self._folder, recorded)
+            if self._options.repeats > 1:
+                self._write_repeat(number, recorded, figures)
+        if not runs:
             return self._report(None, [], generated)
-        return self._finish(figures, generated)
+        return self._finish(together(runs), generated)
+
+    def _write_repeat(self, number: int, recorded: Recorded, figures: Figures | None) -> None:
+        """A repeat's own results, at once: what a later one meets does not take them away."""
+        folder = repeat_folder(self._folder, number)
+        self._write_ranks(folder, recorded)
+        if figures is not None:
+            write_json(folder / "summary.json", summary_document(self._workload, figures))
 
     def _checkpoints(
         self, started: float, words: list[str], generated: int | None
@@ -234,10 +273,8 @@ class _Session:
             residency = done.residency_before_reads
         cpu_s, device_bytes = used()
         recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
-        self._write_ranks(recorded, restored)
-        figures = self._gather(
-            recorded, None, aus=[], residency={}, started=started, words=words, restored=restored
-        )
+        self._write_ranks(self._folder, recorded, restored)
+        figures = self._gathered(recorded, started, words, restored=restored)
         if figures is None:
             return self._report(None, [], generated)
         figures.restore_residency = residency
@@ -270,7 +307,8 @@ class _Session:
 
         report = generate(
             self._workload.dataset, rank=self._rank, world_size=self._group.place.world,
-            threads=self._workload.reader.write_threads, progress=tell,
+            threads=self._options.generate_threads or self._workload.reader.write_threads,
+            overwrite=self._options.overwrite, progress=tell,
         )  # fmt: skip
         self._group.barrier(24 * 3600.0)
         time.sleep(self._workload.storage.post_generation_settle_seconds)
@@ -290,13 +328,13 @@ class _Session:
             check_files(data, split, found[split])
         return found
 
-    def _residency(self, files: dict[str, list[str]]) -> dict[str, Any]:
+    def _residency(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         if not self._group.place.is_first:
             return {}
         found = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
         return {"files": found.files, "bytes": found.nbytes, "share": found.share}
 
-    def _make_cold(self, files: dict[str, list[str]]) -> dict[str, Any]:
+    def _make_cold(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
         mine = every[self._rank :: self._group.place.world]
         evict(mine)
@@ -311,14 +349,6 @@ class _Session:
                 "impossible. Run without --cold, or with reader.odirect.",
             )
         return {"files": found.files, "bytes": found.nbytes, "share": found.share, "cold": True}
-
-    def _au(self, recorded: Recorded) -> float:
-        train = [block for block in recorded.blocks if block.kind == "train"]
-        window = self._window()
-        batch = self._workload.reader.batch_size
-        own = phase_figures(train, batch, window, "mlcommons").au_mean_percent
-        every = self._group.gather(own)
-        return sum(every) / len(every) if every else own
 
     def _window(self) -> Window:
         output = self._workload.output
@@ -339,85 +369,55 @@ class _Session:
         if self._options.progress is not None and self._group.place.is_first:
             self._options.progress("running", done, total)
 
-    def _write_ranks(self, recorded: Recorded, restored: Sequence[Restored] = ()) -> None:
+    def _write_ranks(
+        self, folder: Path, recorded: Recorded, restored: Sequence[Restored] = ()
+    ) -> None:
         host = host_document()
         reader = self._workload.reader
         for number in range(self._options.run.accelerators):
             rank = self._first + number
             write_rank_files(
-                self._folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
+                folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
                 batches=(reader.batch_size, reader.batch_size_eval), window=self._window(),
                 formula=self._options.formula, host=host, saved=recorded.checkpoints,
                 restored=restored,
             )  # fmt: skip
 
-    def _gather(
+    def _gathered(
         self,
         recorded: Recorded,
-        ceiling: Recorded | None,
-        *,
-        aus: list[float],
-        residency: dict[str, Any],
         started: float,
         words: list[str],
+        ceiling: Recorded | None = None,
         restored: Sequence[Restored] = (),
     ) -> Figures | None:
         """All ranks' figures; None in ranks other than 0."""
-        waits = [float(wait) for part in recorded.batch_waits_s for wait in part]
-        every = self._group.gather({
-            "blocks": [block_document(block) for block in recorded.blocks],
-            "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
-            "host": host_document(),
-            "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
-            "saved": [asdict(saved) for saved in recorded.checkpoints],
-            "restored": [asdict(each) for each in restored],
-            "waits": waits[:: len(waits) // _WAITS_MAX + 1],
-        }, 300.0)  # fmt: skip
-        if not every:
-            return None
-        hosts = {part["host"]["hostname"]: part["host"] for part in every}
-        numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
-        simulate = self._options.run.simulate
-        return Figures(
-            engine=recorded.engine,
-            formula=self._options.formula,
-            start_s=started,
-            end_s=time.time(),
-            accelerators=self._options.run.accelerators * self._group.place.world,
-            blocks=[block_of(b) for part in every for b in part["blocks"]],
-            repeats=aus,
-            ceiling=[block_of(b) for part in every for b in part["ceiling"]],
-            hosts=list(hosts.values()),
-            nbytes=int(numbers[0]),
-            device_bytes=int(numbers[1]),
-            cpu_s=numbers[2],
-            batch_waits_s=[wait for part in every for wait in part["waits"]],
-            checkpoints=_slowest([part["saved"] for part in every]),
-            restores=_slowest([part["restored"] for part in every]),
-            blocking_s=[
-                max(saved["blocking_s"] for saved in of_all)
-                for of_all in zip(*(part["saved"] for part in every), strict=True)
-            ],
-            checkpoint_writer=writer_name(self._loaded)
-            if self._workload.workflow.checkpoint
-            else None,
-            residency=residency,
-            provenance=provenance(self._place(), list(sys.argv))
-            | {
+        return gather_figures(
+            self._group, recorded, accelerators=self._options.run.accelerators,
+            formula=self._options.formula, started=started, ceiling=ceiling, restored=restored,
+            writer=writer_name(self._loaded) if self._workload.workflow.checkpoint else None,
+            where=provenance(self._place(), list(sys.argv)) | {
                 "words": list(words),
                 "engine": recorded.engine_figures,
                 "launcher": self._group.place.launcher,
                 "barrier": self._options.run.barrier,
-                "simulated": getattr(simulate, "name", simulate),
+                "simulated": _name_of(self._options.run.simulate),
+                "staged": self._options.stage,
             },
             notes=self._notes,
-        )
+        )  # fmt: skip
+
+    def _stage(self, files: dict[str, list[str]]) -> Staged:
+        assert self._options.stage is not None
+        if self._options.cold:
+            self._make_cold(files)
+        folder = self._workload.dataset.data_folder
+        return stage_files(files, folder, self._options.stage, self._group)
 
 
-def _slowest(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, int]]:
-    """Of each checkpoint: the slowest rank's time, and all ranks' bytes."""
-    return [
-        (max(one["duration_s"] for one in of_all), sum(one["nbytes"] for one in of_all))
-        for of_all in zip(*ranks, strict=True)
-    ]
+def _name_of(simulate: Any) -> str | None:
+    """What a simulated storage is called: a preset's name, a Simulation or a SlowVolume."""
+    simulation = getattr(simulate, "simulation", simulate)
+    name = getattr(simulation, "name", simulation)
+    return None if name is None else str(name)

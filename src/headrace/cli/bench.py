@@ -66,6 +66,12 @@ def run(
     repeats: Annotated[
         int, typer.Option(min=1, help="Repeat the run, for a confidence interval.")
     ] = 1,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Copy the data to DIR, read them there, remove them at the end."
+        ),
+    ] = None,
     barrier: Annotated[
         str, typer.Option(help="Where accelerators meet: at every step (as DLIO), or epoch.")
     ] = "step",
@@ -97,7 +103,7 @@ def run(
         given.append(f"++workload.checkpoint.writer={writer}")
     options: dict[str, Any] = {
         "run": RunOptions(accelerators=accelerators, barrier=barrier, simulate=simulate),  # type: ignore[arg-type]  # checked above
-        "cold": cold, "ceiling": ceiling, "repeats": repeats, "formula": formula,
+        "cold": cold, "ceiling": ceiling, "repeats": repeats, "stage": stage, "formula": formula,
     }  # fmt: skip
     _print(output, _session(output, given, "running", **options), simulate)
     return 0
@@ -147,6 +153,7 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
     if total:
         parts = ("compute", "wait", "barrier", "harness")
         yield "time: " + ", ".join(f"{name} {time[f'{name}_s'] / total:.1%}" for name in parts)
+    yield from _of_solution(own["time_to_solution"])
     yield f"bound by: {own['bound']} ({own['bound_reason']})"
     if own["late_s"]:
         yield f"ends of steps were noticed {own['late_s']['p99'] * 1e3:.2f} ms late (p99)"
@@ -162,6 +169,13 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
         au = own["au_percent"]
         yield f"AU of {au['runs']} runs: {au['mean']:.2f} +- {au['confidence_95']:.2f} % (95 %)"
     yield own["not_mlperf"]
+
+
+def _of_solution(split: dict[str, float]) -> Iterator[str]:
+    if split:
+        names = ("staging", "training", "evaluation", "checkpointing", "other")
+        parts = [f"{name} {split[f'{name}_s']:.2f} s" for name in names if split[f"{name}_s"] > 0]
+        yield f"time to solution: {split['total_s']:.2f} s: {', '.join(parts)}"
 
 
 def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:
@@ -184,6 +198,12 @@ def generate(
         list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
     ] = None,
     *,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="That write; else two a processor and two more.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove another data set of ours that is there.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -191,7 +211,8 @@ def generate(
     only = ("generate_data=True", "train=False", "evaluation=False", "checkpoint=False")
     given = [*(words or []), *context.args, *(f"++workload.workflow.{key}" for key in only)]
     output = Output(as_json=as_json, quiet=quiet)
-    _print(output, _session(output, given, "generating"), None)
+    options = {"generate_threads": threads, "overwrite": overwrite}
+    _print(output, _session(output, given, "generating", **options), None)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Emulation: accelerators that compute by the clock and wait for real data.
 
 * plan: which samples each accelerator reads in each step
-* ranks: this process among others, from the launcher's environment; barrier and gather without MPI
+* ranks: how the processes of a run find each other, from the launcher's environment
+* group: barrier, gather and broadcast among them, without MPI
 * engines: what reads
 * feeder: one thread for each accelerator that waits for its batches
 * loop: all accelerators' step loops on one timer

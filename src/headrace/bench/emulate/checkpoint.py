@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.bench.checkpoints import CheckpointWriter, WriterName
     from headrace.bench.config.load import LoadedWorkload
     from headrace.bench.config.sections import Model
-    from headrace.bench.emulate.ranks import Group
+    from headrace.bench.emulate.group import Group
 
 __all__ = [
     "Checkpointer",

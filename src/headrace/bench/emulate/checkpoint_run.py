@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.bench.config.load import LoadedWorkload
-    from headrace.bench.emulate.ranks import Group
+    from headrace.bench.emulate.group import Group
 
 __all__ = ["CheckpointsRecorded", "run_checkpoints"]
 

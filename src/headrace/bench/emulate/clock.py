@@ -132,7 +132,7 @@ class ModelSource:
 
     Args:
         model: the storage, which all accelerators share.
-        clock: when the epoch begins, batches are asked for.
+        clock: says when batches are asked for.
         batches: of the epoch.
         ahead: how many are read ahead.
         files: of a batch, each of `file_bytes`.
@@ -156,17 +156,21 @@ class ModelSource:
         self._files = files
         self._file_bytes = file_bytes
         self._delivered = delivered
+        self._clock = clock
         self._ready: deque[float] = deque()
-        self._refill(clock.now())
+
+    def ask(self) -> bool:
+        """Ask for one batch more of those that are read ahead; False when all are asked for."""
+        if len(self._ready) == self._ahead or not self._left:
+            return False
+        now_ns = round(self._clock.now() * 1e9)
+        done = [self._model.admit(now_ns, self._file_bytes)[0] for _ in range(self._files)]
+        self._ready.append(max(done) / 1e9)
+        self._left -= 1
+        return True
 
     def ready(self, asked_s: float) -> tuple[float, Delivered]:
         """When the oldest batch that was asked for is there; one more is asked for."""
-        self._refill(asked_s)
+        while self.ask():
+            pass
         return max(asked_s, self._ready.popleft()), self._delivered
-
-    def _refill(self, now_s: float) -> None:
-        now_ns = round(now_s * 1e9)
-        while len(self._ready) < self._ahead and self._left:
-            done = [self._model.admit(now_ns, self._file_bytes)[0] for _ in range(self._files)]
-            self._ready.append(max(done) / 1e9)
-            self._left -= 1

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.bench.emulate.engines.base import Delivered, Engine, Source
 
 __all__ = ["EpochSource"]
@@ -35,6 +37,11 @@ class EpochSource:
             self._source = self._engine.open(*self._what)
         self._idle = False
         return self
+
+    def ask(self) -> bool:
+        """Ask for one batch more of those that are read ahead; False when all are asked for."""
+        ask: Callable[[], bool] | None = getattr(self._source, "ask", None)
+        return ask is not None and ask()
 
     def next(self) -> Delivered:
         """The next batch; errors as the engine's."""

@@ -22,7 +22,7 @@ class Arrival:
 
     Attributes:
         number: of the accelerator, among those of this process.
-        at_s: when it was there, of `time.perf_counter`.
+        at_s: when it was there, of `time.perf_counter`; perhaps before it was asked for.
         asked_s: when it was asked for.
     """
 
@@ -81,4 +81,5 @@ class Feeder:
             except BaseException as e:  # noqa: BLE001 - raised in the loop's thread
                 self._inbox.put(Arrival(self._number, asked_s, None, e, time.perf_counter()))
                 return
-            self._inbox.put(Arrival(self._number, asked_s, batch, None, time.perf_counter()))
+            at_s = time.perf_counter() if batch.at_s is None else batch.at_s
+            self._inbox.put(Arrival(self._number, asked_s, batch, None, at_s))

@@ -9,8 +9,7 @@ as the gradients' exchange makes it.
 from __future__ import annotations
 
 import heapq
-import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -18,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.bench.emulate.clock import Clock, Feeding, RealClock
+from headrace.bench.emulate.punctual import before_others, punctual
 from headrace.bench.metrics.timeline import Block
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
     from numpy.typing import NDArray
@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopOptions", "StepLoop"]
 
-_SWITCH_S = 0.0005
-"""Of the interpreter's lock, while the loop runs: its thread must not wait 5 ms for a feeder's."""
-
 _SIGNAL_CHECK_S = 0.2
 """How often a long wait looks for Ctrl-C."""
+
+_OTHERS_CHECK_S = 0.5
+"""How often a block looks whether the other processes live."""
+
+
+_COMPUTE_S_LEAST = 0.005
+"""Of a step on average: with less the loop hardly sleeps, and must not come before those that read."""
 
 
 class _Steps:
@@ -77,6 +81,7 @@ class LoopOptions:
         barrier_every_step: all accelerators begin each step together.
         ahead: batches may be waited for while the one before is computed upon.
         meet: the barrier with other processes, if there are any.
+        check: sees that the other processes live; raises if not.
         progress: called with the number of finished steps of all accelerators.
         deadline_s: how long nothing may happen at all.
         clock: the machine's, or a virtual one.
@@ -86,6 +91,7 @@ class LoopOptions:
     barrier_every_step: bool = True
     ahead: bool = True
     meet: Callable[[], None] | None = None
+    check: Callable[[], None] | None = None
     progress: Callable[[int], None] | None = None
     deadline_s: float = 330.0
     clock: Clock = field(default_factory=RealClock)
@@ -128,10 +134,12 @@ class StepLoop:
         Raises:
             BenchError: a batch cannot be read, or nothing happened for `deadline_s`.
         """
-        with _quick_switches():
+        sleeps = compute_s.size > 0 and float(compute_s.mean()) >= _COMPUTE_S_LEAST
+        with punctual():
             running = _Running(self.options, sources, compute_s)
             try:
-                running.run()
+                with before_others() if sleeps else nullcontext():
+                    running.run()
             finally:
                 running.close()
         blocks = []
@@ -173,18 +181,27 @@ class _Running:
         """Which accelerators may begin their step once its batch is there."""
         self._feeders: list[Feeding] = []
         try:
-            for number, source in enumerate(sources):
-                self._feeders.append(self._clock.feeder(number, source(), self._inbox))
+            self._open_sources(sources)
         except BaseException:
             self.close()
             raise
+
+    def _open_sources(self, sources: Sequence[Callable[[], Source | TimedSource]]) -> None:
+        asks: list[Callable[[], bool]] = []
+        for number, source in enumerate(sources):
+            opened = source()
+            self._feeders.append(self._clock.feeder(number, opened, self._inbox))
+            if hasattr(opened, "ask"):
+                asks.append(opened.ask)
+        while asks:  # in turns: a batch of each, then another
+            asks = [ask for ask in asks if ask()]
 
     def run(self) -> None:
         if not self._total:
             return
         for feeder in self._feeders:
             feeder.permit()
-        heard_s = self._clock.now()
+        heard_s = checked_s = self._clock.now()
         while self._finished < self._count:
             now = self._clock.now()
             while self._ends and self._ends[0][0] <= now:
@@ -193,6 +210,9 @@ class _Running:
                 heard_s = now
             if self._finished == self._count:
                 break
+            if self._options.check is not None and now - checked_s > _OTHERS_CHECK_S:
+                self._options.check()
+                checked_s = now
             wait_s = min(_SIGNAL_CHECK_S, self._ends[0][0] - now) if self._ends else _SIGNAL_CHECK_S
             arrival = self._clock.take(self._inbox, max(0.0, wait_s))
             if arrival is not None:
@@ -223,7 +243,7 @@ class _Running:
         harness_s = 0.0 if self._options.ahead else max(0.0, arrival.asked_s - steps.gate_s)
         steps.harness[at] = min(harness_s, begin_s - steps.gate_s)
         steps.load[at] = begin_s - steps.gate_s - steps.harness[at]
-        steps.waits_s[at] = arrival.at_s - arrival.asked_s
+        steps.waits_s[at] = max(0.0, arrival.at_s - arrival.asked_s)
         assert arrival.batch is not None
         steps.nbytes += arrival.batch.nbytes
         compute_s = float(self._compute_s[number, at])
@@ -267,13 +287,3 @@ class _Running:
         if not self._options.ahead:
             self._feeders[number].permit()
         self._try_begin(number)
-
-
-@contextmanager
-def _quick_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

@@ -1,22 +1,23 @@
-"""Ranks: this process among the others of a run, with barrier, gather and broadcast. No MPI is needed.
+"""Ranks: how the processes of a run, on one host or several, find each other. No MPI is needed.
 
 Rank and world come from the environment of torchrun, srun or mpirun. Rank 0 listens, and writes where into
 a file in the run's folder, which all ranks share; the others connect. Every wait has a deadline and names the
-ranks that are missing; a rank that dies is seen at once, because its connection breaks.
+ranks that are missing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from headrace.bench.emulate.group import Group, Line, Place
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
@@ -33,25 +34,15 @@ _ENVIRONMENTS: Final = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )  # fmt: skip
 _JOB_KEYS: Final = (
-    "TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_ID",
+    "TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
     "SLURM_JOB_ID", "SLURM_STEP_ID",
 )  # fmt: skip
-_MESSAGE_BYTES_MAX: Final = 1 << 30
-_LENGTH: Final = struct.Struct("!Q")
+_GREETING_BYTES_MAX: Final = 4096
+_GREETING_S: Final = 5.0
+_CONNECT_S: Final = 1.0
+"""To try one of rank 0's addresses; those of other networks do not answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this process stands in its run."""
-
-    rank: int = 0
-    world: int = 1
-    launcher: str = "none"
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
+_SIOCGIFADDR: Final = 0x8915
 
 
 def place_of(environ: Mapping[str, str]) -> Place:
@@ -97,44 +88,44 @@ def join(place: Place, folder: Path, deadline_s: float = 60.0) -> Group:
 def _listen(place: Place, meeting: Path, deadline_s: float) -> Group:
     meeting.parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(16).hex()
-    peers: dict[int, socket.socket] = {}
+    lines: dict[int, Line] = {}
     until = time.monotonic() + deadline_s
     with socket.create_server(("", 0), backlog=place.world) as server:
-        address = {"host": socket.gethostname(), "port": server.getsockname()[1], "token": token}
+        address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         partial = meeting.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(address))
         partial.replace(meeting)
         try:
-            while len(peers) < place.world - 1:
+            while len(lines) < place.world - 1:
                 server.settimeout(max(0.01, until - time.monotonic()))
                 try:
                     peer, _ = server.accept()
                 except TimeoutError:
-                    missing = sorted(set(range(1, place.world)) - set(peers))
+                    missing = sorted(set(range(1, place.world)) - set(lines))
                     raise _missing(missing, deadline_s) from None
-                rank = _greet(peer, token)
-                if rank is None or not 0 < rank < place.world or rank in peers:
-                    peer.close()
+                line = Line(peer)
+                rank = _greet(line, token)
+                if rank is None or not 0 < rank < place.world or rank in lines:
+                    line.close()
                 else:
-                    peers[rank] = peer
+                    lines[rank] = line
         except BaseException:
-            for peer in peers.values():
-                peer.close()
+            for line in lines.values():
+                line.close()
             raise
         finally:
             meeting.unlink(missing_ok=True)
-    for peer in peers.values():
-        _send(peer, "all here")
-    return Group(place, peers, deadline_s)
+    group = Group(place, lines, deadline_s)
+    group.broadcast("all here")
+    return group
 
 
-def _greet(peer: socket.socket, token: str) -> int | None:
+def _greet(line: Line, token: str) -> int | None:
     """The rank of who connects; None for a stranger."""
-    peer.settimeout(5.0)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError, ValueError, BenchError):
-        said = _receive(peer, most=4096)
+    with contextlib.suppress(OSError, ValueError, KeyError, BenchError):
+        said = line.receive(_GREETING_S, _GREETING_BYTES_MAX)
         if isinstance(said, dict) and said.get("token") == token:
+            line.send("welcome", _GREETING_S)
             return int(said["rank"])
     return None
 
@@ -142,19 +133,47 @@ def _greet(peer: socket.socket, token: str) -> int | None:
 def _connect(place: Place, meeting: Path, deadline_s: float) -> Group:
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             address = json.loads(meeting.read_text())
-            peer = socket.create_connection((address["host"], address["port"]), 5.0)
-            try:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _send(peer, {"rank": place.rank, "token": address["token"]})
-                peer.settimeout(max(0.1, until - time.monotonic()))
-                if _receive(peer) == "all here":
-                    return Group(place, {0: peer}, deadline_s)
-            except (OSError, BenchError):
-                peer.close()
+            for host in address["hosts"]:
+                line = _reach(str(host), int(address["port"]), str(address["token"]), place.rank)
+                if line is None:
+                    continue
+                group = Group(place, {0: line}, deadline_s)
+                try:
+                    if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
+                        return group
+                except BenchError:  # another run's, which ended; ours may come yet
+                    group.close()
         time.sleep(0.05)
     raise _missing([0], deadline_s)
+
+
+def _reach(host: str, port: int, token: str, rank: int) -> Line | None:
+    """Rank 0 at one of its addresses; None where it is not, or somebody else is."""
+    try:
+        line = Line(socket.create_connection((host, port), _CONNECT_S))
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, ValueError, BenchError):
+        line.send({"rank": rank, "token": token}, _GREETING_S)
+        if line.receive(_GREETING_S, _GREETING_BYTES_MAX) == "welcome":
+            return line
+    line.close()
+    return None
+
+
+def _addresses() -> list[str]:
+    """Where this host may be reached, the likeliest first: its name may be known here alone."""
+    found = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
+    found.append(socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in sorted(socket.if_nameindex(), key=lambda each: each[1] == "lo"):
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return list(dict.fromkeys(found))
 
 
 def _missing(ranks: list[int], deadline_s: float) -> BenchError:
@@ -163,88 +182,3 @@ def _missing(ranks: list[int], deadline_s: float) -> BenchError:
         f"rank {shown} did not come within {deadline_s:g} s.",
         next_step="Look at what it printed; all ranks must see the same output folder.",
     )
-
-
-class Group:
-    """All ranks of a run. Calls must come in the same order in every rank.
-
-    Args:
-        place: this process.
-        peers: open connections: in rank 0 to all others, in the others to rank 0.
-        deadline_s: how long a call waits for the slowest rank.
-    """
-
-    def __init__(self, place: Place, peers: Mapping[int, socket.socket], deadline_s: float) -> None:
-        self.place = place
-        self._peers = peers
-        self._deadline_s = deadline_s
-
-    def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
-        """Every rank's value by rank, in rank 0; an empty list in the others.
-
-        Args:
-            value: anything that JSON has.
-            deadline_s: for the slowest rank; not given, the group's.
-
-        Raises:
-            BenchError: a rank died, or did not come within the deadline.
-        """
-        if not self.place.is_first:
-            self._call(0, deadline_s, lambda peer: _send(peer, value))
-            return []
-        rest = (self._call(rank, deadline_s, _receive) for rank in range(1, self.place.world))
-        return [value, *rest]
-
-    def broadcast(self, value: Any, deadline_s: float | None = None) -> Any:
-        """Rank 0's value, in every rank; errors as for `gather`."""
-        if not self.place.is_first:
-            return self._call(0, deadline_s, _receive)
-        for rank in range(1, self.place.world):
-            self._call(rank, deadline_s, lambda peer: _send(peer, value))
-        return value
-
-    def barrier(self, deadline_s: float | None = None) -> None:
-        """Wait for all ranks; errors as for `gather`."""
-        if self.place.world > 1:
-            self.gather(None, deadline_s)
-            self.broadcast(None, deadline_s)
-
-    def close(self) -> None:
-        """End the connections; others' waits end with an error that names this rank."""
-        for peer in self._peers.values():
-            peer.close()
-
-    def _call(self, rank: int, deadline_s: float | None, do: Any) -> Any:
-        peer = self._peers[rank]
-        wait_s = self._deadline_s if deadline_s is None else deadline_s
-        try:
-            peer.settimeout(wait_s)
-            return do(peer)
-        except TimeoutError as e:
-            raise BenchError(f"rank {rank} did not answer within {wait_s:g} s.") from e
-        except OSError as e:
-            raise BenchError(
-                f"rank {rank} is gone ({e}).", next_step="Look at what that rank printed."
-            ) from e
-
-
-def _send(peer: socket.socket, value: Any) -> None:
-    data = json.dumps(value).encode()
-    peer.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _receive(peer: socket.socket, most: int = _MESSAGE_BYTES_MAX) -> Any:
-    (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size))
-    if length > most:
-        raise BenchError(f"a rank sent {length} bytes, expected at most {most}.")
-    return json.loads(_exactly(peer, length))
-
-
-def _exactly(peer: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = peer.recv(min(count - len(parts), 1 << 20))
-        if not part:
-            raise ConnectionResetError("its connection ended")
-        parts += part
-    return bytes(parts)

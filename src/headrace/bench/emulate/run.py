@@ -15,6 +15,7 @@ from headrace.bench.emulate.engines.base import EngineContext
 from headrace.bench.emulate.engines.choose import engine_name, make_engine
 from headrace.bench.emulate.epoch_source import EpochSource
 from headrace.bench.emulate.loop import LoopOptions, StepLoop
+from headrace.bench.emulate.phases import PhaseTimes
 from headrace.bench.emulate.plan import plan_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from headrace.bench.config.load import LoadedWorkload
     from headrace.bench.config.times import TimeDistribution
     from headrace.bench.emulate.engines.base import Engine
+    from headrace.bench.emulate.group import Group
+    from headrace.bench.emulate.phases import Phase
     from headrace.bench.emulate.plan import Plan
-    from headrace.bench.emulate.ranks import Group
     from headrace.bench.metrics.timeline import Block
 
 __all__ = ["Recorded", "RunOptions", "plans_of", "run_ceiling", "run_epochs", "used"]
@@ -63,6 +65,7 @@ class Recorded:
         device_bytes: that this process and its workers read from devices.
         cpu_s: user and system time of this process and its workers.
         epoch_times: start and end of each epoch, seconds since 1970.
+        phases_s: what this process's time went to.
     """
 
     engine: str
@@ -75,6 +78,7 @@ class Recorded:
     epoch_times: list[tuple[float, float]] = field(default_factory=list)
     engine_figures: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[Saved] = field(default_factory=list)
+    phases_s: dict[Phase, float] = field(default_factory=dict)
 
 
 def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, Plan]:
@@ -113,9 +117,13 @@ def run_epochs(
     context = EngineContext(
         loaded.workload, plans, files, options.accelerators, options.simulate, options.deadline_s
     )
+    times = PhaseTimes()
     engine = make_engine(engine_name(loaded), context)
     try:
-        return _Epochs(loaded, options, group, engine, plans=plans, progress=progress).run()
+        epochs = _Epochs(
+            loaded, options, group, engine, plans=plans, times=times, progress=progress
+        )
+        return epochs.run()
     finally:
         engine.close()
 
@@ -128,7 +136,9 @@ def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Re
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
     context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
     engine = make_engine("null", context)
-    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan}, checkpoints=False)
+    epochs = _Epochs(
+        loaded, options, group, engine, plans={"train": plan}, times=PhaseTimes(), checkpoints=False
+    )
     recorded = Recorded("null")
     recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
     recorded.batch_waits_s = epochs.loop.batch_waits_s
@@ -146,6 +156,7 @@ class _Epochs:
         engine: Engine,
         *,
         plans: dict[str, Plan],
+        times: PhaseTimes,
         progress: Callable[[int, int], None] | None = None,
         checkpoints: bool = True,
     ) -> None:
@@ -153,6 +164,7 @@ class _Epochs:
         self._group = group
         self._engine = engine
         self._plans = plans
+        self._times = times
         self._count = options.accelerators
         self._first = options.accelerators * group.place.rank
         self._done = 0
@@ -166,6 +178,7 @@ class _Epochs:
             barrier_every_step=options.barrier == "step",
             ahead=engine.ahead,
             meet=self._meet if group.place.world > 1 else None,
+            check=group.check if group.place.world > 1 else None,
             progress=self._tell,
             deadline_s=self._deadline_s,
         ))  # fmt: skip
@@ -185,7 +198,8 @@ class _Epochs:
         for epoch in range(1, train.epochs + 1):
             started = time.time()
             plan = self._plans["train"]
-            recorded.blocks += self.block("train", epoch, plan.steps, train.computation_time)
+            with self._times.of("training"):
+                recorded.blocks += self.block("train", epoch, plan.steps, train.computation_time)
             since = epoch - evaluation.eval_after_epoch
             if (
                 "valid" in self._plans
@@ -193,14 +207,17 @@ class _Epochs:
                 and not since % evaluation.epochs_between_evals
             ):
                 steps = self._plans["valid"].steps
-                recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
+                with self._times.of("evaluation"):
+                    recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
             if self._checkpointer is not None and self._checkpointer.due(epoch):
-                self._checkpointer.save(epoch, plan.steps)
+                self._save(epoch, plan.steps)
             recorded.epoch_times.append((started, time.time()))
         if self._checkpointer is not None:
-            self._checkpointer.settle()
+            with self._times.of("checkpointing"):
+                self._checkpointer.settle()
             recorded.checkpoints = self._checkpointer.saved
         recorded.wall_s = time.perf_counter() - begin
+        recorded.phases_s = self._times.seconds()
         recorded.engine_figures = self._engine.figures()
         cpu_s, device_bytes = used()
         recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
@@ -239,9 +256,10 @@ class _Epochs:
                 source.end()
         return blocks
 
-    def _save(self, epoch: int, step: int, number: int) -> None:
+    def _save(self, epoch: int, step: int, number: int = 1) -> None:
         assert self._checkpointer is not None
-        self._checkpointer.save(epoch, step, number)
+        with self._times.of("checkpointing"):
+            self._checkpointer.save(epoch, step, number)
 
     def _meet(self) -> None:
         self._group.barrier(self._deadline_s)

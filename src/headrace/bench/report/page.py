@@ -115,6 +115,7 @@ def _cards(runs: Sequence[RunResult]) -> str:
         "checkpoint_s",
         "load_s",
         "checkpoint_size",
+        "time_to_solution",
     ):
         value = measured(runs, named[name])
         if value is not None:

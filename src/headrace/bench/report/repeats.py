@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.bench.report.result import RunResult, load_run
+from headrace.bench.report.result import RunResult, load_run, number_of
+from headrace.bench.results.files import repeat_folder
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
@@ -17,16 +19,20 @@ __all__ = ["differences", "load_runs"]
 _IGNORED: Final = ("output.", "checkpoint.checkpoint_folder", "workflow.generate_data")
 """Keys of workloads that say nothing about what was measured."""
 
+_REPEATS_MOST: Final = 10_000
+"""A summary that claims more is not believed."""
+
 
 def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
-    """The run in a folder, or, if its results are in folders below, all of these: repeats of one run.
+    """The run in a folder, or its repeats; if results are in folders below, all of these: repeats of one run.
 
     Raises:
         BenchError: there is none, one cannot be read, or they are not the same.
     """
     path = Path(folder)
     if (path / "summary.json").exists():
-        return [load_run(path)]
+        whole = load_run(path)
+        return _repeats_of(whole, path) or [whole]
     found = sorted(each.parent for each in path.glob("*/summary.json"))
     if not found:
         raise BenchError(
@@ -47,6 +53,18 @@ def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
                     next_step="Give the folder of one run.",
                 )
     return runs
+
+
+def _repeats_of(whole: RunResult, path: Path) -> list[RunResult]:
+    """The repeats that a run has kept, in their order; none of one that was run once.
+
+    An earlier run may have left more of them in the folder: the summary knows how many are its own.
+    """
+    count = int(number_of(whole.own.get("repeats")) or 1)
+    folders = [repeat_folder(path, number) for number in range(1, min(count, _REPEATS_MOST) + 1)]
+    if count < 2 or not all((folder / "summary.json").exists() for folder in folders):
+        return []
+    return [replace(load_run(folder), workload=whole.workload) for folder in folders]
 
 
 def differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:

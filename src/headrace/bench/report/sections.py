@@ -30,7 +30,8 @@ def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Itera
     run = runs[-1]
     phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
     yield from _titled("Training", (
-        _time(run), _repeats(runs), _epochs(run), _throughput(run), _accelerators(blocks),
+        _time(run), _solution(run), _repeats(runs), _epochs(run), _throughput(run),
+        _accelerators(blocks),
     ))  # fmt: skip
     yield from _titled("Waiting for data", (_waits(run), _over_time(phases)))
     yield _slowest(phases)
@@ -50,26 +51,51 @@ def _percent(value: float) -> str:
 
 
 def _time(run: RunResult) -> str:
-    time = run.own.get("time")
-    if not isinstance(time, dict):
-        return ""
-    total = number_of(time.get("total_s")) or 0.0
-    parts, rows = [], []
-    kinds = (("compute", "c1"), ("wait", "c2"), ("barrier", "c3"), ("harness", "c4"))
-    titles = {"wait": "waiting for data", "barrier": "at the barrier", "harness": "harness"}
-    for name, colour in kinds:
-        seconds = number_of(time.get(f"{name}_s"))
-        if seconds is None or total <= 0:
-            continue
-        share = f"{100 * seconds / total:.1f} %"
-        parts.append(Part(titles.get(name, name), max(0.0, seconds), share, colour))
-        rows.append((titles.get(name, name), share, f"{seconds:.3f}"))
+    kinds = (
+        ("compute", "compute", "c1"), ("wait", "waiting for data", "c2"),
+        ("barrier", "at the barrier", "c3"), ("harness", "harness", "c4"),
+    )  # fmt: skip
+    parts, rows = _split(run.own.get("time"), kinds)
     svg = stacked("Where the time of all accelerators went", parts)
     if not svg:
         return ""
     return figure(
         "Where the accelerators' time went", svg, table(["part", "share", "seconds"], rows)
     )
+
+
+def _solution(run: RunResult) -> str:
+    kinds = (
+        ("training", "training", "c1"), ("staging", "staging", "c2"),
+        ("evaluation", "evaluation", "c3"), ("checkpointing", "checkpointing", "c5"),
+        ("other", "other", "c4"),
+    )  # fmt: skip
+    split = run.own.get("time_to_solution")
+    parts, rows = _split(split, kinds)
+    svg = stacked("What the time to solution went to", parts)
+    if not svg or not isinstance(split, dict):
+        return ""
+    total = seconds_text(number_of(split.get("total_s")) or 0.0)
+    said = "From the first byte that was staged to the end of the last epoch and its checkpoint."
+    behind = table(["part", "share", "seconds"], rows)
+    return figure(f"Time to solution: {total}", svg, behind, said)
+
+
+def _split(
+    split: object, kinds: Sequence[tuple[str, str, str]]
+) -> tuple[list[Part], list[tuple[str, str, str]]]:
+    """Parts of a time that has a total, and the rows of their table."""
+    parts: list[Part] = []
+    rows: list[tuple[str, str, str]] = []
+    total = (number_of(split.get("total_s")) if isinstance(split, dict) else None) or 0.0
+    for name, title, colour in kinds:
+        seconds = number_of(split.get(f"{name}_s")) if isinstance(split, dict) else None
+        if seconds is None or total <= 0:
+            continue
+        share = f"{100 * seconds / total:.1f} %"
+        parts.append(Part(title, max(0.0, seconds), share, colour))
+        rows.append((title, share, f"{seconds:.3f}"))
+    return parts, rows
 
 
 def _repeats(runs: Sequence[RunResult]) -> str:

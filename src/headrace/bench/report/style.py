@@ -8,9 +8,9 @@ __all__ = ["STYLE"]
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #595959; --paper: #fff; --card: #f4f5f7;
-  --rule: #c9ccd1; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --line: #1a1a1a; }
+  --rule: #c9ccd1; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --c5: #009e73; --line: #1a1a1a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #ececec; --soft: #b4b4b4; --paper: #16181c;
-  --card: #22252b; --rule: #454a53; --c1: #56b4e9; --c2: #e8793a; --c3: #f0e442; --c4: #9aa0aa;
+  --card: #22252b; --rule: #454a53; --c1: #56b4e9; --c2: #e8793a; --c3: #f0e442; --c4: #9aa0aa; --c5: #2bbf93;
   --line: #ececec; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem; max-width: 60rem; background: var(--paper); color: var(--ink);
@@ -36,6 +36,7 @@ svg text.value { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; }
 .c2 { fill: var(--c2); background: var(--c2); }
 .c3 { fill: var(--c3); background: var(--c3); }
 .c4 { fill: var(--c4); background: var(--c4); }
+.c5 { fill: var(--c5); background: var(--c5); }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 .target { stroke: var(--line); stroke-width: 1.5; stroke-dasharray: 6 4; fill: none; }
 summary { cursor: pointer; color: var(--soft); }
@@ -48,7 +49,7 @@ th, td { overflow-wrap: normal; } td { white-space: nowrap; }
 table.words td { overflow-wrap: anywhere; white-space: normal; min-width: 14rem; }
 table.words th { white-space: nowrap; }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #333; --paper: #fff; --card: #f4f5f7;
-  --rule: #bbb; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --line: #000; }
+  --rule: #bbb; --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --c5: #009e73; --line: #000; }
   body { max-width: none; padding: 0; font-size: 11pt; } rect, i { print-color-adjust: exact; }
   details::details-content { content-visibility: visible; display: block; }
   summary { list-style: none; } h2 { break-after: avoid; } tr { break-inside: avoid; } }

@@ -4,6 +4,7 @@ OUTPUT/summary.json                      all ranks
 OUTPUT/{rank}_output.json                steps of an accelerator
 OUTPUT/{rank}_per_epoch_stats.json       when its epochs began and ended
 OUTPUT/dlio.log                          what was printed
+OUTPUT/repeats/N/...                    where the run was repeated: the first three of each repeat
 OUTPUT/SUBDIR/{config,overrides,hydra}.yaml   what was run, as hydra writes it
 """
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "default_folder",
+    "repeat_folder",
     "write_configuration",
     "write_json",
     "write_log",
@@ -43,6 +45,11 @@ def default_folder(line: CommandLine, loaded: LoadedWorkload) -> Path:
     if chosen:
         return Path(chosen)
     return Path("hydra_log") / workload.model.name / time.strftime("%Y-%m-%d-%H-%M-%S")
+
+
+def repeat_folder(folder: Path, number: int) -> Path:
+    """Where a repeat's own results go; `number` is from 1."""
+    return folder / "repeats" / str(number)
 
 
 def write_json(path: Path, document: Any) -> None:

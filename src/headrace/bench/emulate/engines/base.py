@@ -24,15 +24,23 @@ class Delivered:
     """A batch that came.
 
     Attributes:
-        nbytes: bytes that were read for it; 0 where the engine cannot tell.
+        nbytes: bytes that were read for it; 0 where the engine cannot tell. at_s: when it was there, of
+        `time.perf_counter`, where the engine knows: who waits for it is woken later,
+            on a busy host much later, and that is not the storage's fault. None: when `next` returns.
     """
 
     samples: int
     nbytes: int
+    at_s: float | None = None
 
 
 class Source(Protocol):
-    """One accelerator's batches of one epoch, in order."""
+    """One accelerator's batches of one epoch, in order.
+
+    One that reads ahead may have `ask() -> bool`: ask for one batch more of those that are read ahead; False
+    when all are asked for. At an epoch's begin the accelerators ask in turns, so that the first step does not
+    wait until the first accelerator's fourth batch is read.
+    """
 
     def next(self) -> Delivered:
         """Wait for the next batch.

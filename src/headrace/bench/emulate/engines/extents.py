@@ -161,23 +161,26 @@ class _ExtentsSource:
         self._submitted = 0
         self._pending: deque[PendingBatch] = deque()
         self._batch: _native.Batch | None = None
-        self._refill()
 
-    def _refill(self) -> None:
-        while len(self._pending) < self._ahead and self._submitted < self._plan.steps:
-            indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
-            groups = np.unique(self._places.group_of[indices])
-            self._pending.append(self._places.reader.submit(groups))
-            self._submitted += 1
+    def ask(self) -> bool:
+        if len(self._pending) == self._ahead or self._submitted == self._plan.steps:
+            return False
+        indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
+        groups = np.unique(self._places.group_of[indices])
+        self._pending.append(self._places.reader.submit(groups))
+        self._submitted += 1
+        return True
 
     def next(self) -> Delivered:
         self._batch = None  # the accelerator is done with it: its buffer is used again
-        self._refill()
+        while self.ask():
+            pass
         batch = self._pending.popleft().take()
         if batch.failed:
             raise self._places.failure(batch)
         self._batch = batch
-        return Delivered(self._plan.batch, int(batch.lengths.sum()))
+        # The steady clock is that of time.perf_counter.
+        return Delivered(self._plan.batch, int(batch.lengths.sum()), batch.ready_ns / 1e9)
 
     def close(self) -> None:
         self._batch = None

@@ -102,18 +102,20 @@ class _FilesSource:
         self._jobs: deque[tuple[list[bytes], _native.FileJob]] = deque()
         self._ahead = ahead
         self._batch: _native.FileBatch | None = None
-        self._refill()
 
-    def _refill(self) -> None:
-        while len(self._jobs) < self._ahead and self._submitted < self._plan.steps:
-            indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
-            paths = self._context.paths(self._split, indices)
-            self._jobs.append((paths, self._reader.submit(paths)))
-            self._submitted += 1
+    def ask(self) -> bool:
+        if len(self._jobs) == self._ahead or self._submitted == self._plan.steps:
+            return False
+        indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
+        paths = self._context.paths(self._split, indices)
+        self._jobs.append((paths, self._reader.submit(paths)))
+        self._submitted += 1
+        return True
 
     def next(self) -> Delivered:
         self._batch = None  # the accelerator is done with it: its buffer is used again
-        self._refill()
+        while self.ask():
+            pass
         paths, job = self._jobs.popleft()
         batch = self._wait(paths, job)
         for _ in range(_TRIES_AGAIN):
@@ -133,7 +135,9 @@ class _FilesSource:
                 "(++workload.workflow.generate_data=True).",
             )
         self._batch = batch
-        return Delivered(self._plan.batch, int(batch.lengths.sum()))
+        # The steady clock is that of time.perf_counter.
+        at_s = batch.ready_ns / 1e9 if batch.ready_ns else None
+        return Delivered(self._plan.batch, int(batch.lengths.sum()), at_s)
 
     def _wait(self, paths: list[bytes], job: _native.FileJob) -> _native.FileBatch:
         until = time.monotonic() + self._context.deadline_s

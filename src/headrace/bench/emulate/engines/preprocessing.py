@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from dataclasses import replace
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ class _Preprocessed:
         if isinstance(batch, BaseException):
             raise batch
         time.sleep(max(0.0, ready_s - time.perf_counter()))
-        return batch
+        return replace(batch, at_s=None)  # it is there now, not when it was read
 
     def close(self) -> None:
         self._stop.set()
