@@ -88,7 +88,7 @@ SETTINGS = {
     "SchedulerType": "sched/backfill",
     "SchedulerParameters": "sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0",
     "SlurmdTimeout": "5",
-    "MessageTimeout": "3",
+    "MessageTimeout": "5",
     "InactiveLimit": "0",
     "KillWait": "2",
     "MinJobAge": "300",
@@ -284,7 +284,7 @@ class Slurm:
         daemon.wait()
 
     def lose_node(self, name: str) -> None:
-        """Kill a node, and tell slurmctld so, as a site's health check would; alone it takes some 10 s."""
+        """Kill a node, and tell slurmctld so, as a site's health check would; alone it takes some 20 s."""
         self.kill_node(name)
         self.command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
