@@ -146,7 +146,11 @@ class Slurm:
     # -- starting and stopping ---------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,6 +175,12 @@ class Slurm:
         """End every daemon and all that they run; sockets and links to devices are removed, logs stay."""
         for name in self.nodes:
             self.kill_node(name)
+        # The kernel's list of children may miss one while others come and go.
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit() and int(process.name) not in self._pids():
+                with contextlib.suppress(OSError):
+                    if f"SLURM_CONF={self.conf}".encode() in (process / "environ").read_bytes():
+                        os.kill(int(process.name), signal.SIGKILL)
         for name in ("slurmctld", "munged"):
             if (daemon := self._daemons.pop(name, None)) is not None:
                 daemon.terminate()
@@ -183,6 +193,9 @@ class Slurm:
         for path in self.folder.rglob("*"):
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
+
+    def _pids(self) -> set[int]:
+        return {os.getpid(), *(daemon.pid for daemon in self._daemons.values())}
 
     def _configure(self) -> None:
         self.ports = _free_ports(1 + len(self.nodes))
