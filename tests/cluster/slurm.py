@@ -88,7 +88,7 @@ SETTINGS = {
     "SchedulerType": "sched/backfill",
     "SchedulerParameters": "sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0",
     "SlurmdTimeout": "5",
-    "MessageTimeout": "3",
+    "MessageTimeout": "5",
     "InactiveLimit": "0",
     "KillWait": "2",
     "MinJobAge": "300",
@@ -146,7 +146,11 @@ class Slurm:
     # -- starting and stopping ---------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,6 +175,12 @@ class Slurm:
         """End every daemon and all that they run; sockets and links to devices are removed, logs stay."""
         for name in self.nodes:
             self.kill_node(name)
+        # The kernel's list of children may miss one while others come and go.
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit() and int(process.name) not in self._pids():
+                with contextlib.suppress(OSError):
+                    if f"SLURM_CONF={self.conf}".encode() in (process / "environ").read_bytes():
+                        os.kill(int(process.name), signal.SIGKILL)
         for name in ("slurmctld", "munged"):
             if (daemon := self._daemons.pop(name, None)) is not None:
                 daemon.terminate()
@@ -183,6 +193,9 @@ class Slurm:
         for path in self.folder.rglob("*"):
             if stat.S_ISSOCK(path.lstat().st_mode):
                 path.unlink()
+
+    def _pids(self) -> set[int]:
+        return {os.getpid(), *(daemon.pid for daemon in self._daemons.values())}
 
     def _configure(self) -> None:
         self.ports = _free_ports(1 + len(self.nodes))
@@ -284,7 +297,7 @@ class Slurm:
         daemon.wait()
 
     def lose_node(self, name: str) -> None:
-        """Kill a node, and tell slurmctld so, as a site's health check would; alone it takes some 10 s."""
+        """Kill a node, and tell slurmctld so, as a site's health check would; alone it takes some 20 s."""
         self.kill_node(name)
         self.command("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 

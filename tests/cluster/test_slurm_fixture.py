@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.executor_tests import lives
 from cluster.slurm import Slurm, descendants, missing
 from tests_shared import until
 
@@ -64,16 +65,15 @@ def test_jobs_outlive_the_controller(slurm):
 @pytest.mark.skipif(bool(missing()), reason="no Slurm")
 def test_nothing_is_left_of_a_slurm_that_was_stopped():
     with tempfile.TemporaryDirectory(prefix="headrace-slurm-") as folder:
-        before = set(descendants(os.getpid()))
-        slurm = Slurm(Path(folder) / "s", nodes=2, gpus=1)
-        slurm.start()
-        job = slurm.sbatch("#!/bin/sh\nsetsid sleep 300 &\nsrun sleep 301\n", "--nodes=2")
-        slurm.wait_for_job(job, "RUNNING")
-        assert until(lambda: all(map(slurm.processes, slurm.nodes)))
-        assert mentions(folder)
-        slurm.stop()
-        assert until(lambda: not mentions(folder), 10)
-        assert set(descendants(os.getpid())) <= before
+        with Slurm(Path(folder) / "s", nodes=2, gpus=1) as slurm:
+            job = slurm.sbatch("#!/bin/sh\nsetsid sleep 300 &\nsrun sleep 301\n", "--nodes=2")
+            slurm.wait_for_job(job, "RUNNING")
+            assert until(lambda: all(map(slurm.processes, slurm.nodes))), slurm.said_of(job)
+            ran = mentions(folder) | {pid for name in slurm.nodes for pid in slurm.processes(name)}
+            assert len(ran) > 10  # four daemons, steps, scripts and what those started
+        # Children of ours are no zombies, either.
+        assert until(lambda: not mentions(folder) and not ran & set(descendants(os.getpid())), 10)
+        assert not any(map(lives, ran))
         for port in slurm.ports:
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
