@@ -265,3 +265,19 @@ def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
 def test_the_documents_of_json_are_whole(run, saved):
     text = run("cluster", "queue", "--from", "busy.json", "--json").out
     assert json.loads(text)["nodes"][0]["gpu_jobs"] == ["102", None, "101", None]
+
+
+def test_stalls_that_agents_wrote_down_are_shown(run, saved, monkeypatch):
+    from types import SimpleNamespace
+
+    from headrace.telemetry import stall
+
+    monkeypatch.setattr(stall, "stalls", lambda _: {"102": SimpleNamespace(share=0.31)})
+    running = run("cluster", "queue", "--from", "busy.json", "--json").document["running"]
+    assert {row["job"]: row["stall"] for row in running} == {"102": 0.31, "101": None}
+    assert "31%" in run("cluster", "queue", "--from", "busy.json").out
+
+
+def test_a_history_that_is_not_there_does_no_harm(run, saved, monkeypatch):
+    monkeypatch.setenv("HEADRACE_HISTORY", str(saved / "none"))
+    assert run("cluster", "queue", "--from", "busy.json").code == 0

@@ -164,10 +164,11 @@ def test_every_command_has_help_and_json(run):
     # In the order in which a user meets them.
     assert names == [
         "pack", "index", "append", "info", "ls", "cat", "read", "verify", "repair", "image", "mount",
-        "unmount", "export", "stage", "job", "demo", "top", "config", "version", "run",
+        "unmount", "export", "stage", "job", "init", "scaling", "demo", "top", "starving", "usage", "config",
+        "version", "compare_runs", "run", "launch", "job_report",
     ]  # fmt: skip
     for name in names:
-        ended = run(name, "--help")
+        ended = run(name.replace("_", "-"), "--help")
         assert ended.code == 0
         assert "--json" in ended.out, name
 

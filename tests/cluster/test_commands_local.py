@@ -1,5 +1,6 @@
 """`headrace cluster` without Slurm: the same scripts and commands as processes of this machine."""
 
+import json
 import os
 import pty
 import re
@@ -58,6 +59,25 @@ def test_a_script(local, tmp_path):
     assert re.fullmatch(r"mine has 4 on \S+ with a b\n", said)
     if "no GPUs" in ended.stderr:
         assert "the 4 asked for are processes here" in ended.stderr
+
+
+def test_the_queue_shows_them(local, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.05; done\n")
+    first = local("batch", "-g", 1, "-J", "first", "job.sh").stdout.split()[-1]
+    second = local("batch", "-g", 1, "-d", f"afterok:{first}", "job.sh").stdout.split()[-1]
+    try:
+        board = json.loads(local("queue", "--json").stdout)
+        assert [(row["job"], row["name"]) for row in board["running"]] == [(first, "first")]
+        assert [(row["job"], row["why"]) for row in board["waiting"]] == [
+            (second, "waits for another job")
+        ]
+        assert board["nodes"][0]["jobs"] == [first]
+        assert board["nodes"][0]["cpus_allocated"] >= 1
+        assert "first" in local("queue").stdout
+    finally:
+        (tmp_path / "go").touch()
+    executor("local").wait([first, second], 30)
+    assert json.loads(local("queue", "--json").stdout)["totals"]["running"] == 0
 
 
 def test_an_array_of_a_script_from_windows(local, tmp_path):

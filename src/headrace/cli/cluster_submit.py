@@ -79,9 +79,9 @@ def cluster_snapshot(
 
         return load_snapshot(source)
     if executor_name(name) == "local":
-        from headrace.cluster.this_machine import local_snapshot
+        from headrace.cluster.this_machine import local_snapshot, with_local_jobs
 
-        return local_snapshot()
+        return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
     from headrace.cluster.slurm import read_snapshot
 
     return read_snapshot(jobs=jobs)

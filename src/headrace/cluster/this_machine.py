@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import re
@@ -10,12 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
+from headrace.cluster.executor import JobState
+from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
 
 if TYPE_CHECKING:
     from headrace.cluster.layout import Layout
+    from headrace.cluster.local.folder import JobsFolder, LocalJob, Task
 
-__all__ = ["foreground_environment", "local_snapshot"]
+__all__ = ["foreground_environment", "local_snapshot", "with_local_jobs"]
 
 _DEVICE = re.compile(r"nvidia\d+")
 
@@ -42,6 +45,48 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     )  # fmt: skip
     partition = Partition("local", names, is_default=True)
     return ClusterSnapshot("local", "", time.time(), alike, (partition,), ())
+
+
+def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None) -> ClusterSnapshot:
+    """This machine with the jobs of its user that the local executor has; those that are over are left out.
+
+    Args:
+        snapshot: of one node.
+        folder: of the jobs; None: this user's.
+    """
+    from headrace.cluster.local.folder import jobs_folder
+
+    node = snapshot.nodes[0]
+    found = [
+        made
+        for job in (folder or jobs_folder()).jobs()
+        for task in job.tasks
+        if (made := _job(job, task, node.name)) is not None
+    ]
+    running = [job for job in found if job.nodes]
+    cpus = min(node.cpus, sum(job.cpu_count for job in running))
+    gpus = tuple(sorted({i for job in running for part in job.allocations for i in part.gpus}))
+    state = "idle" if not running else "allocated" if cpus == node.cpus else "mixed"
+    busy = dataclasses.replace(node, states=(state,), cpus_allocated=cpus, gpus_allocated=gpus)
+    return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(found))
+
+
+def _job(job: LocalJob, task: Task, node: str) -> Job | None:
+    state = task.read()
+    if state.is_over:
+        return None
+    asked = job.request
+    runs = state.started_s is not None and state.state != JobState.PENDING
+    cpus = asked.nodes * asked.tasks_per_node * asked.cpus_per_task
+    gpus = asked.nodes * asked.gpus_per_node
+    has = (Allocation(node, cpus, 0, len(state.gpus), state.gpus),) if runs else ()
+    return Job(
+        job_id=job.task_id(task), name=job.name, user=job.user, account="", partition="local",
+        state=JobState(state.state), reason=state.reason, nodes=(node,) if runs else (), allocations=has,
+        node_count=asked.nodes, cpu_count=cpus, gpu_count=gpus, submitted_s=job.submitted_s,
+        started_s=state.started_s if runs else None,
+        limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),
+    )  # fmt: skip
 
 
 def _names(nodes: int) -> tuple[str, ...]:
