@@ -66,6 +66,16 @@ def test_files_of_another_format_under_the_right_name_are_found_out(made, tmp_pa
     assert no_result(tmp_path)
 
 
+def test_a_name_without_a_file_is_an_error_of_ours(made, tmp_path):
+    words = made()
+    gone = files(tmp_path, "npz")[0]
+    gone.unlink()
+    gone.symlink_to("nothing")  # it is still listed
+    with pytest.raises(SourceError, match=rf"{gone.name} cannot be read: No such file"):
+        run_session(words)
+    assert no_result(tmp_path)
+
+
 def test_another_format_than_was_generated_is_named(made, tmp_path):
     made("npz")
     words = scaled("unet3d_h100", "npy", tmp_path, tmp_path / "out")

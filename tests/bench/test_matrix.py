@@ -31,6 +31,7 @@ from .scaled import (
     training_workloads,
     workload_of,
 )
+from .test_mlpstorage import TINY
 
 CUSTOM = f"custom:{WholeFiles.__module__}:{WholeFiles.__name__}"
 
@@ -153,3 +154,18 @@ def test_what_is_read_is_what_was_generated(data, form):
         reader.close()
     assert len(set(seen)) == len(seen) == FILES
     assert {len(each) for each in seen} == {SAMPLE_BYTES}
+
+
+@pytest.mark.parametrize("engine", ["torch", "tensorflow", CUSTOM])
+def test_checkpoints_alone_need_no_engine_and_say_so(tmp_path, engine):
+    report = run_session([
+        "workload=llama_7b", *TINY, f"++workload.reader.engine={engine}",
+        "++workload.dataset.format=npz", "++workload.checkpoint.num_checkpoints_write=1",
+        "++workload.checkpoint.num_checkpoints_read=1", f"++hydra.run.dir={tmp_path / 'out'}",
+        f"++workload.checkpoint.checkpoint_folder={tmp_path / 'checkpoints'}",
+    ])  # fmt: skip
+    assert report.summary["metric"]["load_checkpoint_duration_mean_seconds"] > 0
+    assert [note.split("workload.")[1].split("=")[0] for note in report.notes] == [
+        "reader.engine", "dataset.format"
+    ]  # fmt: skip
+    assert all("has no effect: no data set is read" in note for note in report.notes)

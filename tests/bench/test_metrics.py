@@ -6,6 +6,7 @@ import pytest
 from headrace.bench.metrics.dlio import block_au, block_throughput, phase_figures
 from headrace.bench.metrics.mlperf import mlperf_au
 from headrace.bench.metrics.own import (
+    Shares,
     confidence,
     percentiles,
     shares_of,
@@ -151,3 +152,15 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
     assert verdict(20, 98) == "storage"  # 2 of 80
     assert verdict(70, 99.9, wait=0.1, harness=0.3) == "harness"
     assert verdict(70, 99.9, late=0.02) == "harness"
+
+
+@pytest.mark.parametrize(
+    ("wait", "barrier", "said"),
+    [(0.1, 1.9, "1.0% of the time was waiting for data, 19.0% waiting at the barrier for others that did"),
+     (1.5, 0.5, "15.0% of the time was waiting for data")],
+)  # fmt: skip
+def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, said):
+    """An accelerator whose own data were there, as most are when one's come late."""
+    found = verdict_of(80, 99.9, Shares(10, 8, wait, 0, barrier), 0.0, 0.1)
+    assert found.bound == "storage"
+    assert found.reason == f"{said}; without storage AU is 99.90 %"

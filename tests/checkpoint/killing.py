@@ -79,8 +79,9 @@ def kill_and_load(folder, local, run, seed, world_size=1):
         readers.append(reader)
         children.append(pid)
     told = [[_EVENT.unpack(os.read(reader, _EVENT.size))] for reader in readers]  # each has begun
-    for _ in range(2 * rng.randrange(3)):  # so many saves are over, however busy the machine is
-        told[0].append(_EVENT.unpack(os.read(readers[0], _EVENT.size)))
+    for events, reader in zip(told, readers, strict=True):
+        for _ in range(2 * (seed % 3)):  # so many saves are over, however busy the machine is
+            events.append(_EVENT.unpack(os.read(reader, _EVENT.size)))
     time.sleep(rng.uniform(0.0, 0.06))
     for pid in children:
         os.kill(pid, signal.SIGKILL)

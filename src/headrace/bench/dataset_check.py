@@ -48,18 +48,25 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
         _check_sizes(made, split)
     for path in _spread(paths, _HEADERS_MOST):
         try:
-            size = os.path.getsize(path)
+            _check_header(spec, path)
         except OSError as e:  # it was listed a moment ago, or is a link to nothing
-            raise SourceError(f"{path} cannot be read: {e.strerror}.", path=path) from e
-        if not size:
-            raise bad_file(path, "the file's size", 0, "a sample")
-        try:
-            format_of(spec).sample_extents(path, spec)
-        except SourceError as e:
-            if isinstance(e.__cause__, ImportError):
-                return  # an engine that does not decode needs no library for it
-            raise
-        _check_image(spec, path)
+            raise SourceError(
+                f"{path} cannot be read: {e.strerror}.",
+                path=path,
+                next_step="Generate the data set again (headrace bench generate).",
+            ) from e
+
+
+def _check_header(spec: DatasetSpec, path: str) -> None:
+    if not os.path.getsize(path):
+        raise bad_file(path, "the file's size", 0, "a sample")
+    try:
+        format_of(spec).sample_extents(path, spec)
+    except SourceError as e:
+        if isinstance(e.__cause__, ImportError):
+            return  # an engine that does not decode needs no library for it
+        raise
+    _check_image(spec, path)
 
 
 def _spread(found: Sequence[str], most: int) -> list[str]:

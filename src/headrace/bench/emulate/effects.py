@@ -64,7 +64,7 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
     if "reader.write_threads" in given and not loaded.workload.workflow.generate_data:
         notes.append(f"{loaded.at('reader.write_threads')} has no effect: nothing is generated")
     if not loaded.workload.workflow.train:
-        return notes
+        return notes if loaded.workload.workflow.generate_data else notes + _of_no_data(loaded)
     notes += _of_checkpoints(loaded)
     engine = engine_name(loaded)
     records = loaded.workload.dataset.format == "tfrecord"
@@ -94,4 +94,14 @@ def _of_checkpoints(loaded: LoadedWorkload) -> list[str]:
         f"{loaded.at(f'checkpoint.{name}')} has no effect: {reason}"
         for name, reason in why.items()
         if f"checkpoint.{name}" in loaded.origins
+    ]
+
+
+def _of_no_data(loaded: LoadedWorkload) -> list[str]:
+    """Of a run that only writes and reads checkpoints."""
+    sections = ("dataset.", "reader.", "train.", "evaluation.")
+    return [
+        f"{loaded.at(key)} has no effect: no data set is read"
+        for key in loaded.origins
+        if key.startswith(sections) and key != "train.seed" and key not in _ALWAYS
     ]

@@ -72,8 +72,7 @@ def verdict_of(
             f"{shares.of('harness'):.1%} of the time went to the harness, {shares.of('wait'):.1%} to "
             "waiting for data",
         )
-    return Verdict(
-        "storage",
-        f"{shares.of('wait'):.1%} of the time was waiting for data; without storage AU is "
-        f"{ceiling_au:.2f} %",
-    )
+    waited = f"{shares.of('wait'):.1%} of the time was waiting for data"
+    if shares.of("barrier") > shares.of("wait"):
+        waited += f", {shares.of('barrier'):.1%} waiting at the barrier for others that did"
+    return Verdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Part", "bars", "columns", "figure", "stacked", "table"]
 
 _WIDTH: Final = 720
-_LEFT: Final = 92
+_LEFT: Final = 108
 _RIGHT: Final = 16
 _LABEL: Final = 170
 
