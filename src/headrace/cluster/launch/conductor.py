@@ -96,6 +96,7 @@ class Conductor:
         self._agreement: Agreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
+        self._began_s = 0.0
         self._meet: MeetFolder
         self.nodes: Nodes
         self._starts: NodeStarts
@@ -109,7 +110,7 @@ class Conductor:
         Raises:
             LaunchError: it could not begin, or a node was lost; nothing is left all the same.
         """
-        began_s = time.monotonic()
+        began_s = self._began_s = time.monotonic()
         adopt_orphans()
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
@@ -236,6 +237,8 @@ class Conductor:
         )
 
     def _wait_for_stage(self) -> None:
+        if not self.options.stage:
+            return
         until_s = time.monotonic() + self.options.stage_s
         while not self._helpers.ready:
             self._tick_before()
@@ -246,6 +249,7 @@ class Conductor:
                     next_step="A large source takes long to list: make it a store once "
                     "(headrace index SOURCE TARGET), or pass --stage-wait.",
                 )
+        self.report.stage_s = time.monotonic() - self._began_s
 
     # -- the ranks --------------------------------------------------------------------------------
 
