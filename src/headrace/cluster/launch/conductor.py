@@ -142,9 +142,6 @@ class Conductor:
                 self._wait_for_stage()
                 self._start_ranks()
                 self._watch()
-            except LaunchError:
-                self._abort()
-                raise
             except BaseException:
                 self._abort()
                 raise
@@ -388,8 +385,10 @@ class Conductor:
 
     def _end(self) -> None:
         """Every node ends what it started, and says so."""
-        stopping = self._agreement is not None and self._agreement.reason.cancels
-        grace_s = self.options.grace_s if stopping else _FAILED_GRACE_S
+        asked = self._agreement
+        # Ranks that were asked and did not leave have had their time.
+        unasked = asked is not None and asked.reason.cancels and asked.phase is Phase.NOBODY
+        grace_s = self.options.grace_s if unasked else _FAILED_GRACE_S
         self.nodes.send("end_ranks", grace_s=grace_s)
         self._until(lambda n: n.quiet, grace_s + _GONE_S)
         self._helpers.count(self.report)
