@@ -106,7 +106,7 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
     if gpus is None:
         listed = given.get("SLURM_STEP_GPUS") or given.get("SLURM_JOB_GPUS")
         gpus = _count(listed) if listed else _visible_gpus(given) or 0
-    cpus = _number(given, "SLURM_CPUS_ON_NODE") or _first_count(given, "SLURM_JOB_CPUS_PER_NODE")
+    cpus = _least(given, "SLURM_JOB_CPUS_PER_NODE") or _number(given, "SLURM_CPUS_ON_NODE")
     tasks = _number(given, "SLURM_NTASKS_PER_NODE")
     array, task = given.get("SLURM_ARRAY_JOB_ID"), given.get("SLURM_ARRAY_TASK_ID")
     return JobPlace(
@@ -165,10 +165,10 @@ def _seconds(given: Mapping[str, str], name: str) -> float | None:
         raise LaunchError(f"{name} is {given[name]!r}, expected Unix seconds.") from e
 
 
-def _first_count(given: Mapping[str, str], name: str) -> int | None:
-    """The first number of Slurm's "8(x4),4"."""
-    found = re.match(r"\d+", given.get(name, ""))
-    return int(found[0]) if found else None
+def _least(given: Mapping[str, str], name: str) -> int | None:
+    """The smallest number of Slurm's "8(x4),4": what every node has."""
+    found = re.findall(r"(?:^|,)(\d+)", given.get(name, ""))
+    return min(map(int, found), default=None)
 
 
 def _count(indices: str) -> int:

@@ -46,9 +46,10 @@ def running(
 
 
 def test_after_success_nothing_is_left(launch, photos):
-    begin(launch, photos)
+    begin(launch, photos, options=("--agent",))
     code, out, err = launch.end()
     assert code == 0, err
+    assert "the job's report\nheadrace: job 7" in err
     assert out.count("ends at step") == RANKS
     assert launch.left() == []  # at once: the launcher returns when all is gone
     counts = seen_counts(launch.folder / "checkpoints", RANKS)

@@ -18,7 +18,8 @@ def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, t
     words = shlex.join(
         [
             sys.executable, "-c", "from headrace.cli import main; main()", "launch", "--local",
-            str(launch.disk), "--framework", "plain", "--ranks-per-node", "1", "--no-daemon", "--stage",
+            str(launch.disk), "--framework", "plain", "--ranks-per-node", "1", "--no-daemon", "--no-agent",
+            "--stage",
             str(photos), str(TRAINER), "checkpoints", "--log", str(log), "--pace", "0.1",
         ]
     )  # fmt: skip

@@ -23,6 +23,11 @@ def test_slurm_says_what_a_job_has():
     )  # fmt: skip
 
 
+def test_every_node_has_the_cpus_that_the_smallest_has():
+    uneven = {"SLURM_JOB_CPUS_PER_NODE": "64(x2),32,64"}
+    assert JobPlace.here(SLURM | uneven).cpus_per_node == 32
+
+
 def test_a_task_of_an_array_is_named_as_slurm_prints_it():
     array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "3"}
     assert JobPlace.here(SLURM | array).job_id == "15_3"

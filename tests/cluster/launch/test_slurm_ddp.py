@@ -46,7 +46,7 @@ def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm
     checkpoints, log = launch.folder / "checkpoints", launch.folder / "log"
     out = launch.folder / "job.out"
     job = slurm.sbatch(
-        script(launch, f"--stage {source} {TRAINER} {checkpoints} {log} --pace 0.4"),
+        script(launch, f"--no-agent --stage {source} {TRAINER} {checkpoints} {log} --pace 0.4"),
         "--nodes=4", "--gpus-per-node=2", "--cpus-per-task=2", "--time=5", "--requeue",
         f"--output={out}", "--open-mode=append",
     )  # fmt: skip

@@ -20,7 +20,7 @@ def submit(
     words = shlex.join(
         [
             "launch", "--local", str(launch.disk), "--framework", "plain", "--ranks-per-node", "1",
-            "--stage", str(photos), "--no-daemon", *options, str(TRAINER),
+            "--stage", str(photos), "--no-daemon", "--no-agent", *options, str(TRAINER),
             str(launch.folder / "checkpoints"), "--log", str(launch.folder / "log"), *more,
         ]
     )  # fmt: skip

@@ -85,3 +85,5 @@ class Agreement:
         if reason.cancels and not self.reason.cancels:
             self.reason = reason
             self._until_s = min(self._until_s, now_s + reason.within_s)
+        elif reason.number == self.reason.number == signal.SIGINT:
+            self._until_s = now_s  # Ctrl-C a second time: now

@@ -96,6 +96,7 @@ class Conductor:
         self._agreement: Agreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
+        self._began_s = 0.0
         self._meet: MeetFolder
         self.nodes: Nodes
         self._starts: NodeStarts
@@ -109,7 +110,7 @@ class Conductor:
         Raises:
             LaunchError: it could not begin, or a node was lost; nothing is left all the same.
         """
-        began_s = time.monotonic()
+        began_s = self._began_s = time.monotonic()
         adopt_orphans()
         before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         try:
@@ -141,9 +142,6 @@ class Conductor:
                 self._wait_for_stage()
                 self._start_ranks()
                 self._watch()
-            except LaunchError:
-                self._abort()
-                raise
             except BaseException:
                 self._abort()
                 raise
@@ -236,6 +234,8 @@ class Conductor:
         )
 
     def _wait_for_stage(self) -> None:
+        if not self.options.stage:
+            return
         until_s = time.monotonic() + self.options.stage_s
         while not self._helpers.ready:
             self._tick_before()
@@ -246,6 +246,7 @@ class Conductor:
                     next_step="A large source takes long to list: make it a store once "
                     "(headrace index SOURCE TARGET), or pass --stage-wait.",
                 )
+        self.report.stage_s = time.monotonic() - self._began_s
 
     # -- the ranks --------------------------------------------------------------------------------
 
@@ -384,8 +385,10 @@ class Conductor:
 
     def _end(self) -> None:
         """Every node ends what it started, and says so."""
-        stopping = self._agreement is not None and self._agreement.reason.cancels
-        grace_s = self.options.grace_s if stopping else _FAILED_GRACE_S
+        asked = self._agreement
+        # Ranks that were asked and did not leave have had their time.
+        unasked = asked is not None and asked.reason.cancels and asked.phase is Phase.NOBODY
+        grace_s = self.options.grace_s if unasked else _FAILED_GRACE_S
         self.nodes.send("end_ranks", grace_s=grace_s)
         self._until(lambda n: n.quiet, grace_s + _GONE_S)
         self._helpers.count(self.report)

@@ -27,6 +27,7 @@ class LaunchReport:
         wall_s: from start to end.
         staged_samples, staged_bytes: on all nodes' local disks.
         source_bytes: read from the source to stage them.
+        stage_s: from the start until what is staged could be read; copying goes on beside the ranks.
         epoch, position, order_hash, seed, steps: where the ranks' loaders stood last, if they said.
         ended: processes that had to be ended; 0 after a good run.
         stuck: processes that could not be ended.
@@ -45,6 +46,7 @@ class LaunchReport:
     staged_samples: int = 0
     staged_bytes: int = 0
     source_bytes: int = 0
+    stage_s: float | None = None
     epoch: int | None = None
     position: int | None = None
     order_hash: str | None = None
@@ -68,6 +70,8 @@ class LaunchReport:
         if self.staged_samples:
             text += f"; {self.staged_samples:,} samples staged"
             text += f", {self.source_bytes:,} bytes read from the source"
+        if self.stage_s is not None:
+            text += f", readable after {self.stage_s:.1f} s"
         if self.position is not None:
             text += f"; epoch {self.epoch}, position {self.position:,}, order {self.order_hash}"
         if self.stuck:
