@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from headrace.telemetry.history import JobRecord
 
-__all__ = ["CAUSES", "hint_of"]
+__all__ = ["CAUSES", "LITTLE", "hint_of"]
 
 LITTLE: Final = 0.05
 """Who waits for less than this share of its time does not starve."""
