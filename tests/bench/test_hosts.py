@@ -123,13 +123,12 @@ class Silent(Mortal):
 
 
 def test_a_rank_that_is_killed_on_the_other_host_is_named_by_all(hosts, tmp_path):
-    (tmp_path / "data").mkdir()
     ranks = hosts.start(
-        "torchrun", "++workload.dataset.format=synthetic",
+        "torchrun", "++workload.workflow.generate_data=True",
         f"++workload.reader.engine=custom:{__name__}:Mortal",
     )  # fmt: skip
     said = ended(ranks)
-    assert ranks[3].returncode == -signal.SIGKILL
+    assert ranks[3].returncode == -signal.SIGKILL, said[3]
     for rank in range(3):
         assert ranks[rank].returncode > 0
         assert "rank 3 is gone" in said[rank][1], said[rank]
@@ -140,9 +139,8 @@ def test_a_rank_that_is_killed_on_the_other_host_is_named_by_all(hosts, tmp_path
 def test_a_host_that_falls_silent_is_given_up_within_seconds(hosts, tmp_path):
     if hosts.network.reason:
         pytest.skip(f"loopback cannot fall silent: {hosts.network.reason}")
-    (tmp_path / "data").mkdir()
     ranks = hosts.start(
-        "torchrun", "++workload.dataset.format=synthetic", "++workload.dataset.num_files_train=40000",
+        "torchrun", "++workload.workflow.generate_data=True", "++workload.train.epochs=4000",
         f"++workload.reader.engine=custom:{__name__}:Silent",
     )  # fmt: skip
     link = [*hosts.network.command(1), "ip", "link", "set", "eth0"]

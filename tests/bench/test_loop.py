@@ -3,6 +3,7 @@
 Most run on a virtual clock: what they say does not depend on how busy the machine is.
 """
 
+import threading
 import time
 
 import numpy as np
@@ -119,6 +120,41 @@ def test_a_batch_counts_from_when_it_was_there_not_from_when_it_was_noticed():
     loop, [block] = run([Early(0.01)], np.full((1, 5), 0.001))
     assert (block.load_s == 0).all()
     assert (loop.batch_waits_s[0] == 0).all()
+
+
+class Polled(Real):
+    """Every second batch is there already; notes which threads took them."""
+
+    def __init__(self, fails=False):
+        super().__init__(0.001)
+        self.fails, self.polled, self.waited = fails, [], []
+
+    def poll(self):
+        if self.fails:
+            raise BenchError("file 9 cannot be read")
+        if self.given % 2:
+            return None
+        self.polled.append(threading.current_thread())
+        self.given += 1
+        return BATCH
+
+    def next(self):
+        self.waited.append(threading.current_thread())
+        return super().next()
+
+
+def test_what_is_there_is_taken_without_another_thread():
+    source = Polled()
+    _, [block] = run([source], np.full((1, 6), 0.002))
+    assert block.steps == source.given == 6
+    assert source.polled == [threading.current_thread()] * 3
+    assert len(source.waited) == 3
+    assert threading.current_thread() not in source.waited
+    with pytest.raises(BenchError, match="file 9"):
+        run([Polled(fails=True)], np.full((1, 2), 0.002))
+    asked_late = Polled()  # as PyTorch's loader is, when the accelerator is idle
+    run([asked_late], np.full((1, 4), 0.002), ahead=False)
+    assert asked_late.polled == []
 
 
 def test_others_are_looked_after_while_nothing_comes():

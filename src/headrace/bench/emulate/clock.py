@@ -26,6 +26,10 @@ __all__ = ["Clock", "Feeding", "ModelSource", "RealClock", "TimedSource", "Virtu
 class Feeding(Protocol):
     """What a loop asks of a feeder."""
 
+    def poll(self) -> Arrival | None:
+        """The next batch if it is there."""
+        ...
+
     def permit(self) -> None:
         """Let it wait for one more batch."""
         ...
@@ -117,6 +121,9 @@ class _VirtualFeeder:
         self._clock = clock
         self._number = number
         self._source = source
+
+    def poll(self) -> None:
+        return None
 
     def permit(self) -> None:
         asked_s = self._clock.now()

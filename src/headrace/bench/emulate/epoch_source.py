@@ -43,6 +43,11 @@ class EpochSource:
         ask: Callable[[], bool] | None = getattr(self._source, "ask", None)
         return ask is not None and ask()
 
+    def poll(self) -> Delivered | None:
+        """The next batch if it is there; None: ask `next`, which waits."""
+        poll: Callable[[], Delivered | None] | None = getattr(self._source, "poll", None)
+        return None if poll is None else poll()
+
     def next(self) -> Delivered:
         """The next batch; errors as the engine's."""
         assert self._source is not None

@@ -1,5 +1,7 @@
 """Feeders: one thread for each accelerator that waits for its batches and notes when each was there.
 
+What is there already is taken by the loop's own thread, if the engine can tell.
+
 A feeder waits for one batch at a time, when it is permitted to. Engines that read ahead are permitted when
 the batch before is taken; the others when the accelerator is idle, as a training loop asks its loader.
 """
@@ -12,6 +14,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.bench.emulate.engines.base import Delivered, Source
 
 __all__ = ["Arrival", "Feeder"]
@@ -55,12 +59,22 @@ class Feeder:
     def __init__(self, number: int, source: Source, inbox: SimpleQueue[Arrival]) -> None:
         self._number = number
         self._source = source
+        self._poll: Callable[[], Delivered | None] | None = getattr(source, "poll", None)
         self._inbox = inbox
         self._permits: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._feed, name=f"headrace-bench-{number}", daemon=True
         )
         self._thread.start()
+
+    def poll(self) -> Arrival | None:
+        """The next batch if it is there, by the calling thread; None: `permit`, and it comes to the inbox.
+
+        Errors as the source's. Only while nothing is permitted: the source is one thread's at a time.
+        """
+        asked_s = time.perf_counter()
+        batch = None if self._poll is None else self._poll()
+        return None if batch is None else _arrival(self._number, asked_s, batch)
 
     def permit(self) -> None:
         """Let it wait for one more batch."""
@@ -81,5 +95,9 @@ class Feeder:
             except BaseException as e:  # noqa: BLE001 - raised in the loop's thread
                 self._inbox.put(Arrival(self._number, asked_s, None, e, time.perf_counter()))
                 return
-            at_s = time.perf_counter() if batch.at_s is None else batch.at_s
-            self._inbox.put(Arrival(self._number, asked_s, batch, None, at_s))
+            self._inbox.put(_arrival(self._number, asked_s, batch))
+
+
+def _arrival(number: int, asked_s: float, batch: Delivered) -> Arrival:
+    at_s = time.perf_counter() if batch.at_s is None else batch.at_s
+    return Arrival(number, asked_s, batch, None, at_s)

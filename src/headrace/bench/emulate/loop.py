@@ -199,8 +199,8 @@ class _Running:
     def run(self) -> None:
         if not self._total:
             return
-        for feeder in self._feeders:
-            feeder.permit()
+        for number in range(self._count):
+            self._want(number)
         heard_s = checked_s = self._clock.now()
         while self._finished < self._count:
             now = self._clock.now()
@@ -231,6 +231,14 @@ class _Running:
         self._arrived[arrival.number] = arrival
         self._try_begin(arrival.number)
 
+    def _want(self, number: int) -> None:
+        """The accelerator's next batch, now or when it is there."""
+        arrival = self._feeders[number].poll() if self._options.ahead else None
+        if arrival is None:
+            self._feeders[number].permit()
+        else:
+            self._arrive(arrival)
+
     def _try_begin(self, number: int) -> None:
         arrival = self._arrived.get(number)
         if arrival is None or not self._open[number]:
@@ -250,7 +258,7 @@ class _Running:
         steps.compute[at] = compute_s
         heapq.heappush(self._ends, (begin_s + compute_s, number))
         if self._options.ahead and at + 1 < self._total:
-            self._feeders[number].permit()
+            self._want(number)
 
     def _end(self, number: int, end_s: float, now: float) -> None:
         steps = self.steps[number]

@@ -40,6 +40,9 @@ class Source(Protocol):
     One that reads ahead may have `ask() -> bool`: ask for one batch more of those that are read ahead; False
     when all are asked for. At an epoch's begin the accelerators ask in turns, so that the first step does not
     wait until the first accelerator's fourth batch is read.
+
+    It may also have `poll() -> Delivered | None`: as `next`, but None where that would wait. What is there
+    already then costs no thread its turn, for which it waits long on a busy host.
     """
 
     def next(self) -> Delivered:

@@ -171,6 +171,12 @@ class _ExtentsSource:
         self._submitted += 1
         return True
 
+    def poll(self) -> Delivered | None:
+        self._batch = None
+        while self.ask():
+            pass
+        return self.next() if self._pending[0].done else None
+
     def next(self) -> Delivered:
         self._batch = None  # the accelerator is done with it: its buffer is used again
         while self.ask():

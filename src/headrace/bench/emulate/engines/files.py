@@ -112,6 +112,12 @@ class _FilesSource:
         self._submitted += 1
         return True
 
+    def poll(self) -> Delivered | None:
+        self._batch = None
+        while self.ask():
+            pass
+        return self.next() if self._jobs[0][1].done else None
+
     def next(self) -> Delivered:
         self._batch = None  # the accelerator is done with it: its buffer is used again
         while self.ask():

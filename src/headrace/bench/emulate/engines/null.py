@@ -19,12 +19,15 @@ class _Nothing:
     def next(self) -> Delivered:
         return self._delivered
 
+    def poll(self) -> Delivered:
+        return self._delivered
+
     def close(self) -> None:
         pass
 
 
 class NullEngine(Engine):
-    """Reads nothing, in the same threads as the others."""
+    """Reads nothing, in the same way as the others."""
 
     name = "null"
     ahead = True
