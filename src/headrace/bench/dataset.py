@@ -343,9 +343,9 @@ class DatasetSpec:
         count = self.num_files(split)
         if not 0 <= index < count:
             raise IndexError(f"{split} file {index} of {count}")
-        folders = self.subfolders(split)
-        name = f"{self.file_prefix}_{index:0{len(str(count))}}_of_{count}.{self.extension}"
-        return f"{folders[index % len(folders)]}/{name}"
+        folders = self.num_subfolders_train if split == "train" else self.num_subfolders_eval
+        folder = f"{split}/{index % folders:0{len(str(folders))}}" if folders > 1 else split
+        return f"{folder}/{self.file_prefix}_{index:0{len(str(count))}}_of_{count}.{self.extension}"
 
     def path(self, split: Split, index: int) -> str:
         """Path of a split's file."""
