@@ -141,18 +141,17 @@ int FileWriter::drain() {
   const size_t nbytes = held_;
   held_ = 0;
   drained_ += nbytes;
-  return write_out(nbytes);
+  return write_out(0, nbytes);
 }
 
-int FileWriter::write_out(size_t nbytes) {
-  size_t done = 0;
-  while (done < nbytes) {
-    const ssize_t n = ::write(fd_, buffer_.get() + done, nbytes - done);
+int FileWriter::write_out(size_t from, size_t to) {
+  while (from < to) {
+    const ssize_t n = ::write(fd_, buffer_.get() + from, to - from);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && !(direct_ && refuses_direct(errno))) return errno;
-    if (n > 0) done += static_cast<size_t>(n);
+    if (n > 0) from += static_cast<size_t>(n);
     // Refused, or cut short near a full disk: the rest is written through the page cache.
-    if (direct_ && (n < 0 || done % kBlock != 0)) {
+    if (direct_ && (n < 0 || from % kBlock != 0)) {
       if (const int code = stop_direct(); code != 0) return code;
     }
   }
@@ -173,14 +172,12 @@ int FileWriter::finish(const FileLayout& layout) {
     if (at >= begin) std::memcpy(buffer_.get() + (at - begin), &sum_, sizeof sum_);
     late = late || at < begin;
   }
-  size_t nbytes = held_;
-  if (direct_ && held_ % kBlock != 0) {
-    // The tail is padded to whole blocks and cut: one more direct write, not a page cache full.
-    nbytes = (held_ / kBlock + 1) * kBlock;
-    std::memset(buffer_.get() + held_, 0, nbytes - held_);
-  }
-  if (const int code = write_out(nbytes); code != 0) return code;
-  if (nbytes != held_ && ftruncate(fd_, static_cast<off_t>(layout.nbytes())) != 0) return errno;
+  // The tail goes through the page cache: padded and cut it would be read again to be cut.
+  const size_t whole = direct_ ? held_ / kBlock * kBlock : held_;
+  int code = write_out(0, whole);
+  if (code == 0 && direct_ && whole != held_) code = stop_direct();
+  if (code == 0) code = write_out(whole, held_);
+  if (code != 0) return code;
   return late ? patch(layout, begin) : 0;
 }
 

@@ -40,7 +40,7 @@ class FileWriter {
   int noise(uint64_t key, uint64_t nbytes, bool codes);
   int made(size_t nbytes);
   int drain();
-  int write_out(size_t nbytes);
+  int write_out(size_t from, size_t to);
   int finish(const FileLayout& layout);
   int patch(const FileLayout& layout, uint64_t begin);
   int stop_direct();

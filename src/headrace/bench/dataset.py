@@ -11,8 +11,8 @@ file, around the root of `record_length_bytes`; the draw is seeded, so it needs 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, fields
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -349,7 +349,7 @@ class DatasetSpec:
 
     def path(self, split: Split, index: int) -> str:
         """Path of a split's file."""
-        return str(PurePath(self.data_folder) / self.file_name(split, index))
+        return os.path.join(self.data_folder, self.file_name(split, index))
 
     def files(self) -> Iterator[tuple[Split, int]]:
         """All files, in the order in which DLIO numbers them: training, then evaluation."""

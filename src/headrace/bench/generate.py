@@ -191,10 +191,9 @@ class _Run:
 
     def _is_there(self, job: FileJob) -> bool:
         """Whether a file is, whole: a power cut may leave a name with nothing behind it."""
-        try:
-            size = os.stat(job.path).st_size
-        except FileNotFoundError:
+        if not os.access(job.path, os.F_OK):  # most are not: an exception costs more than the look
             return False
+        size = os.stat(job.path).st_size
         expected = self._file_bytes(job.shape)
         return size > 0 if expected is None else size == expected
 
