@@ -53,7 +53,7 @@ def read(folder: str, form: str, files: str, batch: str, threads: str, epochs: s
         "++workload.dataset.num_subfolders_eval=0", "++workload.workflow.evaluation=False",
         f"++workload.reader.batch_size={batch}", f"++workload.reader.read_threads={threads}",
         f"++workload.train.epochs={epochs}", "++workload.train.computation_time=0",
-        "++workload.reader.sample_shuffle=seed",
+        "++workload.reader.sample_shuffle=seed", "++workload.dataset.record_length_bytes=100000",
     ]))  # fmt: skip
     paths = {"train": find_files(loaded.workload.dataset, "train")}
     with tempfile.TemporaryDirectory() as meeting:
