@@ -15,18 +15,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from benchmarks.bench_parts.ceiling import ceiling
+from benchmarks.bench_parts.truth import SETTINGS, truth
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
 from headrace.bench.emulate.ranks import join, place_of
-from headrace.bench.emulate.run import RunOptions, run_ceiling, run_epochs
+from headrace.bench.emulate.run import RunOptions, run_epochs
 from headrace.bench.generate import generate
-from headrace.bench.metrics.dlio import phase_figures
-from headrace.bench.metrics.timeline import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,31 +71,16 @@ def read(folder: str, form: str, files: str, batch: str, threads: str, epochs: s
     }
 
 
-def null(workload: str, accelerators: str, steps: str) -> Any:
+def null(workload: str, seconds: str) -> Any:
     """AU and lateness of a workload's steps over a store that has every batch at once."""
-    name, count = f"workload={workload}", int(accelerators)
-    shipped = load_workload(parse_command_line([name])).workload
-    samples = count * shipped.reader.batch_size * int(steps)
-    files = -(-samples // shipped.dataset.num_samples_per_file)
-    loaded = load_workload(
-        parse_command_line([name, f"++workload.dataset.num_files_train={files}"])
-    )
-    with tempfile.TemporaryDirectory() as meeting:
-        group = join(place_of({}), Path(meeting))
-        before = _cpu_s()
-        found = run_ceiling(loaded, RunOptions(accelerators=count), group)
-        group.close()
-    late = np.concatenate([block.late_s for block in found.blocks])
-    figures = phase_figures(found.blocks, shipped.reader.batch_size, Window(), "mlcommons")
-    return {
-        "au": figures.au_mean_percent / 100,
-        "late_s_p50": float(np.percentile(late, 50)),
-        "late_s_p99": float(np.percentile(late, 99)),
-        "late_s_max": float(late.max()),
-        "steps": found.blocks[0].steps,
-        "step_s": shipped.train.computation_time.mean_s,
-        "cpu_s": _cpu_s() - before,
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        return ceiling(Path(folder), [workload], float(seconds))[0].document()
+
+
+def hand(settings: str) -> Any:
+    """The reported AU beside the one by hand, of the first so many storages."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [row.document() for row in truth(Path(folder), SETTINGS[: int(settings)])]
 
 
 def generation(folder: str, form: str, files: str, nbytes: str, samples: str) -> Any:
@@ -113,7 +99,10 @@ def generation(folder: str, form: str, files: str, nbytes: str, samples: str) ->
 
 def main() -> None:
     what, *words = sys.argv[1:]
-    print(json.dumps({"read": read, "null": null, "generate": generation}[what](*words)))
+    commands: dict[str, Callable[..., Any]] = {
+        "read": read, "null": null, "truth": hand, "generate": generation,
+    }  # fmt: skip
+    print(json.dumps(commands[what](*words)))
 
 
 if __name__ == "__main__":
