@@ -224,6 +224,7 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/mount.py $(BENCH)
 	$(BIN)/python benchmarks/policy.py $(BENCH)
 	$(BIN)/python benchmarks/fabric.py $(BENCH)
+	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

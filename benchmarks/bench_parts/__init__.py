@@ -1,1 +1,1 @@
-"""The parts of benchmarks/bench.py."""
+"""What `benchmarks.bench` runs: headrace's side, the real DLIO, and fio."""

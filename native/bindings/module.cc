@@ -10,6 +10,7 @@
 #include "bindings/fabric.h"
 #include "bindings/file_board.h"
 #include "bindings/file_reader.h"
+#include "bindings/generation.h"
 #include "bindings/mapping.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
@@ -32,6 +33,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_fabric(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
+  headrace::bindings::register_generation(m);
   headrace::bindings::register_permutation(m);
   headrace::bindings::register_sample_cache(m);
   headrace::bindings::register_cache_view(m);

@@ -515,6 +515,35 @@ def look_at_files(paths: list[bytes], seconds_max: float) -> tuple[int, float]:
     Opens files to see whether all of their bytes lie in the page cache, up to the first that does not, or while `seconds_max` last: how many do, and the seconds that it took.
     """
 
+class Noise:
+    """Incompressible bytes: a function of pool, key and position."""
+
+    def __init__(self, words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """uint64, shape (131072,): the pool."""
+
+class FileLayout:
+    """What a generated file consists of."""
+
+    def __init__(self, runs: Sequence[tuple[int, Sequence[tuple[int, int, bytes]]]], checksum: int, patches: Sequence[int]) -> None:
+        """
+        `runs` of (times, pieces), each piece (kind, bytes, text); see headrace.bench.formats.layout.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Of the finished file."""
+
+class FileWriter:
+    """Writes generated files, whole or not at all."""
+
+    def __init__(self, noise: Noise, direct: bool) -> None:
+        """`direct`: past the page cache, where that is possible."""
+
+    def write(self, layouts: Sequence[FileLayout], keys: Sequence[int], paths: Sequence[bytes]) -> tuple[int, int]:
+        """
+        Writes files; returns how many were, and the errno of the one that was not, or 0.
+        """
+
 class Permutation:
     """A keyed permutation of [0, n) in O(1) memory."""
 

@@ -115,9 +115,39 @@ def test_a_killed_run_leaves_whole_files_and_is_resumed(tmp_path, form):
     assert not [name for name in found if ".part" in name]
 
 
-def test_a_disk_that_fills_up_stops_all_and_leaves_nothing_half(tmp_path, monkeypatch):
-    spec = spec_in(tmp_path, num_files_train=30)
-    real, left = os.write, [60_000]
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, with room for some files."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", place],
+        check=False,
+        capture_output=True,
+    )
+    if done.returncode:
+        pytest.skip("a file system of its own needs root")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_disk_that_fills_up_stops_all(small_disk, monkeypatch):
+    monkeypatch.setattr("headrace.bench.generate.check_free_space", lambda *_: None)
+    spec = spec_in(small_disk, num_files_train=30)
+    with pytest.raises(VolumeError, match=r"img_\d+_of_30.npz: the disk is full") as raised:
+        generate(spec)
+    assert raised.value.errno == errno.ENOSPC
+    files = [p for p in small_disk.rglob("*") if p.is_file() and p.name != FILE_NAME]
+    assert 0 < len(files) < 30
+    assert all(p.stat().st_size > 2000 and p.suffix == ".npz" for p in files)
+    assert read_manifest(str(small_disk)).complete is False
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_of_formats_that_libraries_write(
+    tmp_path, monkeypatch
+):
+    spec = spec_in(tmp_path, num_files_train=30, format="csv")
+    real, left = os.write, [400_000]
 
     def small_disk(fd, data):
         left[0] -= len(data)
@@ -126,14 +156,14 @@ def test_a_disk_that_fills_up_stops_all_and_leaves_nothing_half(tmp_path, monkey
         return real(fd, data)
 
     monkeypatch.setattr(output_file.os, "write", small_disk)
-    with pytest.raises(VolumeError, match=r"img_\d+_of_30.npz: the disk is full") as raised:
+    with pytest.raises(VolumeError, match=r"img_\d+_of_30.csv: the disk is full") as raised:
         generate(spec)
     monkeypatch.undo()
     assert left[0] < 0
     assert raised.value.errno == errno.ENOSPC
     files = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != FILE_NAME]
     assert 0 < len(files) < 30
-    assert all(p.stat().st_size > 2000 and p.suffix == ".npz" for p in files)
+    assert all(p.stat().st_size > 2000 and p.suffix == ".csv" for p in files)
     assert read_manifest(str(tmp_path)).complete is False
     assert generate(spec).resumed_files == len(files)
 

@@ -11,8 +11,8 @@ file, around the root of `record_length_bytes`; the draw is seeded, so it needs 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, fields
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -343,13 +343,13 @@ class DatasetSpec:
         count = self.num_files(split)
         if not 0 <= index < count:
             raise IndexError(f"{split} file {index} of {count}")
-        folders = self.subfolders(split)
-        name = f"{self.file_prefix}_{index:0{len(str(count))}}_of_{count}.{self.extension}"
-        return f"{folders[index % len(folders)]}/{name}"
+        folders = self.num_subfolders_train if split == "train" else self.num_subfolders_eval
+        folder = f"{split}/{index % folders:0{len(str(folders))}}" if folders > 1 else split
+        return f"{folder}/{self.file_prefix}_{index:0{len(str(count))}}_of_{count}.{self.extension}"
 
     def path(self, split: Split, index: int) -> str:
         """Path of a split's file."""
-        return str(PurePath(self.data_folder) / self.file_name(split, index))
+        return os.path.join(self.data_folder, self.file_name(split, index))
 
     def files(self) -> Iterator[tuple[Split, int]]:
         """All files, in the order in which DLIO numbers them: training, then evaluation."""

@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileJob:
     """A file to be written."""
 
@@ -44,7 +45,7 @@ class FileJob:
     """Of each sample."""
     content: Content
 
-    @property
+    @cached_property
     def path(self) -> str:
         """Where it goes."""
         return self.spec.path(self.split, self.index)
@@ -127,7 +128,11 @@ class FormatModule(Protocol):
     """What each module of this package has."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
+        """Writes a file's bytes.
+
+        Formats whose files are text around noise have a `layout(spec, shape)`, too, from which native
+        code writes the same bytes.
+        """
         ...
 
     def file_bytes(self, spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
+from headrace.bench.formats.layout import Layout, Run, noise, write_layout
 from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:
@@ -22,18 +23,29 @@ if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
 
-__all__ = ["file_bytes", "open_reader", "sample_extents", "write"]
+__all__ = ["file_bytes", "layout", "open_reader", "sample_extents", "write", "write_indices"]
 
 _OFFSETS, _SIZES = ".off.idx", ".sz.idx"
 _PART = 1 << 18
 """Numbers of an index that are made at a time."""
 
 
+def layout(spec: DatasetSpec, shape: tuple[int, ...]) -> Layout:
+    """What a file consists of."""
+    size = math.prod(shape) * spec.dtype.itemsize * spec.num_samples_per_file
+    return Layout((Run(1, (noise(size),)),))
+
+
 def write(out: OutputFile, job: FileJob) -> None:
-    """Writes a file's bytes and, before it appears, its two indices."""
+    """Writes a file's bytes."""
+    write_layout(out, layout(job.spec, job.shape), job.stream())
+
+
+def write_indices(job: FileJob) -> None:
+    """Writes a file's two indices; they are there before it is."""
     buffer = WriteBuffer()
     for suffix in (_OFFSETS, _SIZES):
-        with OutputFile(out.path + suffix, buffer) as index:
+        with OutputFile(job.path + suffix, buffer) as index:
             for first in range(0, job.samples, _PART):
                 numbers = np.arange(first, min(first + _PART, job.samples), dtype=np.uint64)
                 if suffix == _OFFSETS:
@@ -41,13 +53,11 @@ def write(out: OutputFile, job: FileJob) -> None:
                 else:
                     numbers[:] = job.sample_bytes
                 index.write(numbers)
-    for data in job.stream().blocks(job.sample_bytes * job.samples):
-        out.write(data)
 
 
 def file_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
     """Size of the finished file."""
-    return math.prod(shape) * spec.dtype.itemsize * spec.num_samples_per_file
+    return layout(spec, shape).nbytes
 
 
 def sample_extents(path: str, spec: DatasetSpec) -> SampleExtents:

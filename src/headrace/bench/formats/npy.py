@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
+from headrace.bench.formats.layout import Layout, Run, noise, text, write_layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +28,7 @@ __all__ = [
     "check_shape",
     "file_bytes",
     "header",
+    "layout",
     "open_reader",
     "read_header",
     "sample_extents",
@@ -43,18 +45,22 @@ def header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return text.getvalue()
 
 
+def layout(spec: DatasetSpec, shape: tuple[int, ...]) -> Layout:
+    """What a file consists of."""
+    samples = spec.num_samples_per_file
+    data = math.prod(shape) * spec.dtype.itemsize * samples
+    head = header((*shape, samples), spec.dtype)
+    return Layout((Run(1, (text(head), noise(data))),))
+
+
 def write(out: OutputFile, job: FileJob) -> None:
     """Writes a file's bytes."""
-    out.write(header((*job.shape, job.samples), job.spec.dtype))
-    for data in job.stream().blocks(job.sample_bytes * job.samples):
-        out.write(data)
+    write_layout(out, layout(job.spec, job.shape), job.stream())
 
 
 def file_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
     """Size of the finished file."""
-    samples = spec.num_samples_per_file
-    data = math.prod(shape) * spec.dtype.itemsize * samples
-    return len(header((*shape, samples), spec.dtype)) + data
+    return layout(spec, shape).nbytes
 
 
 def sample_extents(path: str, spec: DatasetSpec) -> SampleExtents:

@@ -7,13 +7,23 @@ import math
 import struct
 import zipfile
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.bench.content import crc32_combine
 from headrace.bench.formats import npy
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file, no_seek, whole_file
+from headrace.bench.formats.layout import (
+    BEGIN,
+    END,
+    Checksum,
+    Layout,
+    Run,
+    noise,
+    text,
+    write_layout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.bench.formats.base import FileJob
     from headrace.store.output_file import OutputFile
 
-__all__ = ["file_bytes", "open_reader", "sample_extents", "write"]
+__all__ = ["file_bytes", "layout", "open_reader", "sample_extents", "write"]
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -35,55 +45,66 @@ _FULL = 0xFFFFFFFF
 _VERSION = 45
 _DATE = 1 << 5 | 1
 """1980-01-01, zip's first day: the same files whenever they are made."""
-_CRC_AT = 14
-"""Of a local header."""
+_LOCAL_CRC_AT, _CENTRAL_CRC_AT = 14, 16
+"""Where the CRC is, in a member's local and central header."""
+
+
+def layout(spec: DatasetSpec, shape: tuple[int, ...]) -> Layout:
+    """What a file that is not compressed consists of."""
+    samples = spec.num_samples_per_file
+    head = npy.header((*shape, samples), spec.dtype)
+    size = math.prod(shape) * spec.dtype.itemsize * samples
+    zeros = np.zeros(samples, np.int64)
+    labels = npy.header(zeros.shape, zeros.dtype) + zeros.tobytes()
+    x = _Member(b"x.npy", len(head) + size, 0, 0)
+    y = _Member(b"y.npy", len(labels), zlib.crc32(labels), len(x.local()) + x.size)
+    directory = y.offset + len(y.local()) + y.size
+    pieces = (
+        text(x.local()), BEGIN, text(head), noise(size), END,
+        text(y.local() + labels + x.central() + y.central() + _end(directory, (x, y))),
+    )  # fmt: skip
+    patches = (_LOCAL_CRC_AT, directory + _CENTRAL_CRC_AT)
+    return Layout((Run(1, pieces),), Checksum.ZIP, patches)
 
 
 def write(out: OutputFile, job: FileJob) -> None:
     """Writes a file's bytes."""
-    labels = np.zeros(job.samples, np.int64)
-    head = npy.header((*job.shape, job.samples), job.spec.dtype)
-    size = job.sample_bytes * job.samples
     if job.spec.compression == "zip":
-        _write_deflated(out, job, head, labels)
-        return
-    y = npy.header(labels.shape, labels.dtype) + labels.tobytes()
-    members = [_Member(b"x.npy", len(head) + size), _Member(b"y.npy", len(y))]
-    members[0].begin(out)
-    out.write(head)
-    members[0].crc = zlib.crc32(head)
-    for data, crc in job.stream().checked_blocks(size):
-        out.write(data)
-        members[0].crc = crc32_combine(members[0].crc, crc, data.size)
-    members[0].end(out)
-    members[1].begin(out)
-    out.write(y)
-    members[1].crc = zlib.crc32(y)
-    members[1].end(out)
-    _finish(out, members)
+        head = npy.header((*job.shape, job.samples), job.spec.dtype)
+        _write_deflated(out, job, head, np.zeros(job.samples, np.int64))
+    else:
+        write_layout(out, layout(job.spec, job.shape), job.stream())
 
 
+@dataclass(frozen=True, slots=True)
 class _Member:
-    """A stored file of the archive: its sizes are known before, its CRC after.
+    """A stored file of the archive.
 
     All are in zip64's form, as numpy's are, so that what a file needs beside its data is always the same.
     """
 
-    def __init__(self, name: bytes, size: int) -> None:
-        self.name, self.size, self.crc, self.offset = name, size, 0, 0
+    name: bytes
+    size: int
+    crc: int
+    """0 where it is not known before."""
+    offset: int
 
-    def begin(self, out: OutputFile) -> None:
-        self.offset = out.tell()
+    def local(self) -> bytes:
         extra = _ZIP64.pack(1, 16, self.size, self.size)
-        out.write(
-            _LOCAL.pack(
-                b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, 0, _FULL, _FULL, len(self.name), len(extra)
-            )
+        head = _LOCAL.pack(
+            b"PK\x03\x04",
+            _VERSION,
+            0,
+            0,
+            0,
+            _DATE,
+            self.crc,
+            _FULL,
+            _FULL,
+            len(self.name),
+            len(extra),
         )
-        out.write(self.name + extra)
-
-    def end(self, out: OutputFile) -> None:
-        out.patch(self.offset + _CRC_AT, self.crc.to_bytes(4, "little"))
+        return head + self.name + extra
 
     def central(self) -> bytes:
         extra = _CENTRAL_64.pack(1, 24, self.size, self.size, self.offset)
@@ -94,16 +115,14 @@ class _Member:
         return head + self.name + extra
 
 
-def _finish(out: OutputFile, members: list[_Member]) -> None:
-    begin = out.tell()
-    central = b"".join(m.central() for m in members)
-    out.write(central)
-    end, count = out.tell(), len(members)
-    out.write(
-        _END_64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, len(central), begin)
+def _end(begin: int, members: tuple[_Member, ...]) -> bytes:
+    """What follows the members' directory, which begins at `begin`."""
+    size, count = sum(len(m.central()) for m in members), len(members)
+    return (
+        _END_64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, begin)
+        + _LOCATOR_64.pack(b"PK\x06\x07", 0, begin + size, 1)
+        + _END.pack(b"PK\x05\x06", 0, 0, count, count, size, _FULL, 0)
     )
-    out.write(_LOCATOR_64.pack(b"PK\x06\x07", 0, end, 1))
-    out.write(_END.pack(b"PK\x05\x06", 0, 0, count, count, len(central), _FULL, 0))
 
 
 def _write_deflated(out: OutputFile, job: FileJob, head: bytes, labels: Any) -> None:
@@ -131,14 +150,7 @@ def _npy(array: Any) -> bytes:
 
 def file_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
     """Size of the finished file."""
-    if spec.compression != "none":
-        return None
-    array = npy.file_bytes(spec, shape)
-    assert array is not None
-    labels = len(npy.header((spec.num_samples_per_file,), np.dtype(np.int64)))
-    labels += 8 * spec.num_samples_per_file
-    each = _LOCAL.size + _CENTRAL.size + _ZIP64.size + _CENTRAL_64.size + 2 * len("x.npy")
-    return array + labels + 2 * each + _END_64.size + _LOCATOR_64.size + _END.size
+    return layout(spec, shape).nbytes if spec.compression == "none" else None
 
 
 def sample_extents(path: str, spec: DatasetSpec) -> SampleExtents:

@@ -1,7 +1,7 @@
 """tfrecord: `tf.train.Example`s of an `image` (the sample's bytes) and a `size`, without TensorFlow.
 
 Beside the data set lies `index/<split>/<file>.idx`, a line "offset size" for each record, as DALI's readers
-want it. The records of a file have one size, so they are framed many at a time.
+want it. The records of a file have one size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ import numpy as np
 
 from headrace import _native
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
+from headrace.bench.formats.layout import (
+    BEGIN,
+    END,
+    Checksum,
+    Layout,
+    Run,
+    noise,
+    text,
+    write_layout,
+)
 from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.tfrecord import mask, unmask
 
@@ -26,12 +36,18 @@ if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
 
-__all__ = ["file_bytes", "index_path", "open_reader", "sample_extents", "write"]
+__all__ = [
+    "file_bytes",
+    "index_path",
+    "layout",
+    "open_reader",
+    "sample_extents",
+    "write",
+    "write_indices",
+]
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-_FRAMES_BYTES = 1 << 20
-"""Records are framed so many bytes at a time; larger ones one by one."""
 
 
 def _varint(value: int) -> bytes:
@@ -65,62 +81,35 @@ def index_path(spec: DatasetSpec, path: str) -> str:
     return os.path.join(spec.data_folder, "index", split, os.path.basename(path) + ".idx")
 
 
-def write(out: OutputFile, job: FileJob) -> None:
-    """Writes a file's bytes and, before it appears, its index."""
-    before, behind = _around(job.sample_bytes)
-    length = len(before) + job.sample_bytes + len(behind)
-    size = _HEADER.size + length + _FOOTER.size
-    _write_index(index_path(job.spec, out.path), size, job.samples)
-    number = length.to_bytes(8, "little")
+def layout(spec: DatasetSpec, shape: tuple[int, ...]) -> Layout:
+    """What a file consists of."""
+    sample_bytes = math.prod(shape) * spec.dtype.itemsize
+    before, behind = _around(sample_bytes)
+    number = (len(before) + sample_bytes + len(behind)).to_bytes(8, "little")
     head = number + mask(_native.crc32c(np.frombuffer(number, np.uint8))).to_bytes(4, "little")
-    if size > _FRAMES_BYTES:
-        stream = job.stream()
-        for _ in range(job.samples):
-            out.write(head)
-            crc = _native.crc32c(np.frombuffer(before, np.uint8))
-            out.write(before)
-            for data in stream.blocks(job.sample_bytes):
-                crc = _native.crc32c(data, crc)
-                out.write(data)
-            out.write(behind)
-            out.write(_FOOTER.pack(mask(_native.crc32c(np.frombuffer(behind, np.uint8), crc))))
-        return
-    at_once = max(1, _FRAMES_BYTES // size)
-    frames = np.empty((min(at_once, job.samples), size), np.uint8)
-    frames[:, : _HEADER.size] = np.frombuffer(head, np.uint8)
-    messages = np.empty((len(frames), length), np.uint8)
-    messages[:, : len(before)] = np.frombuffer(before, np.uint8)
-    messages[:, length - len(behind) :] = np.frombuffer(behind, np.uint8)
-    stream = job.stream()
-    for first in range(0, job.samples, at_once):
-        count = min(at_once, job.samples - first)
-        data = stream.take(count * job.sample_bytes).reshape(count, -1)
-        messages[:count, len(before) : length - len(behind)] = data
-        frames[:count, _HEADER.size : -_FOOTER.size] = messages[:count]
-        crcs = _native.crc32c_blocks(messages[:count].reshape(-1), length)
-        frames[:count, -_FOOTER.size :] = _masked(crcs).view(np.uint8).reshape(count, -1)
-        out.write(frames[:count])
+    record = (text(head), BEGIN, text(before), noise(sample_bytes), text(behind), END)
+    return Layout((Run(spec.num_samples_per_file, record),), Checksum.RECORD)
 
 
-def _masked(crcs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """`mask` of many."""
-    return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(0xA282EAD8)
+def write(out: OutputFile, job: FileJob) -> None:
+    """Writes a file's bytes."""
+    write_layout(out, layout(job.spec, job.shape), job.stream())
 
 
-def _write_index(path: str, size: int, samples: int) -> None:
+def write_indices(job: FileJob) -> None:
+    """Writes a file's index; it is there before the file is."""
+    size = layout(job.spec, job.shape).nbytes // job.samples
+    path = index_path(job.spec, job.path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with OutputFile(path, WriteBuffer()) as index:
-        for first in range(0, samples, 65536):
-            rows = range(first, min(first + 65536, samples))
+        for first in range(0, job.samples, 65536):
+            rows = range(first, min(first + 65536, job.samples))
             index.write("".join(f"{i * size} {size}\n" for i in rows).encode())
 
 
 def file_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
     """Size of the finished file."""
-    sample = math.prod(shape) * spec.dtype.itemsize
-    before, behind = _around(sample)
-    each = _HEADER.size + len(before) + sample + len(behind) + _FOOTER.size
-    return each * spec.num_samples_per_file
+    return layout(spec, shape).nbytes
 
 
 def sample_extents(path: str, spec: DatasetSpec) -> SampleExtents:
