@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
+from pathlib import Path
 
 import pytest
 
+import headrace as package
 from headrace.cluster.recipes import RECIPES, make_project, recipe_named, recipes_folder
 from headrace.errors import ClusterError, ClusterRequestError
 
@@ -26,9 +27,13 @@ def test_the_folder_of_recipes_is_the_one_source(root):
     assert recipes_folder() == root / "recipes"
     folders = {path.name for path in (root / "recipes").iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} == set(NAMES)
-    packages = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["scikit-build"]
-    carried = {v: k for k, v in packages["wheel"]["packages"].items()}
-    assert carried["recipes"] == "headrace/cluster/recipes/files/recipes"
+    said = (root / "CMakeLists.txt").read_text()
+    assert "install(DIRECTORY recipes DESTINATION headrace/cluster/recipes/files" in said
+
+
+def test_the_package_lies_in_folders_of_its_own(root):
+    """Whoever walks it, as linters do, must not walk the machine."""
+    assert {Path(folder).name for folder in package.__path__} == {"headrace"}
 
 
 @pytest.mark.parametrize("name", NAMES)
