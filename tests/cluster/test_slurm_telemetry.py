@@ -25,7 +25,8 @@ srun --overlap --ntasks-per-node=1 bash -c '
     sleep 0.1
   done
   exec {python} {folder}/train.py {folder}/s.hr 1e6 0.1 12 > {folder}/rank-$SLURMD_NODENAME.json'
-kill -TERM $agents
+# To the agents themselves: a signal to their srun would have them killed before they have written.
+scancel --signal=TERM $SLURM_JOB_ID.0
 wait $agents
 {python} {folder}/command.py job-report $SLURM_JOB_ID
 """
