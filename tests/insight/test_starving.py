@@ -138,7 +138,7 @@ def test_the_jobs_starved_as_they_were_made_to(seen):
     """At 1 MB/s a batch takes 0.4 s, of which 0.1 s go by while the step works: it waits 0.3 of 0.4 s."""
     jobs, _ = seen
     # Steps and first batches take longer where the machine has much else to do: the order stays.
-    assert 0.8 > jobs["901"].stall > jobs["902"].stall > jobs["903"].stall
+    assert jobs["901"].stall > jobs["902"].stall > jobs["903"].stall
     assert jobs["901"].stall > 0.4
 
 
