@@ -66,7 +66,7 @@ def test_a_job_that_is_cancelled_saves_and_leaves_nothing(slurm, launch, photos)
     assert list((launch.folder / "checkpoints").glob("step-*/manifest.json")), output(launch)
 
 
-# Slow, for once a rank was seen to end in "terminate called without an active exception", and its job as failed.
+# Slow, for once a rank ended in "terminate called without an active exception", and its job as failed.
 @pytest.mark.slow
 def test_a_step_that_is_signalled_with_usr1_has_its_job_requeued(slurm, launch, photos):
     """What `#SBATCH --signal=USR1@SECONDS` does: every process of the steps gets it, ranks too."""
