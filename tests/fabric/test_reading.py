@@ -241,3 +241,12 @@ def test_urls(text, host, port, nsid):
 def test_urls_that_are_none(text):
     with pytest.raises(ValueError):
         parse_url(text)
+
+
+def test_a_closed_engine_connects_to_nothing(exported):
+    with engine() as fabric:
+        fabric.open(exported.url)
+    until(lambda: exported.target.figures()["associations"] == 0, 5)
+    with pytest.raises(FabricError, match="the engine is closed"):
+        fabric.open(exported.url)
+    assert exported.target.figures()["associations"] == 0

@@ -3,6 +3,8 @@
 import errno
 import os
 import pickle
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import headrace as hr
 from headrace.errors import HeadraceError, JobError, SourceChanged
 from headrace.fabric.engine import FabricEngine
+from headrace.job import engine as job_engine
 from headrace.job.engine import identity_of
 from headrace.job.store import open_job
 from job.local import LocalJob
@@ -214,3 +217,24 @@ def test_an_opportunistic_order_begins_with_what_is_staged_and_all_agree(photos,
                 delivered += [int(i) for batch in loader for i in batch.indices]
                 loader.close()
             assert sorted(delivered) == list(range(len(store)))
+
+
+def test_a_closed_store_follows_the_job_no_more(photos, tmp_path, monkeypatch):
+    """A Python thread that is inside native code when the interpreter ends would abort the process."""
+    looking = threading.Event()
+
+    def look_long():
+        looking.set()
+        time.sleep(0.3)
+
+    monkeypatch.setattr(job_engine, "_FOLLOW_S", 0.01)
+    with LocalJob(photos, tmp_path) as job:
+        job.each("plan")
+        with open_job(job.where) as store:
+            monkeypatch.setattr(store.objects._meeting, "job", look_long)
+            same(store, photos)
+            assert looking.wait(10)
+            (follower,) = (t for t in threading.enumerate() if t.name == "headrace-job")
+            looking.clear()
+            assert looking.wait(10)  # it is at it while the store is closed
+        assert not follower.is_alive()

@@ -180,6 +180,8 @@ class FabricEngine(Closing):
         base, first_byte, nbytes = split_window(url)
         where = parse_url(base)
         with self._lock:
+            if self._closing:  # a connection made now would outlive the engine
+                raise FabricError(f"{url}: the engine is closed.", path=url)
             peer = self._peers.get(where[:3]) or self._connect(where)
             namespace = peer.volumes.get(where.nsid) or self._identify(peer, base, where.nsid)
             whole = namespace.blocks * namespace.block_bytes

@@ -36,6 +36,8 @@ __all__ = ["JobEngine", "JobFigures", "connect_options", "identity_of", "volume_
 _FOLLOW_S = 1.0
 _FOLLOW_STAGED_S = 10.0
 """Once nothing is expected: every process of every node looks into the shared folder."""
+_FOLLOWER_S = 5.0
+"""What follows the job ends within this time: nothing is connected any more when it is waited for."""
 
 # Engines inherited over a fork: their threads do not exist in the child, and ending them there would
 # touch what the parent still uses.
@@ -130,6 +132,7 @@ class JobEngine(Closing):
         self._lock = threading.Lock()
         self._live: _Live | None = None
         self._stop = threading.Event()
+        self._follower: threading.Thread | None = None
         self._closed = False
         self.reads_in_flight = EngineOptions().reads_in_flight
 
@@ -206,12 +209,17 @@ class JobEngine(Closing):
         with self._lock:
             self._closed = True
             live, self._live = self._live, None
+            follower, self._follower = self._follower, None
         if live is None:
             return
         if live.pid != os.getpid():
             _inherited.append(live)
             return
         live.close()
+        # It opens nothing any more. Python threads that are inside native code when the interpreter ends
+        # take the process with them.
+        if follower is not None and follower is not threading.current_thread():
+            follower.join(_FOLLOWER_S)
 
     # -- this process's own -----------------------------------------------------------------------
 
@@ -220,6 +228,7 @@ class JobEngine(Closing):
             # The lock may be held for ever: its holder does not exist here.
             _inherited.append((self._live, self._lock, self._stop))
             self._lock, self._stop, self._live = threading.Lock(), threading.Event(), None
+            self._follower = None
         with self._lock:
             if self._closed:
                 raise JobError(f"{self._meeting.folder}: the job's store is closed.")
@@ -227,10 +236,11 @@ class JobEngine(Closing):
                 source = SourceReads(self._open_source, dict(self._shares))
                 self._live = _Live(self._document.session, source)
                 self._settle(self._live, self._document)
-                threading.Thread(
+                self._follower = threading.Thread(
                     target=self._follow, args=(self._live, self._stop), daemon=True,
                     name="headrace-job",
-                ).start()  # fmt: skip
+                )  # fmt: skip
+                self._follower.start()
             return self._live
 
     def _settle(self, live: _Live, document: JobDocument) -> bool:
