@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import random
 import re
 import shutil
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +37,26 @@ def png(seed: int, side: int = 8) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
     )
+
+
+@contextlib.contextmanager
+def opened_to_others(*paths: Path) -> Iterator[None]:
+    """While it lasts, every user may read the paths and pass the folders above them; then all is as it was.
+
+    For what root does as another user: pytest's folders are for their owner alone. Only what is ours
+    and closed is touched: a mode set on a shared folder, such as /tmp, would outlive the tests.
+    """
+    changed: list[tuple[Path, int]] = []
+    try:
+        for place in dict.fromkeys(place for path in paths for place in (path, *path.parents)):
+            seen = place.stat()
+            if seen.st_mode & 0o055 != 0o055 and seen.st_uid == os.geteuid():
+                changed.append((place, seen.st_mode & 0o7777))
+                place.chmod(changed[-1][1] | 0o055)
+        yield
+    finally:
+        for path, mode in changed:
+            path.chmod(mode)
 
 
 def write_photos(folder: Path, per_class: int = IMAGES_PER_CLASS) -> Path:

@@ -15,6 +15,7 @@ from headrace.bench.dataset_files import find_files
 from headrace.bench.manifest import FILE_NAME
 from headrace.bench.session import run_session
 from headrace.errors import BenchError, SourceError, VolumeError, WorkloadError
+from tests_shared import opened_to_others
 
 from .scaled import FILES, FORMATS, GENERATE, scaled
 
@@ -118,10 +119,11 @@ def test_a_folder_that_may_not_be_read_is_named(made, tmp_path):
     folder.chmod(0)
     spec = DatasetSpec(data_folder=str(tmp_path / "data"), format="npz", num_files_train=FILES)
     (tmp_path / "data" / FILE_NAME).unlink()
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(0o755)
     try:
-        with pytest.raises(SourceError, match="data/train: cannot be listed: Permission denied"):
+        with (
+            opened_to_others(tmp_path),
+            pytest.raises(SourceError, match="data/train: cannot be listed: Permission denied"),
+        ):
             as_nobody(lambda: find_files(spec, "train"))
     finally:
         folder.chmod(0o755)

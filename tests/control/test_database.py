@@ -10,6 +10,7 @@ import pytest
 from control.service import fill_up
 from headrace.control.service.database import Database, Fenced
 from headrace.errors import ControlError
+from tests_shared import opened_to_others
 
 
 def test_each_controller_has_a_larger_epoch_of_the_same_reign(tmp_path):
@@ -90,15 +91,11 @@ def test_a_database_that_cannot_be_written_cannot_fence_so_nobody_rules(tmp_path
     )
     if os.geteuid() != 0:
         pytest.skip("needs root, to be somebody who may only read")
-    for path in (tmp_path, *tmp_path.parents):  # pytest's folders are for their user alone
-        if path.stat().st_uid == 0 and str(path) not in ("/", "/tmp"):
-            path.chmod(path.stat().st_mode | 0o055)
-    (tmp_path / "folder/c.db").chmod(0o644)
-    (tmp_path / "folder/c.db-lock").chmod(0o644)
-    ended = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "folder/c.db"],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    with opened_to_others(tmp_path / "folder/c.db", tmp_path / "folder/c.db-lock"):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "folder/c.db"],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
     assert "the controller's database cannot be used" in ended.stdout, ended.stderr
     assert "--db FILE" in ended.stdout
 

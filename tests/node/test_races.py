@@ -17,6 +17,7 @@ from headrace.node import wire
 from headrace.node.wire import Ask, Hello, Open, Release, StatusAsked, encode
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES
+from tests_shared import opened_to_others
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -175,24 +176,13 @@ def test_a_program_of_another_user_reads_directly(packed, folder, tmp_path_facto
         "print(json.dumps([os.geteuid(), samples, report_of(loader).node_batches,"
         " report_of(loader).why]))"
     )
-    changed = []
-    for parent in (packed, *packed.rglob("*"), *packed.parents):
-        with contextlib.suppress(OSError):
-            mode = parent.stat().st_mode
-            if mode & 0o055 != 0o055 and parent.stat().st_uid == 0:
-                changed.append((parent, mode))
-                parent.chmod(mode | 0o055)
-    try:
-        with serving(folder) as server:
-            ended = subprocess.run(
-                [sys.executable, "-c", code, packed], check=False, capture_output=True, text=True,
-                env=os.environ | {"PYTHONPATH": str(TESTS), "HOME": "/nonexistent"}, timeout=100,
-            )  # fmt: skip
-            assert ended.returncode == 0, ended.stderr
-            uid, samples, node_batches, why = json.loads(ended.stdout)
-            assert (uid, samples, node_batches) == (65534, SAMPLES, 0)
-            assert why
-            assert server.describe()["sessions_made"] == 0  # the folder kept it out
-    finally:
-        for path, mode in changed:
-            path.chmod(mode)
+    with opened_to_others(packed, *packed.rglob("*")), serving(folder) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, packed], check=False, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(TESTS), "HOME": "/nonexistent"}, timeout=100,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        uid, samples, node_batches, why = json.loads(ended.stdout)
+        assert (uid, samples, node_batches) == (65534, SAMPLES, 0)
+        assert why
+        assert server.describe()["sessions_made"] == 0  # the folder kept it out

@@ -140,6 +140,8 @@ def _download(folder: Path, *, backports: bool) -> Path:
             "Dir::Etc::sourceparts": "/dev/null",
             "Dir::State::lists": lists,
             "Dir::Cache": cache,
+            # Root's apt becomes _apt, who may pass neither a private folder nor a closed /tmp.
+            "APT::Sandbox::User": "root",
         }
         options = [
             word

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import json
@@ -28,6 +27,7 @@ from headrace.plane.tiers.shelf import MARK, hold
 from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
+from tests_shared import opened_to_others
 
 RUNNER = Path(__file__).parent / "cache_runner.py"
 
@@ -446,24 +446,21 @@ def test_a_folder_that_cannot_be_written_is_read_only(store, tmp_path, expected)
     filled(store, tmp_path, cache_bytes=400_000)
     for folder in (tmp_path, folder_of(tmp_path)):
         folder.chmod(0o555)
-    for parent in (Path(store.path), *Path(store.path).parents, *tmp_path.parents):
-        with contextlib.suppress(OSError):
-            if parent.stat().st_uid == os.geteuid():
-                parent.chmod(parent.stat().st_mode | 0o055)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            if os.geteuid() == 0:
-                os.setresuid(65534, 65534, 65534)
-            loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path)
-            good = epochs(loader) == expected[: len(loader) + 1]
-            refused = "ermission denied" in loader.cache.stopped
-            status = 0 if good and refused else 2 if good else 3
-            loader.close()
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with opened_to_others(Path(store.path), tmp_path):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setresuid(65534, 65534, 65534)
+                loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path)
+                good = epochs(loader) == expected[: len(loader) + 1]
+                refused = "ermission denied" in loader.cache.stopped
+                status = 0 if good and refused else 2 if good else 3
+                loader.close()
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for folder in (folder_of(tmp_path), tmp_path):
         folder.chmod(0o755)
 

@@ -18,6 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace.order import Shuffled
+from tests_shared import opened_to_others
 
 SAMPLES = 2000
 
@@ -73,18 +74,16 @@ def test_d1_the_fast_path_runs_without_privileges(store_path, tmp_path):
     # The interpreter may lie where nobody may look: everything is imported before.
     read_all(copy, 0)
     store = hr.open(copy)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            for folder in (tmp_path, *tmp_path.parents):
-                if str(folder).startswith("/tmp/"):
-                    folder.chmod(0o755)
-            read_as_nobody()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+    with opened_to_others(copy):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                read_as_nobody()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_d2_an_idle_plane_uses_no_measurable_cpu(store_path):
