@@ -33,9 +33,15 @@ def tools(folder: Path) -> Path:
 
 
 def run_job(
-    executor: Executor, recipe: str, data: Path, folder: Path, checkpoints: Path
+    executor: Executor,
+    recipe: str,
+    data: Path,
+    folder: Path,
+    checkpoints: Path,
+    *,
+    shape: tuple[str, ...] = ("--ntasks-per-node=2",),
 ) -> list[dict[str, Any]]:
-    """Make a project, submit its batch script with two tasks on a node, and wait; the epochs it tells."""
+    """Make a project, submit its batch script with two tasks, and wait; the epochs it tells."""
     project = make_project(recipe_named(recipe), folder / "project")
     (project.path / "data").symlink_to(data)  # so that prepare.py finds its work done
     log = folder / "job.log"
@@ -44,10 +50,14 @@ def run_job(
     job = executor.submit(
         Submission(
             (project.path / "job.sh").read_bytes(),
-            (f"--output={log}", "--ntasks-per-node=2"),
+            (f"--output={log}", *shape),
             tuple(arguments(data, checkpoints)),
             project.path,
-            {**given, "PATH": f"{tools(folder / 'tools')}:{own['PATH']}"},
+            {
+                **given,
+                "HEADRACE_HISTORY": str(folder / "history"),
+                "PATH": f"{tools(folder / 'tools')}:{own['PATH']}",
+            },
         )
     )
     (status,) = executor.wait([job], 200.0)[job]

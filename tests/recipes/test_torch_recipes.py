@@ -40,16 +40,17 @@ def test_it_learns_and_each_epoch_has_all_samples(undisturbed, data):
 
 
 def test_asked_to_stop_it_goes_on_with_the_very_next_batch(undisturbed, data, tmp_path, request):
-    """As a job of Slurm's; over MPI by mpirun, which does not know the names of the tests' nodes."""
+    """The rest as a job of Slurm's; over MPI on two nodes, where mpirun starts its daemons by srun."""
     recipe, _, expected = undisturbed
     stop(recipe, data, tmp_path)
-    if recipe == "mpi":
-        assert same(go_on(recipe, data, tmp_path), expected)
-        return
     request.getfixturevalue("slurm")
     begun = epochs_of(tmp_path / "stopped.log")
-    rest = run_job(executor("slurm"), recipe, data, tmp_path, tmp_path / "parts")
+    words = ("--nodes=2", "--ntasks-per-node=1") if recipe == "mpi" else ("--ntasks-per-node=2",)
+    rest = run_job(executor("slurm"), recipe, data, tmp_path, tmp_path / "parts", shape=words)
     assert same(begun + rest, expected)
+    log = (tmp_path / "job.log").read_text()
+    assert f"completed, {2 if recipe == 'mpi' else 1} node" in log
+    assert f"({recipe}) of" in log  # its report, and no other job's of the same number
 
 
 @pytest.mark.parametrize("undisturbed", ["ddp"], indirect=True)

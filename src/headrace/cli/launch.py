@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,6 +144,8 @@ def _run(
 
     record = Record(place, options, plan, words, os.environ)
     record.begin()
+    # What a job that was started again did before is its own; a first start has done nothing before.
+    since_s = 0.0 if place.restarts else time.time() // 60 * 60  # minutes are kept
     conductor = Conductor(place, options, plan, words, say)
     found = conductor.report
     try:
@@ -155,7 +158,7 @@ def _run(
         record.finish(found, nodes)
         if report is not None:
             _write(report, found.document())
-        if options.agent and (text := report_text(conductor.job, os.environ)):
+        if options.agent and (text := report_text(conductor.job, os.environ, since_s)):
             say(f"the job's report\n{text}")
         _say_end(found, say)
     conductor.requeue()

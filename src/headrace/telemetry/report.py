@@ -135,19 +135,21 @@ class JobReport:
         return f"{text}: {record.stall:.1%} of their time stalled"
 
 
-def job_report(history: Path | str, job_id: str) -> JobReport:
+def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobReport:
     """The report of a job, from its beginning to now.
 
     Args:
         history: a folder of agents' files, one of them, or the URL of a Prometheus.
         job_id: as the scheduler counts, or as people write it ("17_3").
+        since_s: Unix seconds; what was seen earlier does not count: another cluster, or one that was set up
+            anew, gives the same numbers again.
 
     Raises:
         TelemetryError: there is no history, or it knows no such job.
     """
     opened = open_history(history)
     try:
-        records = opened.records(0.0, time.time() + 86400.0, job_id)
+        records = opened.records(since_s, time.time() + 86400.0, job_id)
     finally:
         opened.close()
     if not records:

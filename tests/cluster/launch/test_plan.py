@@ -123,9 +123,8 @@ def test_mpirun_starts_all_ranks_from_the_first_node(tmp_path, monkeypatch, kind
     first = commands_for("mpi", 0, PLAN, FACTS, PROGRAM, {"OMP_NUM_THREADS": "8"})
     words = " ".join(first.commands[0])
     if kind == "openmpi":
-        assert (
-            "mpirun -np 4 --host a:2,b:2 --map-by slot --bind-to none -x OMP_NUM_THREADS" in words
-        )
+        placed = "--host a:2,b:2 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none"
+        assert f"mpirun -np 4 {placed} -x OMP_NUM_THREADS" in words
     else:
         assert "mpirun -n 4 -ppn 2 -hosts a,b -genvlist OMP_NUM_THREADS" in words
     assert words.endswith(f"{sys.executable} train.py --lr 0.1")

@@ -22,17 +22,18 @@ def has_agent() -> bool:
         return False
 
 
-def report_text(job: str, environment: Mapping[str, str]) -> str:
+def report_text(job: str, environment: Mapping[str, str], since_s: float = 0.0) -> str:
     """What the agents have kept of a job, for people; "" where that is nothing.
 
     Args:
         job: as the processes of the job were told (HEADRACE_JOB_ID).
         environment: says where the history is.
+        since_s: Unix seconds; what was seen earlier is another job's of the same number.
     """
     if not has_agent():
         return ""
     history = import_module("headrace.telemetry.process").default_history(environment)
     try:
-        return str(import_module("headrace.telemetry").job_report(history, job).text())
+        return str(import_module("headrace.telemetry").job_report(history, job, since_s).text())
     except HeadraceError:  # a job of a second or two: nobody has looked yet
         return ""

@@ -177,18 +177,11 @@ def _mpirun(
     if kind == "openmpi":
         hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
         handed = [word for name in common for word in ("-x", name)]
+        # Oversubscribed: of an allocation it counts the step that it runs in, a task on each node.
         command = [
-            "mpirun",
-            "-np",
-            n,
-            "--host",
-            hosts,
-            "--map-by",
-            "slot",
-            "--bind-to",
-            "none",
-            *handed,
-        ]
+            "mpirun", "-np", n, "--host", hosts, "--map-by", f"ppr:{plan.ranks_per_node}:node:OVERSUBSCRIBE",
+            "--bind-to", "none", *handed,
+        ]  # fmt: skip
     else:  # MPICH and Intel MPI: Hydra
         command = [
             "mpirun", "-n", n, "-ppn", str(plan.ranks_per_node), "-hosts", ",".join(names),
