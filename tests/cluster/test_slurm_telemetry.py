@@ -16,6 +16,7 @@ SCRIPT = """#!/bin/bash
 export HEADRACE_HISTORY={folder}/history
 srun --overlap --ntasks-per-node=1 bash -c '
   export HEADRACE_RUNTIME_DIR={folder}/rt-$SLURMD_NODENAME
+  echo $SLURM_STEP_ID > {folder}/step-$SLURMD_NODENAME
   exec {python} {folder}/command.py agent' &
 agents=$!
 srun --overlap --ntasks-per-node=1 bash -c '
@@ -26,7 +27,8 @@ srun --overlap --ntasks-per-node=1 bash -c '
   done
   exec {python} {folder}/train.py {folder}/s.hr 1e6 0.1 12 > {folder}/rank-$SLURMD_NODENAME.json'
 # To the agents themselves: a signal to their srun would have them killed before they have written.
-scancel --signal=TERM $SLURM_JOB_ID.0
+# Which of the two steps is theirs is known to them alone: both were begun at once.
+scancel --signal=TERM $SLURM_JOB_ID.$(cat {folder}/step-* | head -n 1)
 wait $agents
 {python} {folder}/command.py job-report $SLURM_JOB_ID
 """
