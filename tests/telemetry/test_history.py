@@ -14,6 +14,7 @@ from headrace.errors import TelemetryError
 from headrace.runtime.job import JobIdentity
 from headrace.telemetry.history import open_history
 from headrace.telemetry.ledger import NODE, JobFacts, Ledger
+from headrace.telemetry.report import job_report
 from headrace.telemetry.writing import STEADY_S, HistoryWriter, file_of
 from telemetry.shared import T0
 
@@ -84,6 +85,23 @@ def test_what_is_written_is_read_in_the_stretch_that_is_asked_for(writer_of, tmp
     assert records(tmp_path, T0 + 1000) == []
     assert records(tmp_path, job_id="4700_11")[0].job_id == "4711"
     assert records(tmp_path, job_id="9") == []
+
+
+def test_a_report_leaves_out_what_another_job_of_the_same_number_did(writer_of, tmp_path):
+    """Another cluster counts from 1, too. The minute in which the job began is its own."""
+    began_s = T0 + 86_400 + 30
+    ledger, writer = Ledger(), writer_of()
+    fill(ledger, name="old", amount=20.0)
+    assert writer.write(ledger, now=True)
+    fill(ledger, name="new", start_s=began_s - 30)
+    assert writer.write(ledger, now=True)
+    whole, own = job_report(tmp_path, "4711"), job_report(tmp_path, "4711", began_s)
+    assert whole.record.waited == {"storage": 90.0}
+    assert own.record.waited == {"storage": 30.0}
+    assert own.record.name == "new"
+    assert whole.as_dict()["first_s"] == T0
+    assert own.as_dict()["first_s"] == began_s
+    assert own.as_dict()["seconds"] == 150
 
 
 def test_agents_of_many_nodes_are_read_together(writer_of, tmp_path):

@@ -145,7 +145,7 @@ def _run(
     record = Record(place, options, plan, words, os.environ)
     record.begin()
     # What a job that was started again did before is its own; a first start has done nothing before.
-    since_s = 0.0 if place.restarts else time.time() // 60 * 60  # minutes are kept
+    since_s = 0.0 if place.restarts else time.time()
     conductor = Conductor(place, options, plan, words, say)
     found = conductor.report
     try:

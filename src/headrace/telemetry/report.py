@@ -160,6 +160,7 @@ def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobRep
         )
     # Of several attempts under one number, what was seen last.
     record = max(records, key=lambda each: each.last_s)
+    record.first_s = max(record.first_s, since_s)
     return JobReport(record, tuple(opened.skipped))
 
 
