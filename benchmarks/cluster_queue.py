@@ -117,10 +117,11 @@ def prepare(folder: Path) -> dict[str, str]:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     (folder / "train.sh").write_text(_SCRIPT)
+    # The first run of each compiles what the others load, as an installed package's programs do.
     own = {
         k: v
         for k, v in os.environ.items()
-        if not k.startswith(("SLURM", "SBATCH", "HEADRACE_EXECUTOR"))
+        if not k.startswith(("SLURM", "SBATCH", "HEADRACE_EXECUTOR", "PYTHONDONTWRITEBYTECODE"))
     }
     return {
         **own,
