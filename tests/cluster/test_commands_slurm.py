@@ -107,12 +107,17 @@ def test_arrays_dependencies_and_the_queue(cluster, slurm, tmp_path):
     second = submitted(
         cluster("batch", "--gpus", 8, "-d", f"afterok:{first}", "-J", "later", "job.sh")
     )
-    board = json.loads(cluster("queue", "--json").stdout)
+    why = {second: "waits for another job", f"{first}_[1-3]": "its time to begin has not come"}
+
+    def queue():
+        board = json.loads(cluster("queue", "--json").stdout)
+        return board, {row["job"]: row for row in board["waiting"]}
+
+    # Slurm names no reason before its scheduler has looked at a job.
+    assert until(lambda: {job: row["why"] for job, row in queue()[1].items()} == why)
+    board, waiting = queue()
     assert board["running"] == []
-    waiting = {row["job"]: row for row in board["waiting"]}
-    assert waiting[second]["why"] == "waits for another job"
     assert waiting[second]["gpus"] == 8
-    assert waiting[f"{first}_[1-3]"]["why"] == "its time to begin has not come"
     assert board["totals"]["waiting"] == 4
     slurm.command("scontrol", "update", f"jobid={first}", "starttime=now")
     assert slurm.wait_for_job(second) == "COMPLETED"

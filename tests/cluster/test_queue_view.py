@@ -118,7 +118,8 @@ def test_a_clock_that_is_behind_makes_no_negative_times():
         ("Resources", "first in line: waits until enough is free"), ("(Priority)", "others are ahead"),
         ("ReqNodeNotAvail, UnavailableNodes:n[1-3]", "nodes it asks for are away or reserved"),
         ("QOSMaxGRESPerUser", "as many GPUs as its QoS lets a user have"),
-        ("AssocGrpGRES", "all that its account has is in use"), ("NewInSlurm31", "NewInSlurm31"), ("", ""),
+        ("AssocGrpGRES", "all that its account has is in use"), ("NewInSlurm31", "NewInSlurm31"),
+        ("", "the scheduler has not looked at it yet"),
     ],
 )  # fmt: skip
 def test_reasons_in_words(reason, text):

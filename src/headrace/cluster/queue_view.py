@@ -64,7 +64,7 @@ _REASONS: Final = {
     "RaisedSignal": "it sent itself a signal before",
     "JobLaunchFailure": "it could not be started; held",
     "SystemFailure": "Slurm, the network or a node failed",
-    "None": "the scheduler has not looked at it yet",
+    "": "the scheduler has not looked at it yet",
 }  # fmt: skip
 
 _LIMITED: Final = (
