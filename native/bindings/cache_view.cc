@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "io/cache_view.h"
 #include "io/gatherer.h"
@@ -71,13 +72,13 @@ Batch borrowed(const ArrayIn<uint8_t>& data, const ArrayIn<int64_t>& offsets,
 std::shared_ptr<Batch> gather(const GathererHandle& handle, Hits& hits,
                               const ArrayIn<uint8_t>& data, const ArrayIn<int64_t>& offsets,
                               const ArrayIn<int64_t>& lengths, const ArrayIn<int64_t>& labels) {
-  nb::gil_scoped_release release;
+  const WithoutGil released;
   const Batch misses = borrowed(data, offsets, lengths, labels, hits.parts);
   return handle.gatherer->gather(hits, &misses);
 }
 
 std::shared_ptr<Hits> look_up(const CacheView& view, const ArrayIn<int64_t>& indices) {
-  std::optional<nb::gil_scoped_release> release;
+  std::optional<WithoutGil> release;
   if (indices.size() > kLookUpsWithGil) release.emplace();
   return view.look_up({indices.data(), indices.size()});
 }
@@ -85,6 +86,7 @@ std::shared_ptr<Hits> look_up(const CacheView& view, const ArrayIn<int64_t>& ind
 }  // namespace
 
 void register_cache_view(nb::module_& m) {
+  static_assert(SharedNatively<Hits>);  // its threads let go of them
   nb::class_<CacheView>(m, "CacheView", "A cache in shared memory, as another process sees it.")
       .def(nb::new_(&CacheView::of), "fd"_a, "bytes"_a, nb::kw_only(), "samples"_a, "parts"_a,
            "Maps the index. ValueError for memory that is not sealed and allocated.")
@@ -94,7 +96,7 @@ void register_cache_view(nb::module_& m) {
             v.add_slab(number, fd, bytes);
           },
           "number"_a, "fd"_a, "bytes"_a, "Maps a slab.")
-      .def("drop_slab", &CacheView::drop_slab, "number"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("drop_slab", &CacheView::drop_slab, "number"_a, nb::call_guard<WithoutGil>(),
            "What look-ups found there stays valid.")
       .def("look_up", &look_up, "indices"_a, "Which samples are held.")
       .def_prop_ro("samples", &CacheView::samples)
@@ -102,7 +104,7 @@ void register_cache_view(nb::module_& m) {
       .def_prop_ro("mapped_bytes", &CacheView::mapped_bytes,
                    "Address space of index and slabs; the memory is the owner's.");
   nb::class_<GatherJob>(m, "GatherJob", "A batch of held samples that was submitted.")
-      .def("take", &GatherJob::take, nb::call_guard<nb::gil_scoped_release>(), "The batch, once.")
+      .def("take", &GatherJob::take, nb::call_guard<WithoutGil>(), "The batch, once.")
       .def_prop_ro("done", &GatherJob::done)
       .def_prop_ro("bytes", &GatherJob::bytes, "Of its samples; known when it is done.");
   nb::class_<GathererHandle>(m, "Gatherer", "Puts batches of held samples together ahead.")
@@ -118,11 +120,10 @@ void register_cache_view(nb::module_& m) {
       .def(
           "set_budget",
           [](const GathererHandle& h, uint64_t bytes) { h.gatherer->set_budget(bytes); }, "bytes"_a,
-          nb::call_guard<nb::gil_scoped_release>(),
-          "Bytes of batches that are gathered or wait to be taken.")
+          nb::call_guard<WithoutGil>(), "Bytes of batches that are gathered or wait to be taken.")
       .def(
           "close", [](const GathererHandle& h) { h.gatherer->close(); },
-          nb::call_guard<nb::gil_scoped_release>(), "Ends the threads; batches can be taken still.")
+          nb::call_guard<WithoutGil>(), "Ends the threads; batches can be taken still.")
       .def_prop_ro("mapped_bytes",
                    [](const GathererHandle& h) { return h.gatherer->mapped_bytes(); });
 }

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "bindings/gil.h"
 #include "core/crc32c.h"
 
 namespace nb = nanobind;
@@ -26,7 +27,7 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksum_blocks(const Bytes& data,
   const size_t count = (data.size() + block_bytes - 1) / block_bytes;
   auto* values = new uint32_t[count];
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     const auto* begin = reinterpret_cast<const std::byte*>(data.data());
     for (size_t i = 0; i < count; ++i) {
       const size_t start = i * block_bytes;
@@ -40,7 +41,7 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksum_blocks(const Bytes& data,
 }  // namespace
 
 void register_checksum(nb::module_& m) {
-  m.def("crc32c", &checksum, "data"_a, "value"_a = 0, nb::call_guard<nb::gil_scoped_release>(),
+  m.def("crc32c", &checksum, "data"_a, "value"_a = 0, nb::call_guard<WithoutGil>(),
         "CRC-32C of a one-dimensional uint8 array, continued from `value`.");
   m.def("crc32c_blocks", &checksum_blocks, "data"_a, "block_bytes"_a,
         "CRC-32C of each block of `block_bytes` bytes; the last block may be short.");

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/directory.h"
 #include "core/error.h"
 
@@ -70,7 +71,7 @@ ArrayOut<int64_t> find_many(const Directory& directory, const nb::list& names) {
   for (const nb::handle name : held) queries.push_back(bytes_of(name, &kept));
   std::vector<int64_t> indices(queries.size());
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     directory.find(queries, indices);
     directory.assert_whole();
   }
@@ -105,7 +106,7 @@ nb::tuple children(const Directory& directory, const nb::bytes& prefix, int64_t 
   std::vector<Child> found;
   {
     const std::string_view text(prefix.c_str(), prefix.size());
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     found = directory.children(
         text, static_cast<uint64_t>(std::max<int64_t>(first, 0)),
         std::min(static_cast<uint64_t>(std::max<int64_t>(limit, 0)), kChildrenMax));
@@ -212,7 +213,7 @@ nb::list list_of(const std::vector<std::string>& strings) {
 nb::tuple build(const ArrayIn<uint8_t>& blob, const ArrayIn<uint64_t>& offsets) {
   BuiltNames built;
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     built = build_names(view(blob), view(offsets));
   }
   nb::list levels;
@@ -304,7 +305,7 @@ void register_directory(nb::module_& m) {
                    "numpy.typing.NDArray[numpy.int64]]"),
            "Arrays by field (sample, part, volume, offset, length, crc, mtime_ns), one element per "
            "extent.")
-      .def("verify", &Directory::damaged_blocks, nb::call_guard<nb::gil_scoped_release>(),
+      .def("verify", &Directory::damaged_blocks, nb::call_guard<WithoutGil>(),
            "Offsets of the blocks that do not match their checksum.");
   m.def(
       "build_names", &build, "blob"_a, "offsets"_a,

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "bindings/remote.h"
 #include "core/error.h"
 #include "fabric/failover.h"
@@ -39,11 +40,11 @@ template <class T, class... Args>
 std::shared_ptr<T> make_with_threads(Args&&... args) {
   return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [owner = ::getpid()](T* p) {
     if (::getpid() != owner) return;
-    if (!PyGILState_Check()) {
+    if (interpreter_ends() || !PyGILState_Check()) {
       delete p;
       return;
     }
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     delete p;
   });
 }
@@ -137,8 +138,9 @@ using Writable = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu
 // Keeps arrays alive until the last request that writes to them is gone, on whatever thread.
 std::shared_ptr<const void> keep(std::vector<Writable> arrays) {
   return {new std::vector<Writable>(std::move(arrays)), [](const void* p) {
-            const nb::gil_scoped_acquire gil;
-            delete static_cast<const std::vector<Writable>*>(p);
+            if (const Visit visit; visit) {
+              or_stay([p] { delete static_cast<const std::vector<Writable>*>(p); });
+            }
           }};
 }
 
@@ -152,7 +154,7 @@ ArrayOut<int64_t> wait_for(io::RemoteEngine& engine, std::vector<io::RemoteReque
   auto batch = std::make_shared<io::RemoteRequests>(std::move(requests), std::move(urls),
                                                     keep(std::move(memory)), inbox, 0);
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     const auto deadline = io::RemoteInbox::Clock::now() +
                           std::chrono::duration_cast<io::RemoteInbox::Clock::duration>(
                               std::chrono::duration<double>(deadline_s));
@@ -244,7 +246,7 @@ void register_failover(nb::module_& m) {
            "engine: reads the places. last: reads, by the volume's path, what no place has.")
       .def("add_volume", &Failover::add_volume, "path"_a, "places"_a,
            "A volume, and the URLs of its copies in the order in which they are asked.")
-      .def("close", &Failover::close, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &Failover::close, nb::call_guard<WithoutGil>(),
            "Later reads fail with ECANCELED.")
       .def("figures", &failover_figures, nb::sig("def figures(self) -> dict[str, int]"))
       .def("read_many", &read_many_of<Failover>, "path"_a, "offsets"_a, "lengths"_a, "dest"_a,
@@ -273,7 +275,7 @@ void register_target(nb::module_& m) {
       .def("adopt", &adopt, nb::kw_only(), "fd"_a, "entries"_a, "dgst"_a, "hpda"_a,
            "flow_control"_a, "exports"_a, "association"_a, "before"_a,
            "Takes a connected socket over after its Connect was answered.")
-      .def("close", &TargetQueues::close, nb::call_guard<nb::gil_scoped_release>(),
+      .def("close", &TargetQueues::close, nb::call_guard<WithoutGil>(),
            "Closes all queues and ends the threads.")
       .def("drop", &TargetQueues::drop, "association"_a, "Closes an association's queues, soon.")
       .def("figures", &target_figures, nb::sig("def figures(self) -> dict[str, int]"));
@@ -318,7 +320,7 @@ void register_initiator(nb::module_& m) {
       .def_prop_ro("lost_event", &Initiator::lost_event,
                    "A descriptor that is readable while `take_lost` has something.")
       .def("turn", &Initiator::turn, "reads_in_flight"_a)
-      .def("close", &Initiator::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Initiator::close, nb::call_guard<WithoutGil>())
       .def("figures", &initiator_figures, nb::sig("def figures(self) -> dict[str, int]"))
       .def("read_many", &read_many_of<Initiator>, "url"_a, "offsets"_a, "lengths"_a, "dest"_a,
            "deadline_s"_a,

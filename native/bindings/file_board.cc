@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "preload/file_board.h"
 #include "preload/open_follower.h"
@@ -86,7 +87,7 @@ void make_board(FileBoard* self, const std::vector<nb::bytes>& paths, const Figu
   }
   for (const nb::bytes& tier : tiers) options.tiers.push_back(string_of(tier));
   options.immutable = immutable;
-  nb::gil_scoped_release release;
+  const WithoutGil released;
   const auto figures = figures_of(stats, full_stats);
   new (self) FileBoard(views, figures, options);
 }
@@ -96,7 +97,7 @@ OwnedReports take(OpenRing& ring, double timeout_s) {
   nb::capsule owner(
       kept, [](void* p) noexcept { delete static_cast<std::vector<preload::OpenReport>*>(p); });
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     *kept = ring.take(timeout_s);
   }
   static_assert(sizeof(preload::OpenReport) == 4 * sizeof(int64_t));
@@ -183,17 +184,17 @@ void register_board(nb::module_& m) {
            "st_mode, st_nlink, st_uid, st_gid, atime_ns, ctime_ns, st_blocks, st_blksize, 1 where "
            "the path is a symbolic link to what the figures describe. roots: (as programs may "
            "spell it, what stands for it in `paths`). tiers: folders of `place_path`'s files.")
-      .def("place", &FileBoard::place, "file"_a, "fd"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("place", &FileBoard::place, "file"_a, "fd"_a, nb::call_guard<WithoutGil>(),
            "The copy is the memfd `fd`, which stays open until `withdraw`.")
       .def(
           "place_path",
           [](FileBoard& board, int64_t file, const nb::bytes& path) {
             const std::string copy = string_of(path);
-            nb::gil_scoped_release release;
+            const WithoutGil released;
             board.place_path(file, copy);
           },
           "file"_a, "path"_a, "The copy is this file below one of `tiers`.")
-      .def("withdraw", &FileBoard::withdraw, "file"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("withdraw", &FileBoard::withdraw, "file"_a, nb::call_guard<WithoutGil>(),
            "Before the copy is closed or removed.")
       .def("placed", &FileBoard::placed, "file"_a)
       .def(

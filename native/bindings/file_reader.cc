@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "io/file_reader.h"
 #include "io/residency.h"
@@ -66,7 +67,7 @@ struct FileReaderHandle {
                                  .cold = *cold_reads(cold),
                                  .slow = slow_files(std::move(simulate), std::move(roots))})) {}
   ~FileReaderHandle() {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     reader->close(kCloseSeconds);
   }
   FileReaderHandle(const FileReaderHandle&) = delete;
@@ -78,7 +79,7 @@ struct FileReaderHandle {
 
 std::shared_ptr<FileJob> submit(FileReaderHandle& handle, const nb::list& paths) {
   std::vector<std::string> names = names_of(paths);
-  nb::gil_scoped_release release;
+  const WithoutGil released;
   return handle.reader->submit(std::move(names));
 }
 
@@ -86,7 +87,7 @@ nb::tuple look_at_files(const nb::list& paths, double seconds_max) {
   const std::vector<std::string> names = names_of(paths);
   io::LookedAt looked;
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     looked = io::look_at_files(names, seconds_max);
   }
   return nb::make_tuple(looked.resident, looked.seconds);
@@ -97,7 +98,7 @@ nb::object take(FileJob& job, size_t index, double seconds) {
   std::optional<FileBytes> bytes;
   int error = 0;
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     bytes = job.take(index, seconds, &error);
   }
   return bytes ? nb::cast(std::move(*bytes)) : nb::cast(error);
@@ -190,7 +191,7 @@ void register_file_reader(nb::module_& m) {
   nb::class_<FileJob>(m, "FileJob", "Files that are being read.")
       .def("__len__", &FileJob::files)
       .def_prop_ro("done", &FileJob::done)
-      .def("wait", &FileJob::wait, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("wait", &FileJob::wait, "seconds"_a, nb::call_guard<WithoutGil>(),
            nb::sig("def wait(self, seconds: float) -> FileBatch | None"),
            "All files, when all are finished; None when `seconds` are over.")
       .def("take", &take, "index"_a, "seconds"_a,
@@ -214,8 +215,7 @@ void register_file_reader(nb::module_& m) {
             h.reader->turn(reads_in_flight, buffer_bytes, cold_reads(cold));
           },
           nb::kw_only(), "reads_in_flight"_a = nb::none(), "buffer_bytes"_a = nb::none(),
-          "cold"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
-          "Changes what is given, at once.")
+          "cold"_a = nb::none(), nb::call_guard<WithoutGil>(), "Changes what is given, at once.")
       .def_prop_ro("reads_in_flight",
                    [](const FileReaderHandle& h) { return h.reader->reads_in_flight(); })
       .def_prop_ro("buffer_bytes",
@@ -224,7 +224,7 @@ void register_file_reader(nb::module_& m) {
            "Figures since the first submit; times in seconds.")
       .def(
           "close", [](FileReaderHandle& h, double seconds) { return h.reader->close(seconds); },
-          "seconds"_a = FileReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),
+          "seconds"_a = FileReaderHandle::kCloseSeconds, nb::call_guard<WithoutGil>(),
           "Ends the threads. False: one did not answer in time and was left behind.");
   m.def("look_at_files", &look_at_files, "paths"_a, "seconds_max"_a,
         nb::sig("def look_at_files(paths: list[bytes], seconds_max: float) -> tuple[int, float]"),

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/noise.h"
 #include "io/file_layout.h"
 #include "io/file_writer.h"
@@ -54,7 +55,7 @@ std::pair<size_t, int> write(FileWriter& self, const std::vector<const FileLayou
   }
   std::vector<std::string> names;
   for (const nb::bytes& path : paths) names.push_back(string_of(path));
-  nb::gil_scoped_release release;
+  const WithoutGil released;
   for (size_t i = 0; i < names.size(); ++i) {
     if (const int code = self.write(*layouts[i], keys[i], names[i]); code != 0) return {i, code};
   }

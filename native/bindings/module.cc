@@ -11,6 +11,8 @@
 #include "bindings/file_board.h"
 #include "bindings/file_reader.h"
 #include "bindings/generation.h"
+#include "bindings/gil.h"
+#include "bindings/interpreter.h"
 #include "bindings/mapping.h"
 #include "bindings/permutation.h"
 #include "bindings/reader.h"
@@ -24,6 +26,7 @@ NB_MODULE(_native, m) {
   // Objects in users' globals and test parameters outlive the module at exit; that is no leak.
   // Debug builds still list them.
   nanobind::set_leak_warnings(std::string_view(HEADRACE_BUILD_TYPE) == "Debug");
+  headrace::bindings::register_gil(m);
   headrace::bindings::register_errors(m);
   headrace::bindings::register_checksum(m);
   headrace::bindings::register_mapping(m);
@@ -34,6 +37,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_generation(m);
+  headrace::bindings::register_interpreter(m);
   headrace::bindings::register_permutation(m);
   headrace::bindings::register_sample_cache(m);
   headrace::bindings::register_cache_view(m);

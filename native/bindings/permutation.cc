@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "core/permutation.h"
 
@@ -27,7 +28,7 @@ template <typename Fill>
 OwnedIndices filled(size_t count, Fill fill) {
   std::unique_ptr<int64_t[]> values(new int64_t[count]);
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     fill(values.get());
   }
   nb::capsule owner(values.get(), [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
@@ -86,8 +87,7 @@ void register_permutation(nb::module_& m) {
       .def("inverse", &inverse, "indices"_a, "The position of each index (int64).")
       .def("__getstate__", &state_of)
       .def("__setstate__", &set_state, "state"_a);
-  m.def("order_hash", &hash_of, "position_start"_a, "indices"_a,
-        nb::call_guard<nb::gil_scoped_release>(),
+  m.def("order_hash", &hash_of, "position_start"_a, "indices"_a, nb::call_guard<WithoutGil>(),
         "Sum over the batch of a hash of (position, index), mod 2^64.");
 }
 

@@ -9,8 +9,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "bindings/remote.h"
 #include "core/error.h"
 #include "io/reader.h"
@@ -109,7 +111,7 @@ struct ReaderHandle {
     reader = Reader::make(catalog.catalog, options, std::move(parts));
   }
   ~ReaderHandle() {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     reader->close(kCloseSeconds);
   }
   ReaderHandle(const ReaderHandle&) = delete;
@@ -121,7 +123,7 @@ struct ReaderHandle {
 
 nb::dict reader_stats(const ReaderHandle& handle) {
   const io::ReaderStats stats = [&] {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     return handle.reader->stats();
   }();
   nb::dict d;
@@ -190,6 +192,23 @@ nb::dict stats(const Batch& batch) {
   return d;
 }
 
+nb::tuple way(const Batch& batch) {
+  const io::BatchWay& w = batch.way;
+  const auto& t = w.tier_bytes;
+  return nb::make_tuple(w.submitted_ns, w.taken_ns, w.planned_ns, w.begun_ns, w.ready_ns, w.read_ns,
+                        w.open_ns, w.reads, w.depth, w.quiet_ns, w.quiet_reads, w.held_ns,
+                        nb::make_tuple(t[0], t[1], t[2], t[3], t[4]));
+}
+
+// What was read from the source of a nearer tier came from that tier.
+void came_from(Batch& batch, size_t tier) {
+  auto& bytes = batch.way.tier_bytes;
+  if (tier >= io::kTierSource) {
+    throw Error(ErrorKind::kInvalidArgument, "no nearer tier " + std::to_string(tier));
+  }
+  bytes[tier] += std::exchange(bytes[io::kTierSource], 0);
+}
+
 ArrayOut<const uint8_t> batch_data(nb::handle_t<Batch> self) {
   const auto& batch = nb::cast<const Batch&>(self);
   return borrow(reinterpret_cast<const uint8_t*>(batch.buffer->data), batch.bytes, self);
@@ -208,7 +227,7 @@ std::shared_ptr<Batch> gather(ReaderHandle& handle, const nb::list& pieces) {
     list.push_back({nb::cast<std::shared_ptr<Batch>>(piece[0]), nb::cast<uint64_t>(piece[1]),
                     nb::cast<uint64_t>(piece[2])});
   }
-  nb::gil_scoped_release release;
+  const WithoutGil released;
   return handle.reader->gather(list);
 }
 
@@ -222,7 +241,26 @@ void register_batch(nb::module_& m) {
       .def_prop_ro("labels", &batch_array<&Batch::labels>, "int64, one per sample, -1: none.")
       .def_prop_ro("samples", [](const Batch& b) { return b.samples; })
       .def_prop_ro("parts", [](const Batch& b) { return b.parts; })
-      .def_ro("ready_ns", &Batch::ready_ns, "When it was there, of the steady clock.")
+      .def_prop_ro(
+          "ready_ns", [](const Batch& b) { return b.way.ready_ns; },
+          "When it was there, of the steady clock.")
+      .def_prop_ro("way", &way,
+                   nb::sig("def way(self, /) -> tuple[int, int, int, int, int, int, int, int, int, "
+                           "int, int, int, tuple[int, int, int, int, int]]"),
+                   "How it came: BatchWay of batch.h, in its order. Nanoseconds and bytes.")
+      .def(
+          "held", [](Batch& b, int64_t ns) { b.way.held_ns += ns; }, "ns"_a,
+          "Notes that a limit on rates held it back before it was submitted.")
+      .def(
+          "made_of",
+          [](Batch& b, const Batch* read, uint64_t ram_bytes) {
+            if (read != nullptr) b.way.add(read->way);
+            b.way.tier_bytes[0] += ram_bytes;
+          },
+          nb::arg("read").none(), "ram_bytes"_a,
+          "Notes that it was made of a batch that was read and of samples in memory.")
+      .def("came_from", &came_from, "tier"_a,
+           "Notes that what was read came from a nearer tier, by its number.")
       .def_prop_ro("failed", [](const Batch& b) { return b.failures.size(); })
       .def_prop_ro("stats", &stats, nb::sig("def stats(self, /) -> dict[str, int]"),
                    "Reads by route, and bytes asked for.")
@@ -267,7 +305,7 @@ void register_catalog(nb::module_& m) {
             return c.catalog->read_one(*c.arena, index, part, start, size, verify);
           },
           "index"_a, "part"_a = -1, "start"_a = 0, "size"_a = -1, "verify"_a = true,
-          nb::call_guard<nb::gil_scoped_release>(),
+          nb::call_guard<WithoutGil>(),
           "Reads one sample (its first part when `part` is -1) in the calling thread.")
       .def("failures", &failures, "batch"_a,
            nb::sig("def failures(self, batch: Batch) -> list[dict[str, typing.Any]]"),
@@ -277,14 +315,17 @@ void register_catalog(nb::module_& m) {
 }  // namespace
 
 void register_reader(nb::module_& m) {
+  // Its threads hold and let go of them.
+  static_assert(SharedNatively<Directory> && SharedNatively<Batch> &&
+                SharedNatively<io::SlowModel>);
   m.def("retired_buffers", &Arena::take_retired_shared,
         "Identities of shared buffers that were unmapped since the last call.");
   register_batch(m);
   register_catalog(m);
   nb::class_<Job>(m, "Job", "A submitted batch.")
-      .def("wait", &Job::wait, "seconds"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("wait", &Job::wait, "seconds"_a, nb::call_guard<WithoutGil>(),
            "The batch, or None when `seconds` are over. Delivers once.")
-      .def("waiting_for", &Job::waiting_for, nb::call_guard<nb::gil_scoped_release>())
+      .def("waiting_for", &Job::waiting_for, nb::call_guard<WithoutGil>())
       .def_prop_ro("done", &Job::done);
   nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
       .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
@@ -316,7 +357,7 @@ void register_reader(nb::module_& m) {
             h.reader->turn(reads_in_flight, buffer_bytes);
           },
           "reads_in_flight"_a = nb::none(), "buffer_bytes"_a = nb::none(),
-          nb::call_guard<nb::gil_scoped_release>(),
+          nb::call_guard<WithoutGil>(),
           "Sets the knobs that are given, at any time: reads in flight of all workers together, "
           "and "
           "bytes of batches that are read or ready.")
@@ -327,7 +368,7 @@ void register_reader(nb::module_& m) {
           "How many batches should be submitted ahead so that no worker runs dry.")
       .def(
           "close", [](ReaderHandle& h, double seconds) { return h.reader->close(seconds); },
-          "seconds"_a = ReaderHandle::kCloseSeconds, nb::call_guard<nb::gil_scoped_release>(),
+          "seconds"_a = ReaderHandle::kCloseSeconds, nb::call_guard<WithoutGil>(),
           "Ends the threads. False: one did not answer in time and was left behind.")
       .def_prop_ro("engine_name", [](const ReaderHandle& h) { return h.reader->engine_name(); })
       .def_prop_ro("engine_reason", [](const ReaderHandle& h) { return h.reader->engine_reason(); })

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "core/error.h"
 #include "fabric/failover.h"
 #include "fabric/initiator.h"
@@ -21,14 +22,6 @@ namespace {
 
 using io::RemoteRequest;
 using io::RemoteRequests;
-
-bool interpreter_ends() {
-#if PY_VERSION_HEX >= 0x030d0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
 
 // The errno of the OSError that is being handled, else EIO. An error that says nothing to the user
 // otherwise is printed.
@@ -45,32 +38,28 @@ class PythonEngine final : public io::RemoteEngine {
  public:
   explicit PythonEngine(nb::object engine) : engine_(std::move(engine)) {}
   ~PythonEngine() override {
-    if (interpreter_ends()) {
+    if (const Visit visit; visit) {
+      or_stay([this] { engine_.reset(); });
+    } else {
       static_cast<void>(engine_.release());
-      return;
     }
-    const nb::gil_scoped_acquire gil;
-    engine_.reset();
   }
 
   void read(std::shared_ptr<RemoteRequests> requests) override {
     int error = EIO;
-    if (!interpreter_ends()) {
-      const nb::gil_scoped_acquire gil;
+    if (const Visit visit; visit) {
       try {
-        engine_.attr("read")(requests);
+        or_stay([&] { engine_.attr("read")(requests); });
         return;
       } catch (nb::python_error& e) {
-        error = errno_of(e);
+        error = or_stay([&] { return errno_of(e); });
       }
     }
     for (size_t i = 0; i < requests->requests().size(); ++i) requests->finish(i, 0, error);
   }
 
   void turn(unsigned reads_in_flight) override {
-    if (interpreter_ends()) return;
-    const nb::gil_scoped_acquire gil;
-    engine_.attr("turn")(reads_in_flight);
+    if (const Visit visit; visit) or_stay([&] { engine_.attr("turn")(reads_in_flight); });
   }
 
   std::string name() const override { return "remote"; }
@@ -106,7 +95,7 @@ bool finish_with(RemoteRequests& requests, size_t i, nb::handle buffer, int erro
   if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
   bool counted;
   {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     counted = requests.finish_with(
         i, {static_cast<const std::byte*>(view.buf), static_cast<size_t>(view.len)}, error);
   }
@@ -118,7 +107,8 @@ bool finish_with(RemoteRequests& requests, size_t i, nb::handle buffer, int erro
 
 std::shared_ptr<io::RemoteEngine> remote_engine_of(nb::object object) {
   if (object.is_none()) return nullptr;
-  // Native engines are called without the interpreter.
+  // Native engines are called without the interpreter, and readers' threads let go of them.
+  static_assert(SharedNatively<fabric::Initiator> && SharedNatively<fabric::Failover>);
   if (nb::isinstance<fabric::Initiator>(object)) {
     return nb::cast<std::shared_ptr<fabric::Initiator>>(object);
   }

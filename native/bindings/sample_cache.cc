@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.h"
+#include "bindings/gil.h"
 #include "io/assemble.h"
 #include "io/direct_writer.h"
 #include "io/sample_cache.h"
@@ -40,7 +41,7 @@ struct Assembler {
       list.push_back({nb::cast<std::shared_ptr<Batch>>(part[0]), {values.begin(), values.end()}});
     }
     const auto asked = view(indices);
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     return io::assemble(*arena, asked, list);
   }
 };
@@ -55,7 +56,7 @@ ArrayOut<uint32_t> write_samples(int fd, uint64_t offset, const Batch& batch,
                                  const ArrayIn<int64_t>& positions) {
   std::vector<uint32_t> checksums;
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     checksums = io::write_samples(fd, offset, batch, view(positions));
   }
   return own(std::move(checksums));
@@ -65,7 +66,7 @@ ArrayOut<uint32_t> append(io::DirectWriter& writer, const Batch& batch,
                           const ArrayIn<int64_t>& positions) {
   std::vector<uint32_t> checksums;
   {
-    nb::gil_scoped_release release;
+    const WithoutGil released;
     checksums = writer.append(batch, view(positions));
   }
   return own(std::move(checksums));
@@ -107,19 +108,19 @@ void register_sample_cache(nb::module_& m) {
                                       shared ? Memory::kShared : Memory::kPrivate);
            }),
            nb::kw_only(), "samples"_a, "parts"_a, "quota_bytes"_a, "shared"_a = false)
-      .def("insert", &SampleCache::insert, "batch"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("insert", &SampleCache::insert, "batch"_a, nb::call_guard<WithoutGil>(),
            "Copies what is not held and still fits; returns the number of samples.")
       .def(
           "look_up",
           [](const SampleCache& c, const ArrayIn<int64_t>& indices) {
             return c.look_up(view(indices));
           },
-          "indices"_a, nb::call_guard<nb::gil_scoped_release>(), "Which samples are held.")
+          "indices"_a, nb::call_guard<WithoutGil>(), "Which samples are held.")
       .def("gather", &SampleCache::gather, "hits"_a, "misses"_a.none(),
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<WithoutGil>(),
            "One batch of what was held and what was read for the rest.")
-      .def("set_quota", &SampleCache::set_quota, "bytes"_a,
-           nb::call_guard<nb::gil_scoped_release>(), "A smaller quota gives memory back at once.")
+      .def("set_quota", &SampleCache::set_quota, "bytes"_a, nb::call_guard<WithoutGil>(),
+           "A smaller quota gives memory back at once.")
       .def_prop_ro("quota_bytes", &SampleCache::quota_bytes)
       .def_prop_ro("held_samples", &SampleCache::held_samples)
       .def_prop_ro("mapped_bytes", &SampleCache::mapped_bytes)

@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "bindings/gil.h"
 #include "io/slow_model.h"
 
 namespace nb = nanobind;
@@ -70,10 +71,9 @@ void register_slow(nb::module_& m) {
           "not.")
       .def("admit_open", &SlowModel::admit_open, "now_ns"_a,
            "An open or stat that begins at `now_ns`: when it is done. Sleeps not.")
-      .def("open_delay", &SlowModel::open_delay, nb::call_guard<nb::gil_scoped_release>(),
+      .def("open_delay", &SlowModel::open_delay, nb::call_guard<WithoutGil>(),
            "Sleeps as long as an open takes.")
-      .def("read_delay", &SlowModel::read_delay, "nbytes"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+      .def("read_delay", &SlowModel::read_delay, "nbytes"_a, nb::call_guard<WithoutGil>(),
            "Sleeps as long as a read takes; returns 0 or the errno that it meets.")
       .def("scale_latency", &SlowModel::scale_latency, "factor"_a,
            "Multiplies latencies from now on, in all processes that share the model.")

@@ -29,7 +29,7 @@ struct FailoverFigures {
   uint64_t failed = 0;     // nobody served it
 };
 
-class Failover final : public io::RemoteEngine {
+class Failover final : public io::RemoteEngine, public std::enable_shared_from_this<Failover> {
  public:
   // `last` may be null: then what no place serves fails with the last place's error.
   Failover(std::shared_ptr<io::RemoteEngine> engine, std::shared_ptr<io::RemoteEngine> last);

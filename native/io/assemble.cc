@@ -109,6 +109,7 @@ std::shared_ptr<Batch> assemble(Arena& arena, std::span<const int64_t> indices,
       batch->failures.push_back(failure);
     }
     add(&batch->stats, from.stats);
+    batch->way.add(from.way);
   }
   copy_slots(arena, places, batch.get());
   return batch;

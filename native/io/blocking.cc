@@ -52,7 +52,9 @@ int open_checked(const Read& read, const Syscalls& sys, OpenFiles& files) {
 }
 
 void read_path(Read& read, const Syscalls& sys, OpenFiles& files) {
+  const auto begun = InFlight::Clock::now();
   const int fd = open_checked(read, sys, files);
+  read.open_ns = (InFlight::Clock::now() - begun) / std::chrono::nanoseconds(1);
   if (fd < 0) {
     read.error = -fd;
     return;

@@ -56,6 +56,9 @@ struct Read {
 
   int error = 0;
   size_t done = 0;
+  int64_t took_ns = 0;  // by the device, opening included
+  int64_t open_ns = 0;  // of that, opening the file
+  unsigned others = 0;  // reads of all engines that were in flight when this one began
 
   uint32_t user = 0;    // for the caller
   uint32_t volume = 0;  // its number in the catalog

@@ -89,7 +89,7 @@ struct EntryPlace {
 };
 
 // What a look-up found: the samples that are held, and the memory that they lie in.
-struct Hits {
+struct Hits : std::enable_shared_from_this<Hits> {
   uint64_t parts = 1;
   std::vector<int64_t> indices;                    // as asked
   std::vector<int64_t> missing;                    // positions in `indices`, ascending

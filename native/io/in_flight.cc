@@ -25,6 +25,7 @@ unsigned InFlight::take_locked(unsigned wanted) {
   if (got == 0) return 0;
   advance_locked(Clock::now());
   taken_ += got;
+  taken_now_.store(taken_, std::memory_order_relaxed);
   sums_.in_flight_most = std::max<uint64_t>(sums_.in_flight_most, taken_);
   return got;
 }
@@ -57,6 +58,7 @@ unsigned InFlight::acquire_until(unsigned wanted, Time deadline) {
 void InFlight::give_locked(unsigned places) {
   advance_locked(Clock::now());
   taken_ -= places;
+  taken_now_.store(taken_, std::memory_order_relaxed);
   if (waiting_ == 0) return;
   if (places == 1) {
     given_.notify_one();

@@ -55,6 +55,8 @@ class InFlight {
   void finished(std::span<const int64_t> latencies_ns, uint64_t bytes);
 
   void turn(unsigned limit);
+  // Reads in flight now, in passing.
+  unsigned taken() const { return taken_now_.load(std::memory_order_relaxed); }
   unsigned limit() const { return limit_.load(std::memory_order_relaxed); }
   // How many reads one engine should be able to have in flight: the limit where one was set.
   unsigned depth(unsigned own_depth) const {
@@ -77,6 +79,7 @@ class InFlight {
   std::condition_variable given_;
   unsigned waiting_ = 0;
   unsigned taken_ = 0;
+  std::atomic<unsigned> taken_now_{0};  // the same, for who does not hold the lock
   std::atomic<unsigned> limit_;
   std::atomic<bool> closed_{false};
   mutable Time seen_ = Clock::now();

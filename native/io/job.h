@@ -41,6 +41,7 @@ class Job : public std::enable_shared_from_this<Job> {
   uint64_t sample_bytes_ = 0;
   uint64_t samples_ = 0;
   bool ready_bytes_counted_ = false;
+  BatchWay way_;  // so far
   std::exception_ptr error_;
   bool delivered_ = false;
 };

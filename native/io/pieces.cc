@@ -1,5 +1,6 @@
 #include "io/pieces.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -35,6 +36,8 @@ std::shared_ptr<Batch> gather_pieces(Arena& arena, uint64_t parts, std::span<con
   uint64_t slot = 0;
   for (const Piece& piece : pieces) {
     const Batch& from = *piece.batch;
+    const auto taken = static_cast<double>(piece.stop - piece.start);
+    batch->way.add(from.way, taken / static_cast<double>(std::max<uint64_t>(1, from.samples)));
     const uint64_t first = piece.start * batch->parts;
     const uint64_t last = piece.stop * batch->parts;
     for (uint64_t s = first; s < last; ++s, ++slot) {

@@ -28,6 +28,8 @@ ReaderOptions with_places(ReaderOptions options, std::shared_ptr<InFlight> in_fl
 // How much a new batch counts in the mean number of requests per batch.
 constexpr double kNewBatchWeight = 0.25;
 
+int64_t now_ns() { return InFlight::Clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+
 // Batches submitted ahead: 16 small ones hide a hiccup.
 constexpr unsigned kBatchesAheadMin = 16;
 
@@ -138,6 +140,7 @@ std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
   for (const int64_t index : indices) catalog_->check_index(index);
   auto job = std::make_shared<Job>();
   job->indices_ = std::move(indices);
+  job->way_.submitted_ns = now_ns();
   std::lock_guard lock(mutex_);
   if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
   time_.begin();
@@ -206,6 +209,7 @@ void Reader::run(Worker& worker, Job& job) {
     job.plan_ = plan;
   };
   enter(Job::Stage::kPlanning, nullptr);
+  job.way_.taken_ns = now_ns();
   guard_mappings();
   worker.forget_unmapped();
   Plan plan;
@@ -213,7 +217,10 @@ void Reader::run(Worker& worker, Job& job) {
   plan.batch->indices = std::move(job.indices_);
   const uint64_t bytes = planner_.plan(plan);
   enter(Job::Stage::kMemory, nullptr);
-  charge(job, bytes);
+  job.way_.planned_ns = now_ns();
+  const bool waited = charge(job, bytes);
+  // Else they are one moment, however long this thread waited for a processor in between.
+  job.way_.begun_ns = waited ? now_ns() : job.way_.planned_ns;
   plan.batch->bytes = bytes;
   plan.batch->buffer = arena_->acquire(bytes);
   plan.data = plan.batch->buffer->data;
@@ -225,14 +232,16 @@ void Reader::run(Worker& worker, Job& job) {
   worker.perform(plan);
   performed(worker, plan, job);
   std::lock_guard lock(job.mutex_);
-  plan.batch->ready_ns = InFlight::Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  BatchWay& way = plan.batch->way;
+  way.add(job.way_);
+  way.ready_ns = now_ns();
   job.batch_ = std::move(plan.batch);
 }
 
 // Waits until the batch's memory fits; batches get theirs in the order of submission. The oldest
 // undelivered batch never waits: it is the one that the consumer takes next. Nor do a batch that
-// somebody waits for and those before it, which stand in its way.
-void Reader::charge(Job& job, uint64_t bytes) {
+// somebody waits for and those before it, which stand in its way. Returns whether it had to wait.
+bool Reader::charge(Job& job, uint64_t bytes) {
   std::unique_lock lock(mutex_);
   const auto fits = [&] {
     if (closing_) return true;
@@ -240,7 +249,8 @@ void Reader::charge(Job& job, uint64_t bytes) {
     return outstanding_bytes_ + bytes <= budget_bytes_ || *undelivered_.begin() == job.number_ ||
            job.number_ < wanted_end_;
   };
-  if (!fits()) {
+  const bool waits = !fits();
+  if (waits) {
     time_.advance();
     ++time_.waiting_for_memory;
     memory_.wait(lock, fits);
@@ -252,6 +262,7 @@ void Reader::charge(Job& job, uint64_t bytes) {
   if (time_.waiting_for_memory > 0) memory_.notify_all();  // the next in line
   outstanding_bytes_ += bytes;
   job.charged_bytes_ = bytes;
+  return waits;
 }
 
 void Reader::want(const Job& job) {

@@ -107,7 +107,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
   std::shared_ptr<Job> next_job();
   void work(Worker& worker);
   void run(Worker& worker, Job& job);
-  void charge(Job& job, uint64_t bytes);
+  bool charge(Job& job, uint64_t bytes);
   void want(const Job& job);
   void settle(Job& job);
   void settle_locked(Job& job);

@@ -64,6 +64,8 @@ void RemoteReads::start(std::span<Read> reads, size_t first, size_t count) {
     paths.push_back(catalog_.volume(read.volume).path());
   }
   const auto now = InFlight::Clock::now();
+  unsigned others = in_flight_->taken() - static_cast<unsigned>(count);
+  for (Read& read : reads.subspan(first, count)) read.others = others++;
   std::fill_n(started_.begin() + static_cast<std::ptrdiff_t>(first), count, now);
   batches_.push_back(std::make_shared<RemoteRequests>(std::move(requests), std::move(paths),
                                                       memory_, inbox_, first));
@@ -80,7 +82,9 @@ size_t RemoteReads::take(std::span<Read> reads, RemoteInbox::Clock::time_point d
   std::vector<int64_t> took_ns;
   uint64_t bytes = 0;
   for (const RemoteResult& result : results) {
-    took_ns.push_back((now - started_[result.number]) / nanoseconds(1));
+    Read& read = reads[result.number];
+    read.took_ns = (now - started_[result.number]) / nanoseconds(1);
+    took_ns.push_back(read.took_ns);
     bytes += result.bytes;
   }
   in_flight_->finished(took_ns, bytes);

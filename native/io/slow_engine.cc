@@ -46,6 +46,8 @@ class SlowEngine final : public Engine {
     InFlight::Time started;
     Read* read;
     int error;
+    int64_t open_ns;
+    unsigned others;
     bool operator<(const Due& other) const { return at > other.at; }  // the earliest on top
   };
 
@@ -63,9 +65,11 @@ class SlowEngine final : public Engine {
     const auto batch = reads.first(count);
     const auto now = InFlight::Clock::now();
     const int64_t now_ns = now.time_since_epoch() / nanoseconds(1);
+    unsigned others = in_flight_->taken() - static_cast<unsigned>(count);
     for (Read& read : batch) {
       const SlowAnswer answer = model_->admit(now_ns, read.length, read.path != nullptr);
-      due_.push({InFlight::Time(nanoseconds(answer.due_ns)), now, &read, answer.error});
+      const InFlight::Time at(nanoseconds(answer.due_ns));
+      due_.push({at, now, &read, answer.error, answer.open_ns, others++});
     }
     inner_->read(batch, [](Read&) {});
     return count;
@@ -84,7 +88,10 @@ class SlowEngine final : public Engine {
         due.read->done = 0;
       }
       bytes += due.read->done;
-      took_ns_.push_back((now - due.started) / nanoseconds(1));
+      due.read->took_ns = (now - due.started) / nanoseconds(1);
+      due.read->open_ns = due.open_ns;
+      due.read->others = due.others;
+      took_ns_.push_back(due.read->took_ns);
       finished_.push_back(due.read);
       due_.pop();
     }

@@ -162,10 +162,12 @@ int64_t SlowModel::serve_locked(int64_t now_ns, double latency_s, uint64_t bytes
 SlowAnswer SlowModel::admit(int64_t now_ns, uint64_t bytes, bool opens) {
   const Lock lock(*shared_);
   double latency_s = draw(figures_.latency_median_s, figures_.latency_sigma, now_ns);
-  if (opens) latency_s += draw(figures_.open_median_s, figures_.open_sigma, now_ns);
+  const double open_s = opens ? draw(figures_.open_median_s, figures_.open_sigma, now_ns) : 0.0;
+  latency_s += open_s;
   const bool fails = uniform(mix(figures_.seed, shared_->draws++)) <= figures_.error_rate;
   if (fails) ++shared_->stats.errors;
-  return {serve_locked(now_ns, latency_s, fails ? 0 : bytes), fails ? EIO : 0};
+  return {serve_locked(now_ns, latency_s, fails ? 0 : bytes), fails ? EIO : 0,
+          static_cast<int64_t>(open_s * kNs)};
 }
 
 int64_t SlowModel::admit_open(int64_t now_ns) {

@@ -54,7 +54,8 @@ struct SlowStats {
 
 struct SlowAnswer {
   int64_t due_ns = 0;
-  int error = 0;  // 0 or EIO
+  int error = 0;        // 0 or EIO
+  int64_t open_ns = 0;  // of the time until then, for opening
 };
 
 // Shared from within, so that threads of readers that outlive the interpreter let go of it without

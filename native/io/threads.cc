@@ -141,9 +141,11 @@ void Pool::work(Batch& batch) {
     if (index >= batch.reads.size()) return;
     Read& read = batch.reads[index];
     batch.in_flight.acquire(1);
+    read.others = batch.in_flight.taken() - 1;
     const auto started = InFlight::Clock::now();
     read_blocking(read, sys_, files_, batch.files_max);
-    const int64_t took[] = {(InFlight::Clock::now() - started) / std::chrono::nanoseconds(1)};
+    read.took_ns = (InFlight::Clock::now() - started) / std::chrono::nanoseconds(1);
+    const int64_t took[] = {read.took_ns};
     batch.in_flight.finished(took, read.done);
     batch.on_done(read);
   }

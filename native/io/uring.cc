@@ -249,6 +249,9 @@ void UringEngine::start(Read& read) {
   const unsigned index = free_.back();
   free_.pop_back();
   --places_;
+  const unsigned taken = in_flight_->taken();
+  read.others =
+      taken > places_ ? taken - places_ - 1 : 0;  // places that are kept for more are none
   slots_[index] = Slot{.attempt = {.read = &read, .fd = read.fd}, .started = now_};
   if (read.path != nullptr) {
     start_open(index);
@@ -363,6 +366,7 @@ void UringEngine::opened(unsigned index, int result) {
     return;
   }
   file_waits_ = 0;
+  slot.attempt.read->open_ns = (now_ - slot.started) / std::chrono::nanoseconds(1);
   slot.attempt.fd = result;
   slot.attempt.retries = 0;
   slot.owns_file = true;
@@ -405,7 +409,8 @@ void UringEngine::finish(unsigned index) {
   Slot& slot = slots_[index];
   if (slot.owns_file) kSyscalls.close(slot.attempt.fd);
   if (slot.attempt.read->path != nullptr) --files_open_;
-  took_ns_.push_back((now_ - slot.started) / std::chrono::nanoseconds(1));
+  slot.attempt.read->took_ns = (now_ - slot.started) / std::chrono::nanoseconds(1);
+  took_ns_.push_back(slot.attempt.read->took_ns);
   took_bytes_ += slot.attempt.read->done;
   finished_.push_back(slot.attempt.read);
   free_.push_back(index);

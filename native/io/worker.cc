@@ -20,6 +20,9 @@ long major_faults() {
   return usage.ru_majflt;
 }
 
+// A storage that serves this share of the reads that it may be asked for is called idle.
+constexpr unsigned kQuietShare = 8;
+
 Failure failure_at(const Slot& slot) {
   return {0, FailureKind::kSystem, 0, 0, slot.crc, slot.volume, slot.offset, slot.length};
 }
@@ -54,6 +57,28 @@ void Worker::perform(Plan& plan) {
   read_remote(plan);
   try_again(plan);
   finish(plan);
+  count_way(plan);
+}
+
+// What the reads took; engines have written it beside each.
+void Worker::count_way(Plan& plan) const {
+  const EngineOptions& engine = options_.engine_options;
+  const unsigned depth = engine.in_flight ? engine.in_flight->depth(engine.queue_depth) : 1;
+  const unsigned quiet = std::max(1u, depth / kQuietShare);
+  BatchWay& way = plan.batch->way;
+  way.tier_bytes[kTierPageCache] = plan.gathered_bytes;
+  way.tier_bytes[kTierSource] = plan.sample_bytes - plan.gathered_bytes;
+  for (const std::vector<Read>* reads : {&plan.requests, &plan.remote}) {
+    for (const Read& read : *reads) {
+      way.read_ns += read.took_ns;
+      way.open_ns += read.open_ns;
+      ++way.reads;
+      way.depth += read.others + 1;
+      if (read.others > quiet) continue;
+      way.quiet_ns += read.took_ns;
+      ++way.quiet_reads;
+    }
+  }
 }
 
 void Worker::gather(Plan& plan) {

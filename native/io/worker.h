@@ -50,6 +50,7 @@ class Worker {
   int slow_down(const Slot& slot) const;
   void try_again(Plan& plan) const;
   void finish(Plan& plan) const;
+  void count_way(Plan& plan) const;
   void make_known(const Buffer& buffer);
 
   const Catalog& catalog_;

@@ -325,6 +325,21 @@ class Batch:
         """When it was there, of the steady clock."""
 
     @property
+    def way(self, /) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]:
+        """How it came: BatchWay of batch.h, in its order. Nanoseconds and bytes."""
+
+    def held(self, ns: int) -> None:
+        """Notes that a limit on rates held it back before it was submitted."""
+
+    def made_of(self, read: Batch | None, ram_bytes: int) -> None:
+        """
+        Notes that it was made of a batch that was read and of samples in memory.
+        """
+
+    def came_from(self, tier: int) -> None:
+        """Notes that what was read came from a nearer tier, by its number."""
+
+    @property
     def failed(self) -> int: ...
 
     @property
@@ -543,6 +558,11 @@ class FileWriter:
         """
         Writes files; returns how many were, and the errno of the one that was not, or 0.
         """
+
+def lock_wait_ns(sleep_ns: int) -> int:
+    """
+    Sleeps without the interpreter's lock, and says how long it waited to have it again.
+    """
 
 class Permutation:
     """A keyed permutation of [0, n) in O(1) memory."""
