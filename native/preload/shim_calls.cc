@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -66,6 +67,25 @@ int kernel_fstat(int fd, struct stat* status) {
 
 int kernel_fstatat(int folder, const char* path, struct stat* status, int flags) {
   return static_cast<int>(syscall(SYS_newfstatat, folder, path, status, flags));
+}
+
+void descriptor_path(char* out, uint32_t process, uint32_t fd) {
+  const auto number = [&](uint32_t value) {
+    char digits[10];
+    int count = 0;
+    do {
+      digits[count++] = static_cast<char>('0' + value % 10);
+      value /= 10;
+    } while (value != 0);
+    while (count > 0) *out++ = digits[--count];
+  };
+  memcpy(out, "/proc/", 6);
+  out += 6;
+  number(process);
+  memcpy(out, "/fd/", 4);
+  out += 4;
+  number(fd);
+  *out = '\0';
 }
 
 }  // namespace headrace::preload::shim

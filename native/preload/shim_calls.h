@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include <cstdint>
+
 namespace headrace::preload::shim {
 
 struct Calls {
@@ -42,6 +44,17 @@ int kernel_open(int folder, const char* path, int flags, mode_t mode);
 int kernel_close(int fd);
 int kernel_fstat(int fd, struct stat* status);
 int kernel_fstatat(int folder, const char* path, struct stat* status, int flags);
+
+// "/proc/PROCESS/fd/FD" into at least 64 bytes, without the library's printf.
+void descriptor_path(char* out, uint32_t process, uint32_t fd);
+
+// -- of the library that stands in the process: one that serves files, or one that records
+// ----------
+
+// What its file's name begins with.
+extern const char kShimName[];
+// A program is started that it will not be in.
+void report_blind();
 
 }  // namespace headrace::preload::shim
 

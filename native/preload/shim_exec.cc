@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "preload/shim_calls.h"
-#include "preload/shim_plane.h"
 
 extern char** environ;
 
@@ -26,7 +26,7 @@ bool is_preloaded(char* const* environment) {
   if (environment == nullptr) return false;
   for (; *environment != nullptr; ++environment) {
     if (strncmp(*environment, "LD_PRELOAD=", 11) == 0) {
-      return strstr(*environment, "libheadrace_preload") != nullptr;
+      return strstr(*environment, shim::kShimName) != nullptr;
     }
   }
   return false;
@@ -40,6 +40,11 @@ constexpr Elf64_Half kMachine = EM_AARCH64;
 constexpr Elf64_Half kMachine = EM_NONE;
 #endif
 
+// The kernel's: the library that records has a `pread` of its own.
+long read_at(int fd, void* to, size_t bytes, off_t offset) {
+  return syscall(SYS_pread64, fd, to, bytes, offset);
+}
+
 // Whether the shim will be in the program of this open file. Scripts: their interpreter is not
 // looked for, nearly all are shells and Python.
 bool is_visible(int fd) {
@@ -48,13 +53,13 @@ bool is_visible(int fd) {
   if ((status.st_mode & S_ISUID) != 0 && status.st_uid != geteuid()) return false;
   if ((status.st_mode & S_ISGID) != 0 && status.st_gid != getegid()) return false;
   Elf64_Ehdr head;
-  if (pread(fd, &head, sizeof head, 0) != static_cast<ssize_t>(sizeof head)) return true;
+  if (read_at(fd, &head, sizeof head, 0) != static_cast<long>(sizeof head)) return true;
   if (memcmp(head.e_ident, ELFMAG, SELFMAG) != 0) return true;
   if (head.e_ident[EI_CLASS] != ELFCLASS64 || head.e_machine != kMachine) return false;
   for (unsigned i = 0; i < head.e_phnum && i < 64; ++i) {
     Elf64_Phdr segment;
     const auto at = static_cast<off_t>(head.e_phoff + i * sizeof segment);
-    if (pread(fd, &segment, sizeof segment, at) != static_cast<ssize_t>(sizeof segment)) break;
+    if (read_at(fd, &segment, sizeof segment, at) != static_cast<long>(sizeof segment)) break;
     if (segment.p_type == PT_INTERP) return true;
   }
   return false;
@@ -87,12 +92,7 @@ int open_program(const char* name, bool searches) {
 // too.
 void look(int fd, char* const* environment) {
   const int saved_errno = errno;
-  {
-    const shim::Held plane;
-    if (plane && (!is_preloaded(environment) || (fd >= 0 && !is_visible(fd)))) {
-      plane->report(-1, headrace::preload::Opened::kBlind);
-    }
-  }
+  if (!is_preloaded(environment) || (fd >= 0 && !is_visible(fd))) shim::report_blind();
   errno = saved_errno;
 }
 

@@ -185,25 +185,6 @@ __attribute__((constructor(101))) void begin() {
 
 }  // namespace
 
-void descriptor_path(char* out, uint32_t process, uint32_t fd) {
-  const auto number = [&](uint32_t value) {
-    char digits[10];
-    int count = 0;
-    do {
-      digits[count++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (count > 0) *out++ = digits[--count];
-  };
-  memcpy(out, "/proc/", 6);
-  out += 6;
-  number(process);
-  memcpy(out, "/fd/", 4);
-  out += 4;
-  number(fd);
-  *out = '\0';
-}
-
 Held::Held() : plane_(nullptr) {
   const RunPage* page = g_page.load(std::memory_order_acquire);
   if (page == nullptr) return;
@@ -226,6 +207,13 @@ void Plane::report(int64_t file, Opened what) const {
 }
 
 bool simulating() { return g_slow != nullptr; }
+
+const char kShimName[] = "libheadrace_preload";
+
+void report_blind() {
+  const Held plane;
+  if (plane) plane->report(-1, Opened::kBlind);
+}
 
 void simulate_whole_file(uint64_t bytes) {
   if (g_slow == nullptr) return;

@@ -10,12 +10,10 @@
 
 #include "preload/board_view.h"
 #include "preload/ring_layout.h"
+#include "preload/shim_calls.h"
 #include "preload/slow_state.h"
 
 namespace headrace::preload::shim {
-
-// "/proc/PROCESS/fd/FD" into at least 64 bytes, without the library's printf.
-void descriptor_path(char* out, uint32_t process, uint32_t fd);
 
 struct Plane {
   BoardView board;

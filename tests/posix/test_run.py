@@ -126,11 +126,13 @@ import os, signal, threading, time
 from headrace.posix import launch
 
 def other():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.01)
     time.sleep(0.3)
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 threading.Thread(target=other).start()
-ended = launch._run("/bin/sleep", ["sleep", "25"], os.environ)
+ended = launch.run_program("/bin/sleep", ["sleep", "25"], os.environ)
 assert ended.signal == signal.SIGTERM, ended
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """

@@ -20,9 +20,19 @@ from headrace.posix.program import find_program, why_unseen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from headrace.posix.opens import OpenLog
     from headrace.posix.page import Page
 
-__all__ = ["NOT_EXECUTABLE", "NOT_FOUND", "Ended", "RunOptions", "RunReport", "end_like", "launch"]
+__all__ = [
+    "NOT_EXECUTABLE",
+    "NOT_FOUND",
+    "Ended",
+    "RunOptions",
+    "RunReport",
+    "end_like",
+    "launch",
+    "run_program",
+]
 
 _FORWARDED = frozenset(
     {
@@ -69,6 +79,9 @@ class RunOptions:
 
     wait_s: float = 2.0
     """How long to wait for a board before the program starts."""
+
+    log: OpenLog | None = None
+    """Where its opens are noted, whether they are served or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +168,7 @@ def launch(command: Sequence[str], options: RunOptions) -> RunReport:
         report.unseen.append(f"{why}: headrace cannot see what it opens")
         sys.stderr.write(f"headrace run: {report.unseen[0]}; it runs all the same.\n")
         began = time.monotonic()
-        report.ended = _run(program, command, os.environ)
+        report.ended = run_program(program, command, _recorded(os.environ, options.log))
         report.wall_s = time.monotonic() - began
         return report
     return _launch_seen(program, command, options, report)
@@ -180,7 +193,8 @@ def _launch_seen(
         attachment.start(options.wait_s)
     began = time.monotonic()
     try:
-        report.ended = _run(program, command, _environment(page))
+        environment = _recorded(_environment(page), options.log)
+        report.ended = run_program(program, command, environment)
     finally:
         report.wall_s = time.monotonic() - began
         if options.record_order is not None:
@@ -231,6 +245,11 @@ def _environment(page: Page) -> dict[str, str]:
     return environment
 
 
+def _recorded(environment: Mapping[str, str], log: OpenLog | None) -> Mapping[str, str]:
+    """The recorder comes first: it sees what is asked for, the shim what is not served."""
+    return environment if log is None else log.environment(environment)
+
+
 def _write_order(path: str, order: Sequence[bytes]) -> None:
     with open(path, "wb") as f:
         f.writelines(name + b"\n" for name in order if b"\n" not in name)
@@ -239,8 +258,14 @@ def _write_order(path: str, order: Sequence[bytes]) -> None:
 # -- the program -------------------------------------------------------------------------------------
 
 
-def _run(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ended:
-    """Start it, and wait for its end; signals that come meanwhile are handed on."""
+def run_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Start it, and wait for its end; signals that come meanwhile are handed on.
+
+    Args:
+        program: the file.
+        command: its words, with the program's name as it was said.
+        environment: of it.
+    """
     watched = _FORWARDED | {signal.SIGCHLD}
     # We wait for them here, and are told who sent them. But libraries' threads (those of linear algebra)
     # do not block them: what the kernel gives to one of these is noted by the handlers.

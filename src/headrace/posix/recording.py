@@ -1,0 +1,132 @@
+"""Recording: runs a program with the library that logs what it reads and changes nothing.
+
+Each process of the run leaves a file in the run's folder (`native/record/log_layout.h`), which holds what
+it did however it ended. `run.json` says what was run, and at the end how that ended: where the latter is
+missing, the recording itself was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace import _native
+from headrace.posix.launch import Ended, run_program
+from headrace.posix.program import find_program, why_unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["RUN_FILE", "TRACE_FOLDER", "RecordedRun", "record_program", "recorder_path"]
+
+RUN_FILE: Final = "run.json"
+TRACE_FOLDER: Final = "trace"
+"""Where headrace's own loaders leave their exact figures."""
+
+_VARIABLE: Final = "HEADRACE_RECORD"
+_SLOTS_VARIABLE: Final = "HEADRACE_RECORD_SLOTS"
+_SLOT_BYTES: Final = 40
+
+
+def recorder_path() -> Path:
+    """The library's file, as it was installed."""
+    return Path(_native.__file__).parent / "lib" / "libheadrace_record.so"
+
+
+@dataclass(slots=True)
+class RecordedRun:
+    """One recorded run.
+
+    Attributes:
+        unseen: why nothing could be seen; '' where it could.
+        process: that records.
+        ended: None: the recording was cut off before.
+    """
+
+    command: list[str]
+    folder: str
+    began_unix_s: float = 0.0
+    working_folder: str = ""
+    processors: int = 0
+    process: int = 0
+    unseen: str = ""
+    ended: Ended | None = None
+    wall_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        """Put `run.json` in its place."""
+        made = folder / (RUN_FILE + ".new")
+        made.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
+        made.replace(folder / RUN_FILE)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"kind": "headrace record", "version": 1, **asdict(self)}
+
+
+def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:
+    """Run a command to its end, and log what it reads.
+
+    Args:
+        command: a program and its arguments.
+        folder: of the run; made, and must not be there yet.
+        log_bytes: what each process may log, at most.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        PermissionError: it cannot be run.
+        FileExistsError: the folder is there.
+    """
+    program = find_program(command[0])
+    folder.mkdir(mode=0o700, parents=True)
+    run = RecordedRun(
+        list(command), str(folder), time.time(), os.getcwd(), len(os.sched_getaffinity(0)),
+        os.getpid(),
+    )  # fmt: skip
+    why = why_unseen(program) or _why_not_loaded(folder)
+    if why:
+        run.unseen = why
+        sys.stderr.write(
+            f"headrace record: {why}: what it reads cannot be seen; it runs all the same.\n"
+        )
+    run.write(folder)
+    environment = dict(os.environ) if why else _environment(folder, log_bytes)
+    began = time.monotonic()
+    try:
+        run.ended = run_program(program, command, environment)
+    finally:
+        run.wall_s = time.monotonic() - began
+        run.write(folder)
+    return run
+
+
+def _why_not_loaded(folder: Path) -> str:
+    path = recorder_path()
+    if not path.exists():
+        return f"{path} is missing"
+    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
+        return f"{path} cannot be preloaded, for its spaces or colons"
+    if len(os.fsencode(folder.absolute())) > 480:
+        return f"{folder} is too long a name for a log"
+    return ""
+
+
+def _environment(folder: Path, log_bytes: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    before = environment.get("LD_PRELOAD", "")
+    ours = str(recorder_path())
+    environment["LD_PRELOAD"] = f"{ours}:{before}" if before else ours
+    environment[_VARIABLE] = str(folder.absolute())
+    environment[_SLOTS_VARIABLE] = str(max(1024, log_bytes // _SLOT_BYTES))
+    # What headrace's own loaders open through a ring of the kernel passes by every library, and what they
+    # have read ahead nobody opens again.
+    environment.setdefault("HEADRACE_ENGINE", "threads")
+    environment.setdefault("HEADRACE_AHEAD", "0")
+    environment.setdefault("HEADRACE_TRACE", str(folder.absolute() / TRACE_FOLDER))
+    return environment

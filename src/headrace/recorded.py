@@ -1,0 +1,284 @@
+"""Recorded: exactly what a job read, request by request: the noun that recording and replaying share.
+
+A sidecar beside a workload's YAML (`job.requests.npz`): the files and their sizes, the samples and where
+they lie in them, and the order in which every epoch asked for them; how long each of it took, where that
+is known. Plain numpy arrays, never pickled; whatever stands in a damaged or hostile one is an error.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["SPLITS", "Recorded", "read_recorded"]
+
+SPLITS: Final = ("train", "valid")
+
+_VERSION: Final = 1
+_FILE_BYTES_MAX: Final = 4 << 30
+_ENTRIES_MAX: Final = 200_000_000
+_NAME_BYTES_MAX: Final = 4096
+_SIZE_MAX: Final = 1 << 48
+
+_ARRAYS: Final = {
+    "file_bytes": "<i8", "file_split": "u1",
+    "sample_file": "<i8", "sample_offset": "<i8", "sample_bytes": "<i8",
+    "order": "<i8", "epoch_starts": "<i8", "valid_order": "<i8", "valid_starts": "<i8",
+    "open_s": "<f4", "read_s": "<f4", "compute_s": "<f4", "wait_s": "<f4", "decode_s": "<f4",
+}  # fmt: skip
+_UNREADABLE: Final = (
+    OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError,
+    zipfile.BadZipFile, zlib.error, SyntaxError, TypeError, AttributeError, OverflowError,
+)  # fmt: skip
+"""What zipfile, zlib and numpy raise over damaged archives and array headers."""
+_FACTS: Final = ("batch", "workers", "ranks", "processors", "traced", "collate_s", "hand_s")
+"""Single figures, as one array in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a job read.
+
+    Attributes:
+        names: of the files, relative to their common folder, `/` between folders.
+        file_bytes: int64 (files,).
+        file_split: uint8 (files,): an index of `SPLITS`.
+        sample_file: int64 (samples,): which file a sample lies in.
+        sample_offset: int64 (samples,): where.
+        sample_bytes: int64 (samples,): how much of it was read.
+        order: int64 (reads,): samples of training as they were asked for, epoch after epoch.
+        epoch_starts: int64 (epochs + 1,): where each epoch begins in `order`.
+        valid_order: as `order`, of evaluation.
+        valid_starts: as `epoch_starts`.
+        open_s: float32 (reads,): what the open before a read of `order` took; empty: not known.
+        read_s: float32 (reads,): what its bytes took; empty: not known.
+        compute_s: float32 (steps,): of each step; empty: not known.
+        wait_s: float32 (steps,): how long each waited for data, likewise.
+        decode_s: float32: what those that read did between two reads of a batch; empty: not known.
+        batch: samples of a step of one training process; 0: not known.
+        workers: that read for each; 0: it reads by itself.
+        ranks: training processes.
+        processors: that they could use.
+        traced: 1: headrace's own loader read, and told of its steps.
+        collate_s: what a batch takes besides its samples.
+        hand_s: of `wait_s`: from a batch's arrival until training has its tensors.
+
+    Raises:
+        RecordError: they contradict each other, or a name would lead out of the folder.
+    """
+
+    names: Sequence[str]
+    file_bytes: NDArray[np.int64]
+    file_split: NDArray[np.uint8]
+    sample_file: NDArray[np.int64]
+    sample_offset: NDArray[np.int64]
+    sample_bytes: NDArray[np.int64]
+    order: NDArray[np.int64]
+    epoch_starts: NDArray[np.int64]
+    valid_order: NDArray[np.int64]
+    valid_starts: NDArray[np.int64]
+    open_s: NDArray[np.float32]
+    read_s: NDArray[np.float32]
+    compute_s: NDArray[np.float32]
+    wait_s: NDArray[np.float32]
+    decode_s: NDArray[np.float32]
+    batch: int = 0
+    workers: int = 0
+    ranks: int = 1
+    processors: int = 1
+    traced: int = 0
+    collate_s: float = 0.0
+    hand_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._check_values()
+        end = self.sample_offset + self.sample_bytes
+        if len(end) and (end > self.file_bytes[self.sample_file]).any():
+            raise RecordError("a record has a sample that ends behind its file.")
+        _check_starts("epoch_starts", self.epoch_starts, len(self.order))
+        _check_starts("valid_starts", self.valid_starts, len(self.valid_order))
+
+    def _check_counts(self) -> None:
+        for name in self.names:
+            _check_name(name)
+        files, samples = len(self.names), len(self.sample_file)
+        if len(set(self.names)) < files:
+            raise RecordError("a record names a file twice.")
+        for name, counts in (
+            ("file_bytes", (files,)), ("file_split", (files,)),
+            ("sample_offset", (samples,)), ("sample_bytes", (samples,)),
+            ("open_s", (0, len(self.order))), ("read_s", (0, len(self.order))),
+            ("wait_s", (len(self.compute_s),)),
+        ):  # fmt: skip
+            found = len(getattr(self, name))
+            if found not in counts:
+                raise RecordError(f"a record has {found:,} of {name}, expected {counts[-1]:,}.")
+
+    def _check_values(self) -> None:
+        files, samples = len(self.names), len(self.sample_file)
+        for name, most in (
+            ("file_bytes", _SIZE_MAX), ("file_split", len(SPLITS) - 1), ("sample_file", files - 1),
+            ("sample_offset", _SIZE_MAX), ("sample_bytes", _SIZE_MAX), ("order", samples - 1),
+            ("valid_order", samples - 1),
+        ):  # fmt: skip
+            _check_range(name, getattr(self, name), 0, most)
+        for name in ("open_s", "read_s", "compute_s", "wait_s", "decode_s"):
+            times = getattr(self, name)
+            if not (np.isfinite(times) & (times >= 0)).all():
+                raise RecordError(f"a record's {name} holds what is no time.")
+
+    @property
+    def epochs(self) -> int:
+        """How often training went through the data, the last time perhaps not to its end."""
+        return len(self.epoch_starts) - 1
+
+    def epoch(self, number: int) -> NDArray[np.int64]:
+        """The samples of an epoch, from 0, as they were asked for."""
+        return self.order[self.epoch_starts[number] : self.epoch_starts[number + 1]]
+
+    def files_of(self, split: str) -> NDArray[np.intp]:
+        """Which files are of a split, in name order: DLIO's."""
+        number = SPLITS.index(split)
+        found = np.flatnonzero(self.file_split == number)
+        return np.array(sorted(found.tolist(), key=lambda i: self.names[i]), np.intp)
+
+    @cached_property
+    def is_whole_files(self) -> bool:
+        """Whether each sample is a file of its own, read from its begin to its end."""
+        one_each = len(np.unique(self.sample_file)) == len(self.sample_file)
+        whole = (self.sample_bytes == self.file_bytes[self.sample_file]).all()
+        return bool(one_each and whole)
+
+    def write(self, path: Path) -> None:
+        """Put it into a file, at once or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        encoded = [os.fsencode(name) for name in self.names]
+        arrays: dict[str, NDArray[Any]] = {
+            "version": np.array([_VERSION], "<u4"),
+            "names": np.frombuffer(b"".join(encoded), np.uint8),
+            "name_ends": np.cumsum([len(name) for name in encoded], dtype="<i8"),
+        }
+        for name, kind in _ARRAYS.items():
+            arrays[name] = np.asarray(getattr(self, name)).astype(kind)
+        arrays["facts"] = np.array([getattr(self, name) for name in _FACTS], "<f8")
+        out = io.BytesIO()
+        np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # numpy's stub has a keyword allow_pickle
+        made = path.with_name(f".{path.name}.new")
+        try:
+            made.write_bytes(out.getbuffer())
+            made.replace(path)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Read a sidecar.
+
+    Raises:
+        RecordError: it is not there, or damaged, or of another version.
+    """
+    try:
+        found = _arrays(path)
+        if found["version"].tolist() != [_VERSION]:
+            raise _other_version(found["version"].tolist())
+        names = _names(found["names"], found["name_ends"])
+        facts = _facts(found["facts"])
+        arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
+        return Recorded(names=names, **facts, **arrays)
+    except FileNotFoundError as e:
+        raise RecordError(
+            f"{path}: there is no such file.",
+            path=str(path),
+            next_step="It lies beside the workload that `headrace record` wrote; keep the two together.",
+        ) from e
+    except _UNREADABLE as e:
+        raise _unreadable(path, e) from e
+    except RecordError as e:
+        raise RecordError(f"{path}: {e.message}", path=str(path), next_step=e.next_step) from e
+
+
+def _other_version(found: object) -> RecordError:
+    return RecordError(f"has version {found}, expected {_VERSION}.")
+
+
+def _facts(found: NDArray[np.float64]) -> dict[str, Any]:
+    values = found.tolist()
+    if len(values) != len(_FACTS) or not (np.isfinite(found) & (found >= 0)).all():
+        raise RecordError(f"a record's facts are {values}, expected {len(_FACTS)} numbers.")
+    return {
+        name: value if name.endswith("_s") else int(value)
+        for name, value in zip(_FACTS, values, strict=True)
+    }
+
+
+def _unreadable(path: Path, error: Exception) -> RecordError:
+    what = f"lacks {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
+    return RecordError(
+        f"{path}: {what}.", path=str(path), next_step="Record the job again (headrace record)."
+    )
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """What the archive holds, looked at before anything is unpacked."""
+    wanted = {"version": "<u4", "names": "u1", "name_ends": "<i8", "facts": "<f8", **_ARRAYS}
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            total += entry.file_size
+        if total > _FILE_BYTES_MAX:
+            raise ValueError(
+                f"its arrays have {total:,} bytes, expected at most {_FILE_BYTES_MAX:,}"
+            )
+    found: dict[str, NDArray[Any]] = {}
+    with np.load(path, allow_pickle=False) as archive:
+        for name, kind in wanted.items():
+            array = archive[name]
+            if array.dtype != np.dtype(kind) or array.ndim != 1 or len(array) > _ENTRIES_MAX:
+                raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {kind} (n,)")
+            found[name] = array
+    return found
+
+
+def _names(text: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[str]:
+    data = text.tobytes()
+    begins = [0, *ends.tolist()[:-1]]
+    if (np.diff(ends, prepend=0) < 0).any() or (len(ends) and int(ends[-1]) != len(data)):
+        raise RecordError("the names of its files overlap.")
+    return [os.fsdecode(data[a:b]) for a, b in zip(begins, ends.tolist(), strict=False)]
+
+
+def _check_name(name: str) -> None:
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise RecordError(f"a record names the file {name!r}, expected a path below a folder.")
+    if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+        raise RecordError(f"a record names a file of more than {_NAME_BYTES_MAX:,} bytes.")
+
+
+def _check_range(name: str, values: NDArray[Any], least: int, most: int) -> None:
+    if len(values) and not least <= int(values.min()) <= int(values.max()) <= most:
+        raise RecordError(f"a record's {name} are not all from {least:,} to {most:,}.")
+
+
+def _check_starts(name: str, starts: NDArray[np.int64], count: int) -> None:
+    if not len(starts) or starts[0] != 0 or starts[-1] != count or (np.diff(starts) < 0).any():
+        raise RecordError(f"a record's {name} do not divide its {count:,} reads.")
