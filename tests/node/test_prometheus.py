@@ -23,6 +23,7 @@ from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError
 from headrace.insight.grafana import dashboard
+from headrace.machine.sensors.gpu import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics
 from headrace.runtime import control_folder
@@ -31,7 +32,6 @@ from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.listening import Listener
 from headrace.telemetry.metrics import TABLE as AGENT_TABLE
 from headrace.telemetry.pace import Pace
-from headrace.telemetry.sensors.gpu import GPUs
 from node.conftest import node_loader, serving, until
 from telemetry.fake_nvml import FakeNVML
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from headrace.machine.sensors.gpu import GPU
 from headrace.telemetry.accounts import KEPT_S
 from headrace.telemetry.groups import GroupUse
 from headrace.telemetry.inference import Observed, infer
-from headrace.telemetry.sensors.gpu import GPU
 from headrace.telemetry.told import told_of
 from telemetry.shared import accounts, message, now, processes, seen, totals
 

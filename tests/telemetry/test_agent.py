@@ -19,8 +19,9 @@ from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.history import open_history
 from headrace.telemetry.listening import Listener, ask_state
 from headrace.telemetry.pace import Pace, next_interval
+from headrace.telemetry.place import history_place
 from headrace.telemetry.process import node_name, own_options
-from headrace.telemetry.stall import history_place, stalls
+from headrace.telemetry.stall import stalls
 from headrace.telemetry.writing import HistoryWriter, file_of
 from telemetry.shared import message
 from tests_shared import until

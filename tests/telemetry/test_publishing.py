@@ -208,7 +208,7 @@ def stage(name, **figures):
         (
             [stage("throttle")],
             [stage("prefetch", reads=1), stage("throttle", busy_s=3.0)],
-            {"limit": 3.0, "storage": 1.0},
+            {"policy": 3.0, "storage": 1.0},
         ),
         ([stage("node")], [stage("node", wait_input_s=3.0)], {"node": 3.0, "decode": 1.0}),
         (

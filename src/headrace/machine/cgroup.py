@@ -7,21 +7,19 @@ cannot be read says nothing: there is no limit that we know of.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from headrace.machine.kernel_files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Usage", "cpu_quota", "memory_usages", "read_text"]
+__all__ = ["Usage", "cpu_quota", "memory_usages"]
 
 NO_LIMIT = 1 << 60
 """Version 1 says "unlimited" by a huge number that depends on the page size."""
-
-
-_FILE_BYTES_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +110,3 @@ def _number(path: Path) -> int | None:
         return int(text)
     except ValueError:
         return None  # "max", empty, or no such file
-
-
-def read_text(path: Path) -> str:
-    """What a file of the kernel says; '' where it cannot be read."""
-    # Not `open`: a sample that is being watched would seem to have opened this file.
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _FILE_BYTES_MAX).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.machine.cgroup import memory_usages, read_text
+from headrace.machine.cgroup import memory_usages
+from headrace.machine.kernel_files import byte_fields
 
 __all__ = ["available_memory", "fits_in_free_memory"]
 
@@ -18,18 +19,11 @@ def available_memory(root: Path = Path("/")) -> int:
         root: where `proc` and `sys` are.
     """
     groups = [usage.limit - usage.used for usage in memory_usages(root)]
-    return max(0, min(_machine(root), *groups, _UNKNOWN))
+    machine = byte_fields(root / "proc/meminfo").get("MemAvailable", _UNKNOWN)
+    return max(0, min(machine, *groups, _UNKNOWN))
 
 
 def fits_in_free_memory(nbytes: float, root: Path = Path("/")) -> bool:
     """Whether `nbytes` are at most half of what is free; False where that is not told."""
     available = available_memory(root)
     return available < _UNKNOWN and nbytes <= available / 2
-
-
-def _machine(root: Path) -> int:
-    for line in read_text(root / "proc/meminfo").splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and words[1:2] and words[1].isdigit():
-            return int(words[1]) * 1024
-    return _UNKNOWN

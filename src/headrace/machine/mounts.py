@@ -23,6 +23,8 @@ class Mount:
     """What is mounted: `server:/export`."""
     device: str
     """Major and minor number, as `8:1`."""
+    options: tuple[str, ...] = ()
+    """Of the mount and of the file system, as the kernel names them: `rw`, `relatime`, `rsize=1048576`."""
 
 
 def mounts(root: Path = Path("/")) -> list[Mount]:
@@ -60,7 +62,11 @@ def _mount_of(line: str) -> Mount | None:
     words, rest = left.split(" "), right.split(" ")
     if not dash or len(words) < 6 or len(rest) < 2:
         return None
-    return Mount(unescaped(words[4]), rest[0], unescaped(rest[1]), words[2])
+    options = [*words[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ())]
+    return Mount(
+        unescaped(words[4]), rest[0], unescaped(rest[1]), words[2],
+        tuple(dict.fromkeys(unescaped(option) for option in options if option)),
+    )  # fmt: skip
 
 
 def unescaped(text: str) -> str:

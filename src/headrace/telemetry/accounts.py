@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.control.causes import NODE as ASKED_OF_NODE
-from headrace.telemetry.counters import grown
+from headrace.machine.counters import grown
 from headrace.telemetry.inference import Observed, infer
 from headrace.telemetry.ledger import JobFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace.machine.sensors.gpu import GPU
     from headrace.runtime.job import JobIdentity
     from headrace.telemetry.groups import GroupUse
     from headrace.telemetry.ledger import Ledger
     from headrace.telemetry.processes import JobProcesses
-    from headrace.telemetry.sensors.gpu import GPU
     from headrace.telemetry.told import Key, Told
 
 __all__ = ["Accounts", "Now", "Seen"]

@@ -1,7 +1,7 @@
 """Advice: one line about what a job waited for most, and what helps. By cause; pure.
 
-The causes are those of `headrace top`; a verdict may bring finer ones, for which the general line holds
-until they are here.
+The causes are those of the verdict; and `storage`, `memory`, `window` and `direct` of those who know less,
+or of the node daemon.
 """
 
 from __future__ import annotations
@@ -23,10 +23,31 @@ CAUSES: Final = {
     "memory": ("copies out of memory", "use larger batches"),
     "limit": ("the controller's limit", "ask for a larger share, or read less: a cache counts as nothing"),
     "window": ("room in its window", "raise --window, or keep fewer batches"),
+    "policy": ("a rate limit", "ask for a larger share, or read less: a cache counts as nothing"),
+    "metadata": ("opening files", "pack them into a store (headrace pack), or stage it"),
+    "latency": ("slow answers", "let headrace tune the reads in flight, pack small files, or stage it"),
+    "bandwidth": ("storage at its full rate", "keep it near (cache_dir=), stage it, or read less"),
+    "python": ("Python code of its own", "decode in workers, and keep other threads out of Python"),
+    "collate": ("its own collating", "a cheaper collate_fn, or let workers do it"),
+    "transfer": ("copies to the device", "pin_memory and non_blocking, one batch ahead"),
+    "slow_rank": ("a slower rank", "look at what that rank waits for"),
+    "other": ("something unknown", "see headrace report on a run with trace="),
     "direct": ("reads round the node daemon", "start the daemon, or give it more room"),
     "decode": ("its own decoding", "use more workers or threads, a cheaper decoder, or smaller images"),
 }  # fmt: skip
 """By cause: what is waited for, and what helps."""
+
+_STAGED: Final = "headrace://"
+"""What a job's staged data are known by, as a file system."""
+
+_STAGED_HELP: Final = (
+    "its data are staged: what the first epoch waited for, the next need not; after that, keep samples in "
+    "memory (ram_bytes=)"
+)
+_NEARER: Final = ("storage", "metadata", "latency", "bandwidth", "network")
+"""Where CAUSES would have the data staged."""
+
+_FROM_STORAGE: Final = ("storage", "metadata", "latency", "bandwidth", "network", "peer")
 
 
 def hint_of(record: JobRecord) -> str:
@@ -47,7 +68,13 @@ def hint_of(record: JobRecord) -> str:
         return "data were there in time; nothing to do"
     cause = next(iter(record.waited), "")
     what, help_ = CAUSES.get(cause, (cause or "data", "see headrace top while it runs"))
-    systems = [name for name, s in record.lost_by_file_system.items() if name and s > 0]
-    where = f" on {systems[0]}" if systems and cause in ("storage", "network", "peer") else ""
+    # Where the job had no GPU, no hours of one were lost anywhere.
+    on = record.lost_by_file_system or record.by_file_system(
+        "stall_s" if record.measured else "inferred_s"
+    )
+    systems = [name for name, s in on.items() if name and s > 0]
+    where = f" on {systems[0]}" if systems and cause in _FROM_STORAGE else ""
+    if cause in _NEARER and systems and systems[0].startswith(_STAGED):
+        help_ = _STAGED_HELP
     sure = "" if record.measured else ", probably"
     return f"it waited for {what}{where} {share:.0%} of its time{sure}: {help_}"

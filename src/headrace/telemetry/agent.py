@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.machine.sensors import all_sensors
+from headrace.machine.sensors.gpu import GPUs
 from headrace.telemetry.accounts import Accounts, Now, Seen
 from headrace.telemetry.groups import job_groups
 from headrace.telemetry.ledger import NODE, Ledger
@@ -25,16 +27,14 @@ from headrace.telemetry.metrics import Told as Labelled
 from headrace.telemetry.metrics import figures_of
 from headrace.telemetry.pace import Pace, next_interval
 from headrace.telemetry.processes import Processes
-from headrace.telemetry.sensors import all_sensors
-from headrace.telemetry.sensors.gpu import GPUs
 from headrace.telemetry.told import told_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.control.metrics import Figures
+    from headrace.machine.sensors import Key, Sensor
     from headrace.telemetry.listening import Listener
-    from headrace.telemetry.sensors import Key, Sensor
     from headrace.telemetry.writing import HistoryWriter
 
 __all__ = ["Agent", "AgentOptions"]

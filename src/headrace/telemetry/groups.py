@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from headrace.machine.sensors import lines_of, number
+from headrace.machine.sensors.psi import pressure_of
 from headrace.telemetry.attribution import job_of_group
-from headrace.telemetry.sensors import lines_of, number
-from headrace.telemetry.sensors.psi import pressure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

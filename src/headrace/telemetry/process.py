@@ -19,6 +19,7 @@ from headrace.runtime.telling import SITE_SOCKET, agent_folder
 from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.listening import Listener, ask_state
 from headrace.telemetry.pace import Pace
+from headrace.telemetry.place import default_history
 from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunOptions",
-    "default_history",
     "folder_of",
     "node_name",
     "own_options",
@@ -60,16 +60,6 @@ class RunOptions:
     pace: Pace = field(default_factory=Pace)
     age_s: float = AGE_S
     bytes_max: int = BYTES_MAX
-
-
-def default_history(environment: Mapping[str, str] | None = None) -> Path:
-    """Where an agent keeps it: HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
-    environment = os.environ if environment is None else environment
-    given = environment.get("HEADRACE_HISTORY", "")
-    if given and "://" not in given:
-        return Path(given)
-    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
-    return Path(state) / "headrace/history"
 
 
 def node_name(environment: Mapping[str, str] | None = None) -> str:

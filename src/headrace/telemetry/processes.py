@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from headrace.machine.counters import grown
 from headrace.runtime.job import JobIdentity, identity_of
 from headrace.telemetry.attribution import environment_of, job_of_groups
-from headrace.telemetry.counters import grown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,9 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.errors import TelemetryError
 from headrace.runtime.job import clean
@@ -22,9 +23,11 @@ from headrace.telemetry.history import JobRecord, merged
 from headrace.telemetry.ledger import PEAKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["FileHistory"]
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 5
 PAUSE_S: Final = 0.05
@@ -49,13 +52,44 @@ class FileHistory:
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
         """See `History.records`."""
+        return merged(self.parts(since_s, until_s, job_id))
+
+    def parts(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> list[tuple[str, JobRecord]]:
+        """The same, node by node: jobs on several nodes come as several records, each with its node.
+
+        Raises:
+            TelemetryError: as for `records`.
+        """
+        return self._read(lambda database: _records(database, since_s, until_s, job_id), since_s)
+
+    def minutes(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> dict[float, list[JobRecord]]:
+        """The same as `records`, minute by minute, by the minute's beginning.
+
+        Raises:
+            TelemetryError: as for `records`.
+        """
+
+        def read(database: sqlite3.Connection) -> list[tuple[str, float, JobRecord]]:
+            return _by_minute(database, since_s, until_s, job_id)
+
+        by_minute: dict[float, list[tuple[str, JobRecord]]] = {}
+        for node, minute, record in self._read(read, since_s):
+            by_minute.setdefault(minute, []).append((node, record))
+        return {minute: merged(by_minute[minute]) for minute in sorted(by_minute)}
+
+    def _read(self, read: Callable[[sqlite3.Connection], list[T]], since_s: float) -> list[T]:
+        """What is read from each file that may have something."""
         self.skipped = []
-        found: list[tuple[str, JobRecord]] = []
+        found: list[T] = []
         files = self._files()
         for file in (file for file in files if _written_s(file) > since_s - SKEW_S):
             try:
                 with _copied(file) as database:
-                    found += _records(database, since_s, until_s, job_id)
+                    found += read(database)
             except (sqlite3.Error, OSError, ValueError) as e:
                 self.skipped.append(f"{file}: {e}")
         if files and len(self.skipped) == len(files):
@@ -64,7 +98,7 @@ class FileHistory:
                 path=str(self._place),
                 next_step="Start the agent again: it keeps a damaged file aside and begins another.",
             )
-        return merged(found)
+        return found
 
     def close(self) -> None:
         """Nothing is held."""
@@ -137,23 +171,17 @@ GROUP BY f.job, f.series
 """
 
 
+_BY_MINUTE: Final = """
+SELECT f.minute, f.job, s.name, s.label, s.file_system, f.value
+FROM figures f JOIN series s ON s.series = f.series
+WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? IN ('', job_id, alias))
+"""
+
+
 def _records(
     database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
 ) -> list[tuple[str, JobRecord]]:
-    meta = dict(database.execute("SELECT key, value FROM meta"))
-    if meta.get("format") != FORMAT:
-        raise ValueError(f"its format is {meta.get('format')!r}, expected {FORMAT!r}")
-    node = clean(str(meta.get("node", "")))
-    records = {
-        number: JobRecord(
-            job_id=clean(one), alias=clean(alias), name=clean(name), user=clean(user),
-            account=clean(account), first_s=float(first_s), last_s=float(last_s),
-            measured=bool(measured),
-        )
-        for number, one, alias, name, user, account, first_s, last_s, measured in database.execute(
-            "SELECT job, job_id, alias, name, user, account, first_s, last_s, measured FROM jobs"
-        )
-    }  # fmt: skip
+    node, records = _jobs(database)
     seen = set()
     # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
     for number, name, label, system, total, most in database.execute(
@@ -165,3 +193,42 @@ def _records(
             value = most if name in PEAKS else total
             record.figures[clean(name), clean(label), clean(system)] = float(value)
     return [(node, records[number]) for number in sorted(seen)]
+
+
+def _by_minute(
+    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
+) -> list[tuple[str, float, JobRecord]]:
+    node, facts = _jobs(database)
+    found: dict[tuple[float, int], JobRecord] = {}
+    for minute, number, name, label, system, value in database.execute(
+        _BY_MINUTE, (since_s - 59, until_s, job_id)
+    ):
+        if number not in facts:
+            continue
+        record = found.get((minute, number))
+        if record is None:
+            record = found[minute, number] = replace(facts[number], figures={})
+        record.figures[clean(name), clean(label), clean(system)] = float(value)
+    return [(node, float(minute), record) for (minute, _), record in found.items()]
+
+
+def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:
+    """The node, and its jobs without their figures.
+
+    Raises:
+        ValueError: the file has another format.
+    """
+    meta = dict(database.execute("SELECT key, value FROM meta"))
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"its format is {meta.get('format')!r}, expected {FORMAT!r}")
+    records = {
+        number: JobRecord(
+            job_id=clean(one), alias=clean(alias), name=clean(name), user=clean(user),
+            account=clean(account), first_s=float(first_s), last_s=float(last_s),
+            measured=bool(measured),
+        )
+        for number, one, alias, name, user, account, first_s, last_s, measured in database.execute(
+            "SELECT job, job_id, alias, name, user, account, first_s, last_s, measured FROM jobs"
+        )
+    }  # fmt: skip
+    return clean(str(meta.get("node", ""))), records

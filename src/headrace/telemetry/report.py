@@ -156,7 +156,8 @@ def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobRep
         raise TelemetryError(
             f"{history}: nothing is known of job {job_id}.",
             path=str(history),
-            next_step="An agent must run on its nodes: headrace agent start --history DIR.",
+            next_step="See which are known: headrace starving --last 7d. Others had no agent on their nodes: "
+            "headrace agent start --history DIR.",
         )
     # Of several attempts under one number, what was seen last.
     record = max(records, key=lambda each: each.last_s)

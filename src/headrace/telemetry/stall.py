@@ -11,10 +11,9 @@ from headrace.telemetry.database import SUFFIX
 from headrace.telemetry.history import open_history
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["RECENT_S", "Stall", "history_place", "stalls"]
+__all__ = ["RECENT_S", "Stall", "stalls"]
 
 RECENT_S: Final = 600.0
 """What a job did longer ago says little about now."""
@@ -33,14 +32,6 @@ class Stall:
     """What they waited for most; '' where they hardly waited."""
     measured: bool
     """headrace told; else it is inferred."""
-
-
-def history_place(environment: Mapping[str, str] | None = None) -> str:
-    """Where a history is read from that nobody names: HEADRACE_HISTORY, which may be a URL, or the user's."""
-    from headrace.telemetry.process import default_history
-
-    environment = os.environ if environment is None else environment
-    return environment.get("HEADRACE_HISTORY") or str(default_history(environment))
 
 
 def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:

@@ -43,9 +43,9 @@ def test_a_file_opened_for_writing_loses_its_copy(served):
     server, one, paths = served
     copies, run = copies_of(server), run_of(server)
     one.opened([3], WRITING)
-    until(lambda: not run.board.placed(3))
+    until(lambda: copies.figures.withdrawn_files == 1)  # counted last
+    assert not run.board.placed(3)
     assert copies.find(os.fsencode(paths[3])) is None
-    assert copies.figures.withdrawn_files == 1
     run._read_rest()  # it is not placed again: it may be written to still
     time.sleep(0.05)
     assert not run.board.placed(3)
@@ -204,8 +204,8 @@ def test_a_program_that_ends_leaves_nothing_behind(served):
     until(lambda: not server._files._served)
     until(lambda: not run._thread.is_alive())
     assert len(copies_of(server)) == 10  # kept for the next run
-    ended = server.describe()["files"]["ended"]
-    assert [one["job"] for one in ended] == ["job"]
+    until(lambda: server.describe()["files"]["ended"])  # once its last figures are taken
+    assert [one["job"] for one in server.describe()["files"]["ended"]] == ["job"]
 
 
 def test_a_program_does_not_wait_for_a_scan(tmp_path, folder, program, monkeypatch):

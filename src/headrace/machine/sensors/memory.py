@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.telemetry.sensors import Key, Reading, lines_of, number
+from headrace.machine.kernel_files import byte_fields
+from headrace.machine.sensors import Reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +26,7 @@ class Memory:
 
     def read(self) -> Reading:
         """What there is now."""
-        gauges: dict[Key, float] = {}
-        for line in lines_of(self._path):
-            name, _, rest = line.partition(":")
-            if name in _NAMES:
-                value = number(rest.strip().removesuffix("kB"))
-                if value is not None:
-                    gauges[_NAMES[name], ""] = 1024 * value
+        there = byte_fields(self._path)
+        gauges = {(_NAMES[name], ""): float(there[name]) for name in _NAMES if name in there}
         self.why = "" if gauges else f"{self._path} cannot be understood"
         return Reading(gauges=gauges)

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from headrace.telemetry.sensors import all_sensors
-from headrace.telemetry.sensors.beegfs import BeeGFS
-from headrace.telemetry.sensors.cpu import CPU
-from headrace.telemetry.sensors.disk import Disks
-from headrace.telemetry.sensors.lustre import Lustre
-from headrace.telemetry.sensors.memory import Memory
-from headrace.telemetry.sensors.network import Network
-from headrace.telemetry.sensors.nfs import NFS
-from headrace.telemetry.sensors.psi import Pressure
+from headrace.machine.sensors import all_sensors
+from headrace.machine.sensors.beegfs import BeeGFS
+from headrace.machine.sensors.cpu import CPU
+from headrace.machine.sensors.disk import Disks
+from headrace.machine.sensors.lustre import Lustre
+from headrace.machine.sensors.memory import Memory
+from headrace.machine.sensors.network import Network
+from headrace.machine.sensors.nfs import NFS
+from headrace.machine.sensors.psi import Pressure
 
 DISK = "   8       0 sda {reads} 0 {sectors} {read_ms} 10 0 80 5 0 {busy_ms} 0 0 0 0 0 0 0\n"
 

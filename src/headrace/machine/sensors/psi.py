@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.telemetry.counters import Growth
-from headrace.telemetry.sensors import Key, Reading, lines_of, number
+from headrace.machine.counters import Growth
+from headrace.machine.sensors import Key, Reading, lines_of, number
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from headrace.telemetry.counters import Growth
-from headrace.telemetry.sensors import Key, Reading, lines_of, number
+from headrace.machine.counters import Growth
+from headrace.machine.sensors import Key, Reading, lines_of, number
 
 if TYPE_CHECKING:
     from pathlib import Path

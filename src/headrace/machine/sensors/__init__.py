@@ -42,19 +42,19 @@ class Sensor(Protocol):
 
 
 def all_sensors(root: Path = Path("/")) -> list[Sensor]:
-    """One of each, except the GPUs' (see `headrace.telemetry.sensors.gpu`).
+    """One of each, except the GPUs' (see `headrace.machine.sensors.gpu`).
 
     Args:
         root: where `proc` and `sys` are.
     """
-    from headrace.telemetry.sensors.beegfs import BeeGFS
-    from headrace.telemetry.sensors.cpu import CPU
-    from headrace.telemetry.sensors.disk import Disks
-    from headrace.telemetry.sensors.lustre import Lustre
-    from headrace.telemetry.sensors.memory import Memory
-    from headrace.telemetry.sensors.network import Network
-    from headrace.telemetry.sensors.nfs import NFS
-    from headrace.telemetry.sensors.psi import Pressure
+    from headrace.machine.sensors.beegfs import BeeGFS
+    from headrace.machine.sensors.cpu import CPU
+    from headrace.machine.sensors.disk import Disks
+    from headrace.machine.sensors.lustre import Lustre
+    from headrace.machine.sensors.memory import Memory
+    from headrace.machine.sensors.network import Network
+    from headrace.machine.sensors.nfs import NFS
+    from headrace.machine.sensors.psi import Pressure
 
     kinds: tuple[type[Sensor], ...] = (
         CPU, Memory, Pressure, Disks, Network, NFS, Lustre, BeeGFS,
