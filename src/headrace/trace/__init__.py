@@ -1,0 +1,15 @@
+"""Trace: what a run did, step by step, in a folder: written beside training, read by reports and proofs.
+
+* format: what the files say, byte by byte
+* writer: the thread that writes, and what it is told to follow
+* file: one rank's file, append-only, of bounded size
+* host: counters of this machine that explain waits
+* run: `read_run`: a folder read back, whatever became of it
+"""
+
+from __future__ import annotations
+
+from headrace.trace.run import RankTrace, Run, read_run
+from headrace.trace.writer import flush, follow
+
+__all__ = ["RankTrace", "Run", "flush", "follow", "read_run"]

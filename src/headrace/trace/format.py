@@ -1,0 +1,307 @@
+"""Format: a run's folder, byte by byte.
+
+    RUN/run.json                what the run is: one JSON object
+    RUN/rank-00003.trace        what rank 3 did; its second file (another loader, or after a resume)
+    RUN/rank-00003-1.trace      has a number
+
+A trace begins with one line of JSON (`Header`), then chunks, little-endian, until the file ends:
+
+    u32 kind, u32 bytes, u32 crc32c of the payload, payload
+
+kind 1: steps: records of the dtype that the header names; kind 2: one event: a JSON object with `kind` and
+`at_s`. Other kinds are skipped. Times are seconds of the host's monotonic clock; the header says which Unix
+time that was. A file may be cut off anywhere: what is whole before the cut counts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import TraceError
+from headrace.plane.stage import TIERS
+from headrace.plane.step import PHASES, STEP
+from headrace.store.checksum import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "CHUNK_BYTES_MAX",
+    "EVENT",
+    "HEADER_BYTES_MAX",
+    "RANKS_MAX",
+    "STEPS",
+    "VERSION",
+    "Layout",
+    "chunk",
+    "chunks",
+    "finite",
+    "header_line",
+    "json_object",
+    "read_header",
+    "trace_name",
+    "trace_number",
+]
+
+VERSION: Final = 1
+STEPS: Final = 1
+EVENT: Final = 2
+
+HEADER_BYTES_MAX: Final = 64 << 10
+CHUNK_BYTES_MAX: Final = 4 << 20
+RANKS_MAX: Final = 1 << 20
+
+_CHUNK: Final = struct.Struct("<III")
+_FIELDS_MAX: Final = 64
+_ROW_BYTES_MAX: Final = 4096
+_SHAPE_MAX: Final = 64
+_KINDS: Final = re.compile(r"<[uif][248]|\|[uib]1")
+_NAMES: Final = re.compile(r"rank-(\d{5,7})(?:-(\d{1,6}))?\.trace")
+_FOREIGN: Final = "Name the folder that `trace=` or HEADRACE_TRACE had."
+_DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run."
+_NEWER: Final = "Read it with the version of headrace that wrote it."
+
+
+def trace_name(rank: int, number: int) -> str:
+    """The name of a rank's file: its first has the number 0."""
+    return f"rank-{rank:05d}.trace" if number == 0 else f"rank-{rank:05d}-{number}.trace"
+
+
+def trace_number(name: str) -> tuple[int, int] | None:
+    """Rank and number of a file by its name; None: it is no trace."""
+    found = _NAMES.fullmatch(name)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+def header_line(fields: Mapping[str, Any]) -> bytes:
+    """The first line of a trace.
+
+    Args:
+        fields: what `RankTrace` says about the file.
+    """
+    dtype = [[name, STEP[name].base.str, list(STEP[name].shape)] for name in STEP.names or ()]
+    document = {
+        "headrace_trace": VERSION, **fields, "step": dtype, "phases": PHASES, "tiers": TIERS,
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def chunk(kind: int, payload: bytes) -> bytes:
+    """A chunk as it stands in the file."""
+    return _CHUNK.pack(kind, len(payload), crc32c(payload)) + payload
+
+
+def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
+    """A JSON object of a file.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        found = json.loads(data.decode())
+        if b"\\u" in data:  # halves of characters, which nobody could print
+            text = json.dumps(found, ensure_ascii=False)
+            found = json.loads(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as e:
+        raise TraceError(
+            f"{path}: {what} is no JSON: {_short(e)}.", path=path, next_step=_FOREIGN
+        ) from e
+    if not isinstance(found, dict):
+        kind = type(found).__name__
+        raise TraceError(
+            f"{path}: {what} is a {kind}, expected an object.", path=path, next_step=_FOREIGN
+        )
+    return found
+
+
+def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
+    """The header at the beginning of a file, and where its chunks begin; None: it is cut off.
+
+    Args:
+        data: the file's first `HEADER_BYTES_MAX` bytes, or all.
+        path: for messages.
+
+    Raises:
+        TraceError: this is not the beginning of a trace, or of one that is newer than this.
+    """
+    end = data.find(b"\n")
+    if end < 0:
+        begin = b'{"headrace_trace":'
+        if len(data) < HEADER_BYTES_MAX and (data.startswith(begin) or begin.startswith(data)):
+            return None
+        raise TraceError(f"{path} is no trace of headrace.", path=path, next_step=_FOREIGN)
+    header = json_object(data[:end], path, "its first line")
+    version = header.get("headrace_trace")
+    if version != VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > VERSION
+        raise TraceError(
+            f"{path} has version {str(version)[:20]} of the format, expected {VERSION}.",
+            path=path, next_step=_NEWER if newer else _FOREIGN,
+        )  # fmt: skip
+    return header, end + 1
+
+
+def chunks(data: memoryview, begin: int, path: str) -> Iterator[tuple[int, memoryview, int]]:
+    """The whole chunks of a file: (kind, payload, where it ends); ends before what is cut off.
+
+    Raises:
+        TraceError: a chunk is not as it was written.
+    """
+    at, size = begin, len(data)
+    while size - at >= _CHUNK.size:
+        kind, length, crc = _CHUNK.unpack_from(data, at)
+        if kind == 0 and not any(data[at:]):
+            return  # a power failure leaves zeros where the end was to be
+        if length > CHUNK_BYTES_MAX:
+            raise _damaged(
+                path, at, f"a chunk of {length:,} bytes, at most {CHUNK_BYTES_MAX:,} are allowed"
+            )
+        first = at + _CHUNK.size
+        if first + length > size:
+            return
+        payload = data[first : first + length]
+        if (found := crc32c(payload) if length else 0) != crc:
+            raise _damaged(path, at, f"a chunk's checksum is {found:08x}, it says {crc:08x}")
+        at = first + length
+        yield kind, payload, at
+
+
+class Layout:
+    """How a file's steps are laid out, perhaps by another version: made into ours.
+
+    Raises:
+        TraceError: the header's description makes no sense.
+    """
+
+    def __init__(self, header: Mapping[str, Any], path: str) -> None:
+        self._path = path
+        self._theirs = _dtype_of(header.get("step"), path)
+        self._columns = {
+            "waited_s": _columns(header.get("phases"), PHASES, self._theirs, "waited_s", path),
+            "bytes": _columns(header.get("tiers"), TIERS, self._theirs, "bytes", path),
+        }
+        self._same = self._theirs == STEP and all(
+            found == {i: i for i in range(len(found))} for found in self._columns.values()
+        )
+
+    def rows(self, payload: memoryview, offset: int) -> NDArray[np.void]:
+        """The steps of a chunk, dtype `STEP`.
+
+        Raises:
+            TraceError: they are not whole, or say what cannot be.
+        """
+        if not payload:
+            return np.empty(0, STEP)
+        if len(payload) % self._theirs.itemsize:
+            raise _damaged(
+                self._path, offset,
+                f"{len(payload):,} bytes of steps of {self._theirs.itemsize:,} bytes each",
+            )  # fmt: skip
+        found = np.frombuffer(payload, self._theirs)
+        rows = found.astype(STEP) if self._same else self._made_ours(found)
+        if not _sensible(rows):
+            raise _damaged(self._path, offset, "a step whose times or amounts cannot be")
+        return rows
+
+    def _made_ours(self, found: NDArray[np.void]) -> NDArray[np.void]:
+        rows = np.zeros(len(found), STEP)
+        for name in STEP.names or ():
+            if name in self._columns:
+                for theirs, ours in self._columns[name].items():
+                    rows[name][:, ours] = found[name][:, theirs]
+            elif name in (self._theirs.names or ()):
+                rows[name] = found[name]
+        return rows
+
+
+_SECONDS_MAX: Final = 1e12
+_AMOUNT_MAX: Final = 1 << 62
+
+
+def _sensible(rows: NDArray[np.void]) -> bool:
+    """Whether sums over these steps mean something; NaN fails each comparison."""
+    for name in STEP.names or ():
+        values, most = rows[name], _SECONDS_MAX if STEP[name].base.kind == "f" else _AMOUNT_MAX
+        if (
+            name != "order_hash"
+            and STEP[name].base.kind in "fu"
+            and not np.all((values >= 0) & (values <= most))
+        ):
+            return False
+    return bool(np.all(rows["delivered_s"] >= rows["asked_s"]))
+
+
+def _dtype_of(described: Any, path: str) -> np.dtype[np.void]:
+    """A dtype of plain numbers; nothing else is made from a file's words."""
+    fields: list[Any] = []
+    try:
+        if not isinstance(described, list) or not 0 < len(described) <= _FIELDS_MAX:
+            raise ValueError("no list of fields")  # noqa: TRY301
+        for name, kind, shape in described:
+            plain = isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list)
+            if not plain or not _KINDS.fullmatch(kind) or len(shape) > 1:
+                raise ValueError(f"field {str(name)[:40]!r}")  # noqa: TRY301
+            if not all(type(n) is int and 0 < n <= _SHAPE_MAX for n in shape):
+                raise ValueError(f"the shape of {name[:40]!r}")  # noqa: TRY301
+            ours = STEP[name] if name in (STEP.names or ()) else None
+            if ours is not None and not _fits(np.dtype(kind), len(shape), ours):
+                raise ValueError(f"the type of {name[:40]!r}")  # noqa: TRY301
+            fields.append((name, kind, tuple(shape)))
+        dtype = np.dtype(fields)
+        missing = {"epoch", "step", "position", "asked_s", "delivered_s", "waited_s"}.difference(
+            dtype.names or ()
+        )
+        if missing or dtype.itemsize > _ROW_BYTES_MAX:
+            raise ValueError(f"no {', '.join(sorted(missing))}")  # noqa: TRY301
+    except (ValueError, TypeError) as e:
+        message = f"{path}: its steps cannot be understood: {_short(e)}."
+        raise TraceError(message, path=path, next_step=_DAMAGED) from e
+    return dtype
+
+
+def _fits(kind: np.dtype[Any], dimensions: int, ours: np.dtype[Any]) -> bool:
+    """Whether each value of theirs is one of ours."""
+    same = kind.kind == ours.base.kind and kind.itemsize <= ours.base.itemsize
+    return same and dimensions == len(ours.shape)
+
+
+def _columns(
+    names: Any, ours: tuple[str, ...], dtype: np.dtype[np.void], field: str, path: str
+) -> dict[int, int]:
+    """Which of our columns each of a file's is."""
+    if field not in (dtype.names or ()):
+        return {}
+    width = dtype[field].shape[0]
+    known = isinstance(names, list) and len(names) == width and len(set(map(str, names))) == width
+    if not known or not all(name in ours for name in names):
+        raise TraceError(
+            f"{path}: its {field} are of {str(names)[:200]}, expected {', '.join(ours)}.",
+            path=path, next_step=_NEWER,
+        )  # fmt: skip
+    return {theirs: ours.index(name) for theirs, name in enumerate(names)}
+
+
+def finite(value: Any, otherwise: float = 0.0) -> float:
+    """A number of a file's JSON; `otherwise` if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return otherwise
+    return float(value) if abs(value) < _AMOUNT_MAX and math.isfinite(value) else otherwise
+
+
+def _damaged(path: str, offset: int, found: str) -> TraceError:
+    return TraceError(
+        f"{path}: at byte {offset:,} there is {found}.",
+        path=path, offset_bytes=offset, next_step=_DAMAGED,
+    )  # fmt: skip
+
+
+def _short(error: BaseException) -> str:
+    return str(error)[:200]

@@ -1,0 +1,296 @@
+"""Run: a run's folder read back, whatever became of the run and of the folder.
+
+Nothing in the files is believed: lengths are checked before anything is made of them, and what is
+damaged or no run's is a `TraceError`. A file that was cut off counts up to there, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import TraceError
+from headrace.plane.step import STEP
+from headrace.trace.format import (
+    EVENT,
+    HEADER_BYTES_MAX,
+    RANKS_MAX,
+    STEPS,
+    Layout,
+    chunks,
+    finite,
+    json_object,
+    read_header,
+    trace_number,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["RUN_FILE", "RankTrace", "Run", "rank_traces", "read_run", "run_facts"]
+
+RUN_FILE: Final = "run.json"
+
+_RUN_BYTES_MAX: Final = 1 << 20
+_FILE_BYTES_MAX: Final = 16 << 30
+_FILES_MAX: Final = 1 << 17
+_TEXT_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RankTrace:
+    """What one loader of one rank did, from its beginning to its end or where the file is cut off."""
+
+    path: str
+    rank: int
+    world_size: int
+    host: str = ""
+    pid: int = 0
+    process: str = ""
+    """Identifies the process among all of all hosts: loaders of one process have the same."""
+    began_unix_s: float = 0.0
+    began_s: float = 0.0
+    """The host's monotonic clock at that time: what the times of steps and events are to be compared with."""
+    source: str = ""
+    """What the loader loads: a path or URL."""
+    framework: str = ""
+    fingerprint: str = ""
+    """Identifies the data; "" where the order is not headrace's."""
+    samples: int = 0
+    """In the data."""
+    order: Mapping[str, Any] = field(default_factory=dict)
+    """`Order.describe()`; {} where the order is not headrace's."""
+    order_digest: str = ""
+    length: int = 0
+    """Positions of an epoch."""
+    batch_size: int = 0
+    tail: str = ""
+    steps: NDArray[np.void]
+    """dtype `headrace.plane.step.STEP`, as they were delivered."""
+    events: tuple[dict[str, Any], ...] = ()
+    """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
+    cut: str = ""
+    """Why there is nothing after what is here; "" if the loader or the process ended properly."""
+
+    def unix_s(self, monotonic_s: float) -> float:
+        """When that was."""
+        return self.began_unix_s + (monotonic_s - self.began_s)
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind, in their order."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    def __repr__(self) -> str:
+        cut = ", cut off" if self.cut else ""
+        return f"RankTrace(rank {self.rank} of {self.world_size}, {len(self.steps):,} steps{cut})"
+
+    @property
+    def lost(self) -> int:
+        """Steps that came faster than they were written."""
+        return int(sum(finite(event.get("steps")) for event in self.of_kind("lost")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run:
+    """A run: what it is, and what each rank did.
+
+    A rank has several traces if it was resumed, or has several loaders.
+    """
+
+    path: str
+    facts: Mapping[str, Any]
+    """run.json: `headrace` (version), `command`, `began_unix_s`, `world_size`, `source`, ...; {} without it."""
+    ranks: tuple[RankTrace, ...]
+
+    def __repr__(self) -> str:
+        ranks = {trace.rank for trace in self.ranks}
+        steps = sum(len(trace.steps) for trace in self.ranks)
+        return f"Run({self.path!r}, {len(ranks):,} ranks, {steps:,} steps)"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from headrace.pages.card import card
+
+        traces = [trace for trace in self.ranks if len(trace.steps)]
+        steps = sum(len(trace.steps) for trace in traces)
+        rows: list[tuple[str, object]] = [
+            ("data", ", ".join(sorted({trace.source for trace in traces})[:4]) or "-"),
+            ("ranks", f"{len({trace.rank for trace in self.ranks}):,}"),
+            ("steps", f"{steps:,}"),
+            ("samples", f"{sum(int(trace.steps['samples'].sum()) for trace in traces):,}"),
+            (
+                "epochs",
+                f"{len({int(n) for trace in traces for n in np.unique(trace.steps['epoch'])}):,}",
+            ),
+        ]
+        waited_s = sum(float((t.steps["delivered_s"] - t.steps["asked_s"]).sum()) for t in traces)
+        seconds = sum(float(t.steps["delivered_s"][-1] - t.steps["asked_s"][0]) for t in traces)
+        cut = sum(bool(trace.cut) for trace in self.ranks)
+        return card(
+            f"Run: {self.path}", rows, waited=waited_s / seconds if seconds > 0 else None,
+            note=f"{cut} of {len(self.ranks)} traces are cut off" if cut else "",
+        )  # fmt: skip
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        TraceError: it is no run's, or something in it is damaged.
+        OSError: it cannot be read.
+    """
+    path = os.fspath(folder)
+    return Run(path=path, facts=run_facts(path), ranks=tuple(rank_traces(path)))
+
+
+def run_facts(folder: str) -> dict[str, Any]:
+    """What run.json says; {} if the run died before it was written.
+
+    Raises:
+        TraceError: this is no run's folder.
+    """
+    path = Path(folder, RUN_FILE)
+    try:
+        data = _bytes_of(str(path), _RUN_BYTES_MAX)
+    except (FileNotFoundError, NotADirectoryError):
+        if _names(folder):
+            return {}
+        raise TraceError(
+            f"{folder} is no run's folder: it has neither {RUN_FILE} nor a rank's trace.",
+            path=folder, next_step="Trace a run: headrace.loader(..., trace=DIR), or HEADRACE_TRACE=DIR.",
+        ) from None  # fmt: skip
+    found = json_object(bytes(data), str(path), "the file")
+    if found.get("headrace_run") != 1:
+        raise TraceError(f"{path} is of something else, or of a newer headrace.", path=str(path))
+    return found
+
+
+def rank_traces(folder: str) -> Iterator[RankTrace]:
+    """Read one file after the other, in the order of ranks: for who needs only one at a time.
+
+    Raises:
+        TraceError: one is damaged.
+    """
+    for name in _names(folder):
+        yield _read(str(Path(folder, name)), name)
+
+
+def _names(folder: str) -> list[str]:
+    found: list[tuple[tuple[int, int], str]] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                number = trace_number(entry.name)
+                if number is not None:
+                    found.append((number, entry.name))
+                if len(found) > _FILES_MAX:
+                    raise TraceError(f"{folder} has more than {_FILES_MAX:,} traces.", path=folder)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise TraceError(
+            f"{folder} is no folder.", path=folder, next_step="Name a run's folder."
+        ) from e
+    return [name for _, name in sorted(found)]
+
+
+def _bytes_of(path: str, most: int) -> memoryview:
+    """A plain file's bytes; nothing that could block or be endless is opened."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            what = (
+                "no plain file" if not stat.S_ISREG(found.st_mode) else f"{found.st_size:,} bytes"
+            )
+            raise TraceError(f"{path}: it is {what}, expected at most {most:,} bytes.", path=path)
+        return memoryview(file.read(most))
+
+
+def _read(path: str, name: str) -> RankTrace:
+    rank, _ = trace_number(name) or (0, 0)
+    data = _bytes_of(path, _FILE_BYTES_MAX)
+    found = read_header(bytes(data[:HEADER_BYTES_MAX]), path)
+    if found is None:
+        return RankTrace(
+            path=path,
+            rank=rank,
+            world_size=0,
+            steps=np.empty(0, STEP),
+            cut="it was cut off at its beginning",
+        )
+    header, begin = found
+    layout = Layout(header, path)
+    steps: list[NDArray[np.void]] = []
+    events: list[dict[str, Any]] = []
+    end = begin
+    for kind, payload, after in chunks(data, begin, path):
+        if kind == STEPS:
+            steps.append(layout.rows(payload, end))
+        elif kind == EVENT:
+            events.append(_event(payload, path))
+        end = after
+    return RankTrace(
+        path=path, **_facts(header, path, rank),
+        steps=np.concatenate(steps) if steps else np.empty(0, STEP),
+        events=tuple(events), cut=_cut(events, end, len(data)),
+    )  # fmt: skip
+
+
+def _event(payload: memoryview, path: str) -> dict[str, Any]:
+    event = json_object(bytes(payload), path, "an event")
+    if not isinstance(event.get("kind"), str) or finite(event.get("at_s"), -1.0) < 0:
+        raise TraceError(f"{path}: an event has no kind or no time.", path=path)
+    return event
+
+
+def _cut(events: list[dict[str, Any]], end: int, size: int) -> str:
+    if end < size:
+        return f"it was cut off in the middle: the last {size - end:,} bytes are no whole chunk"
+    last = next((event for event in reversed(events) if event["kind"] == "end"), None)
+    if last is None:
+        return "the process has not ended yet, or was killed"
+    why = str(last.get("why", ""))[:_TEXT_MAX]
+    return "" if why in ("closed", "exit") else why
+
+
+def _facts(header: Mapping[str, Any], path: str, rank: int) -> dict[str, Any]:
+    """The header's fields, each of its type and within bounds.
+
+    Raises:
+        TraceError: one is not.
+    """
+    found: dict[str, Any] = {}
+    for name, kind in _FIELDS.items():
+        value = header.get(name, kind())
+        right = type(value) is kind or (kind is float and type(value) is int)
+        if not right or not _bounded(value):
+            raise TraceError(f"{path}: its {name} is {str(value)[:60]!r}.", path=path)
+        found[name] = value
+    if found["rank"] != rank or not 0 <= rank < max(1, found["world_size"]) <= RANKS_MAX:
+        said = f"{found['rank']} of {found['world_size']}"
+        raise TraceError(f"{path}: it says that it is rank {said}.", path=path)
+    return found
+
+
+def _bounded(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _TEXT_MAX
+    if isinstance(value, (int, float)):
+        return finite(value, -1.0) >= 0
+    return True
+
+
+_FIELDS: Final[dict[str, type]] = {
+    **dict.fromkeys(
+        ("host", "process", "source", "framework", "fingerprint", "order_digest", "tail"), str
+    ),
+    **dict.fromkeys(("rank", "world_size", "pid", "samples", "length", "batch_size"), int),
+    **dict.fromkeys(("began_unix_s", "began_s"), float),
+    "order": dict,
+}

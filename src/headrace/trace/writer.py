@@ -1,0 +1,351 @@
+"""Writer: the thread that writes what loaders of this process do. It never makes them wait.
+
+A loader's `StepLog` keeps its last steps; the thread takes them from there a few times a second, and once a
+second (less often in long runs) it looks at stages, tuner and machine. The thread begins with the first
+step, so a loader that is only made, or copied to a worker, leaves no file. A forked child begins files of
+its own with its own first step. Whatever fails here is logged once, and ends the trace of that loader,
+never the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from dataclasses import asdict, dataclass, field
+from multiprocessing import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from headrace.control.stalls.live import evidence_of
+from headrace.runtime.job import clean
+from headrace.trace.file import TraceFile, bytes_max, write_once
+from headrace.trace.look import HostLook, decision, planes_look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from headrace.control.plane import Change, Plane
+    from headrace.plane import LoaderStats
+    from headrace.plane.step import Mark, StepLog
+
+__all__ = ["Traced", "flush", "follow"]
+
+LOG = logging.getLogger("headrace.trace")
+
+PERIOD_S: Final = 0.25
+"""Between two looks at the steps: a log of 4,096 holds those of 16,000 a second."""
+
+LOOK_S: Final = 1.0
+"""Between two looks at stages and machine."""
+
+LOOKS_SHARE: Final = 1 / 600
+"""Of the run's age: later looks are further apart, so that a day has 4,000 of them and not 86,400."""
+
+EVIDENCE_S: Final = 10.0
+"""Between two looks at what explains waits: it takes a millisecond."""
+
+END_S: Final = 2.0
+"""How long the end of the process waits for a disk that may hang."""
+
+
+class Traced(Protocol):
+    """A loader, as far as it is traced."""
+
+    stats: LoaderStats
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """One loader."""
+
+    folder: str
+    about: Mapping[str, Any]
+    rank: int
+    most: int
+    steps: StepLog
+    loader: weakref.ref[Any]
+    plane: Plane | None
+    seen: int = 0
+    file: TraceFile | None = None
+    began_s: float = 0.0
+    look_at_s: float = 0.0
+    evidence_at_s: float = 0.0
+    mark: Mark | None = None
+    """What was counted when its first pass began."""
+    last_change: Change | None = None
+    ended: bool = False
+    host: bool = field(default=False)
+    """Whether it is this one's file that has the machine's counters."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether its loader is gone and has never delivered anything."""
+        return self.loader() is None and self.file is None and self.steps.added == self.seen
+
+    def take(self) -> None:
+        """Write the steps that are new."""
+        rows, seen = self.steps.since(self.seen)
+        if not len(rows):
+            return
+        if self.file is None:
+            self._begin()
+        assert self.file is not None
+        lost = seen - self.seen - len(rows)
+        if lost > 0:
+            self.file.event({"kind": "lost", "at_s": time.monotonic(), "steps": lost})
+        self.seen = seen
+        self.file.steps(rows)
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        clock = {"began_unix_s": time.time(), "began_s": now}
+        write_once(Path(self._made(), "run.json"), _run(self.about, clock["began_unix_s"]))
+        here = {"host": clean(socket.gethostname()), "pid": os.getpid(), "process": _writer.process}
+        header = {**self.about, **clock, **here}
+        self.file = TraceFile(self.folder, self.rank, header, self.most)
+        self.began_s = self.look_at_s = now
+
+    def _made(self) -> str:
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        return self.folder
+
+    def look(self, now: float, host: Callable[[float], dict[str, Any]] | None) -> None:
+        """Write what stages, tuner and machine say, if it is time for that."""
+        file, plane = self.file, self.plane
+        if file is None or now < self.look_at_s:
+            return
+        self.look_at_s = now + max(LOOK_S, (now - self.began_s) * LOOKS_SHARE)
+        if plane is not None:
+            for change in self._changes(plane):
+                file.event(decision(change, plane.started))
+            if (seen := planes_look(plane, now)) is not None:
+                file.event(seen)
+        if now >= self.evidence_at_s:
+            self.evidence_at_s = now + EVIDENCE_S
+            self._evidence(now)
+        if host is not None:
+            file.event(host(now))
+
+    def _evidence(self, now: float) -> None:
+        """Write what explains the waits so far, and is not in the steps."""
+        loader = self.loader()
+        if loader is None or self.file is None:
+            return
+        if self.mark is None:
+            self.mark = next(iter(self.steps.marks), None)
+        found = asdict(evidence_of(loader, self.mark))
+        known = {name: v for name, v in found.items() if v not in (0, "") and v == v}  # noqa: PLR0124
+        skipped = len(getattr(loader, "skipped", ()))
+        self.file.event({"kind": "evidence", "at_s": now, "skipped": skipped, "found": known})
+
+    def _changes(self, plane: Plane) -> list[Change]:
+        """The tuner's decisions since the last look; the oldest are forgotten if there were very many."""
+        changes = list(plane.changes)
+        known = next(
+            (at for at in range(len(changes), 0, -1) if changes[at - 1] is self.last_change), 0
+        )
+        if changes:
+            self.last_change = changes[-1]
+        return changes[known:]
+
+    def end(self, why: str) -> None:
+        """Write what is left, and close the file."""
+        self.ended = True
+        self.take()
+        if self.file is not None:
+            self.look_at_s = self.evidence_at_s = 0.0
+            self.look(time.monotonic(), None)
+            self.file.close(why)
+
+
+class _Writer:
+    """The thread, and whom it follows."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: a forked child has neither the thread nor the lock's owner, and other files."""
+        followed = getattr(self, "_followed", [])
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._host: HostLook | None = None
+        self.process = secrets.token_hex(8)
+        self._followed: list[_Followed] = followed
+        for each in followed:
+            if each.file is not None:
+                each.file.forget()
+            each.file, each.host, each.seen = None, False, each.steps.added
+            each.steps.first = self.wake
+
+    def __reduce__(self) -> str:
+        # A log that is copied to another process refers to that process's writer.
+        return "_writer"
+
+    def follow(self, followed: _Followed) -> None:
+        with self._lock:
+            self._followed = [each for each in self._followed if not each.idle] + [followed]
+        followed.steps.first = self.wake
+
+    def wake(self) -> None:
+        """A loader of this process delivers: see to it that somebody writes."""
+        if self._thread is not None or _is_worker():
+            return
+        with self._lock:
+            if self._thread is None and not self._ending.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="headrace-trace", daemon=True
+                )
+                self._thread.start()
+                if multiprocessing.parent_process() is not None:
+                    # A forked one ends without `atexit`.
+                    util.Finalize(None, self.stop, exitpriority=0)
+
+    def _run(self) -> None:
+        while not self._ending.wait(PERIOD_S):
+            with self._lock:
+                self._followed = [each for each in self._followed if not each.ended]
+                if not self._followed:
+                    self._thread = None
+                    return
+                followed = list(self._followed)
+            self._round(followed)
+        with self._writing:
+            for each in list(self._followed):
+                _safely(each, lambda one: one.end("exit"))
+
+    def flush(self) -> None:
+        """Write all that there is, now, in the caller's thread."""
+        with self._lock:
+            followed = list(self._followed)
+        self._round(followed)
+
+    def _round(self, followed: Sequence[_Followed]) -> None:
+        now = time.monotonic()
+        with self._writing:
+            for each in followed:
+                self._write(each, now)
+
+    def _write(self, each: _Followed, now: float) -> None:
+        gone = each.loader() is None
+        _safely(each, _Followed.take)
+        if gone:
+            _safely(each, lambda one: one.end("closed"))
+        elif each.file is not None:
+            _safely(each, lambda one: one.look(now, self._host_for(one)))
+
+    def _host_for(self, each: _Followed) -> Callable[[float], dict[str, Any]] | None:
+        """The machine's counters go to one file of the process, whichever is open."""
+        if not any(other.host and not other.ended for other in self._followed):
+            each.host = True
+        if not each.host:
+            return None
+        if self._host is None:
+            self._host = HostLook()
+        return self._host.look
+
+    def stop(self) -> None:
+        """The process ends."""
+        self._ending.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(END_S)
+
+
+def _safely(followed: _Followed, act: Callable[[_Followed], None]) -> None:
+    if followed.ended:
+        return
+    try:
+        act(followed)
+    except Exception:
+        LOG.exception("%s: the trace of this loader ends, the run goes on", followed.folder)
+        followed.ended = True
+        if followed.file is not None:
+            followed.file.close("it could not be written")
+
+
+def _is_worker() -> bool:
+    """Whether this process makes batches for another one, whose steps they are."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        return True
+    return "grain" in sys.modules and multiprocessing.current_process().daemon
+
+
+_writer = _Writer()
+os.register_at_fork(after_in_child=_writer.reset)
+atexit.register(_writer.stop)
+
+
+def flush() -> None:
+    """Write what loaders of this process have delivered so far, and end the files of those that are gone.
+
+    Not needed: it happens by itself a moment later. For who reads a run that this process has just made.
+    """
+    if not _is_worker():
+        _writer.flush()
+
+
+def follow(
+    folder: str, about: Mapping[str, Any], loader: Traced, *, plane: Plane | None = None
+) -> None:
+    """Write what a loader does into a run's folder, from its first step on until it is gone.
+
+    Args:
+        folder: the run's; made with the first step.
+        about: what the trace's header says: the fields of `RankTrace` from `rank` to `tail`.
+        loader: not kept alive.
+        plane: its stages under watch.
+
+    Raises:
+        ValueError: HEADRACE_TRACE_BYTES makes no sense.
+    """
+    rank = int(about.get("rank", 0))
+    steps = loader.stats.steps
+    _writer.follow(
+        _Followed(folder, dict(about), rank, bytes_max(), steps, weakref.ref(loader), plane)
+    )
+
+
+_SECRET: Final = ("token", "password", "passwd", "secret", "key", "credential")
+
+
+def _run(about: Mapping[str, Any], began_unix_s: float) -> dict[str, Any]:
+    from headrace import __version__
+
+    names = (
+        "world_size", "source", "framework", "fingerprint", "samples", "order", "order_digest", "length",
+        "batch_size", "tail",
+    )  # fmt: skip
+    return {
+        "headrace_run": 1,
+        "headrace": __version__,
+        "command": _without_secrets([sys.executable, *sys.argv]),
+        "began_unix_s": began_unix_s,
+        **{name: about[name] for name in names if name in about},
+    }
+
+
+def _without_secrets(words: list[str]) -> list[str]:
+    """A command line, without the values of options whose names say that nobody is to see them."""
+    found: list[str] = []
+    hide = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        secret = name.startswith("-") and any(part in name.lower() for part in _SECRET)
+        if secret and equals:
+            found.append(f"{name}=***")
+        else:
+            found.append("***" if hide and not word.startswith("-") else word[:1024])
+        hide = secret and not equals
+    return found

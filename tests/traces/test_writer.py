@@ -1,0 +1,251 @@
+"""The writing thread: nothing is lost, nobody waits, and each way to end leaves a run that can be read."""
+
+import gc
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.order import Shuffled, Slices
+from headrace.plane import LoaderStats
+from headrace.plane.step import Step, StepLog
+from headrace.trace import flush, follow, read_run
+from headrace.trace.file import bytes_max
+from headrace.trace.writer import _without_secrets
+from tests_shared import until
+
+from .runs import about, steps_of
+
+ORDER = Shuffled(2000, seed=3)
+ABOUT = about(ORDER, Slices(2000, 10))
+ROWS = steps_of(ORDER, Slices(2000, 10), 0)
+
+
+class Owner:
+    """Stands for a loader."""
+
+    def __init__(self, steps):
+        self.stats = LoaderStats(steps=steps)
+
+
+def step_of(row):
+    return Step(*(tuple(value) if getattr(value, "shape", ()) else value for value in row))
+
+
+def add(log, rows):
+    for row in rows:
+        log.add(step_of(row))
+
+
+def traces(folder):
+    return read_run(folder).ranks if folder.is_dir() and any(folder.iterdir()) else ()
+
+
+def test_steps_are_written_while_a_loader_lives_and_the_file_ends_with_it(tmp_path):
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path / "run"), ABOUT, owner)
+    assert not (tmp_path / "run").exists()
+    add(log, ROWS[:150])
+    until(lambda: sum(len(t.steps) for t in traces(tmp_path / "run")) == 150)
+    assert traces(tmp_path / "run")[0].cut
+    add(log, ROWS[150:])
+    del owner
+    gc.collect()
+    until(lambda: not traces(tmp_path / "run")[0].cut)
+    found = read_run(tmp_path / "run")
+    assert np.array_equal(found.ranks[0].steps, ROWS)
+    assert found.facts["source"] == "/data/train.hr"
+    assert found.facts["headrace"]
+
+
+def test_what_is_there_can_be_written_at_once(tmp_path):
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path), ABOUT, owner)
+    add(log, ROWS)
+    del owner
+    flush()
+    (trace,) = read_run(tmp_path).ranks
+    assert len(trace.steps) == len(ROWS)
+    assert not trace.cut
+
+
+def test_a_followed_log_can_be_copied_to_another_process(tmp_path):
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path / "run"), ABOUT, owner)
+    add(pickle.loads(pickle.dumps(log)), ROWS[:3])
+    assert log.added == 0
+    del owner
+
+
+def test_a_loader_that_delivers_nothing_leaves_no_file(tmp_path):
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path / "run"), ABOUT, owner)
+    other = StepLog()
+    writes = Owner(other)
+    follow(str(tmp_path / "other"), ABOUT, writes)
+    add(other, ROWS[:1])
+    until(lambda: traces(tmp_path / "other"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_that_came_too_fast_are_counted(tmp_path):
+    log = StepLog(50)
+    owner = Owner(log)
+    follow(str(tmp_path), ABOUT, owner)
+    add(log, ROWS)
+    until(lambda: traces(tmp_path))
+    until(lambda: traces(tmp_path)[0].lost + len(traces(tmp_path)[0].steps) == len(ROWS))
+    assert traces(tmp_path)[0].lost == 150
+
+
+def test_machine_counters_stand_in_one_file_of_the_process(tmp_path):
+    logs = [(log, Owner(log)) for log in (StepLog(), StepLog())]
+    for log, owner in logs:
+        follow(str(tmp_path), ABOUT, owner)
+        add(log, ROWS[:1])
+    until(lambda: [e for t in traces(tmp_path) for e in t.of_kind("host")], 5.0)
+    found = [len(t.of_kind("host")) for t in traces(tmp_path)]
+    assert sorted(map(bool, found)) == [False, True]
+    host = next(e for t in traces(tmp_path) for e in t.of_kind("host"))
+    assert host["seconds"] > 0
+    assert host["grown"]["cpu_s"] > 0
+
+
+def test_a_log_loses_and_repeats_nothing_while_steps_are_added():
+    log, one = StepLog(1 << 20), step_of(ROWS[0])
+    ending = threading.Event()
+
+    def adding():
+        for number in range(50_000):
+            log.add(one._replace(epoch=number))
+        ending.set()
+
+    thread = threading.Thread(target=adding)
+    thread.start()
+    seen, numbers = 0, []
+    while not ending.is_set() or len(numbers) < log.added:
+        rows, seen = log.since(seen)
+        numbers += rows["epoch"].tolist()
+    thread.join()
+    assert numbers == list(range(50_000))
+
+
+PROGRAM = """
+import os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+from headrace.plane.step import StepLog
+from headrace.trace import follow
+from traces.test_writer import ABOUT, ROWS, Owner, add
+log = StepLog()
+owner = Owner(log)
+follow({folder!r}, ABOUT, owner)
+{act}
+"""
+
+
+def run_program(folder, act):
+    text = PROGRAM.format(tests=str(Path(__file__).parents[1]), folder=str(folder), act=act)
+    return subprocess.run(
+        [sys.executable, "-c", text], check=False, timeout=60, capture_output=True
+    )
+
+
+def test_what_came_just_before_the_end_is_written(tmp_path):
+    done = run_program(tmp_path / "run", "add(log, ROWS)")
+    assert done.returncode == 0, done.stderr
+    trace = read_run(tmp_path / "run").ranks[0]
+    assert len(trace.steps) == len(ROWS)
+    assert not trace.cut
+    assert trace.events[-1]["why"] == "exit"
+
+
+def test_a_killed_process_leaves_what_was_written(tmp_path):
+    act = "add(log, ROWS); time.sleep(0.6); os.kill(os.getpid(), signal.SIG{})"
+    for name in ("TERM", "KILL"):
+        done = run_program(tmp_path / name, act.format(name))
+        assert done.returncode == -getattr(signal, f"SIG{name}"), done.stderr
+        trace = read_run(tmp_path / name).ranks[0]
+        assert len(trace.steps) == len(ROWS)
+        assert "killed" in trace.cut
+
+
+def test_a_forked_rank_has_a_file_of_its_own_and_the_parents_goes_on(tmp_path):
+    done = run_program(
+        tmp_path / "run",
+        """
+add(log, ROWS[:100])
+time.sleep(0.6)
+if (child := os.fork()) == 0:
+    add(log, ROWS[100:130])
+    time.sleep(0.6)
+    os._exit(0)
+os.waitpid(child, 0)
+add(log, ROWS[100:])
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = read_run(tmp_path / "run").ranks
+    assert np.array_equal(first.steps, ROWS)
+    assert np.array_equal(second.steps, ROWS[100:130])
+    assert first.pid != second.pid
+    assert [bool(first.cut), bool(second.cut)] == [False, True]
+
+
+def test_a_forked_process_of_multiprocessing_ends_its_file_properly(tmp_path):
+    done = run_program(
+        tmp_path / "run",
+        """
+import multiprocessing
+rank = multiprocessing.get_context("fork").Process(target=add, args=(log, ROWS))
+rank.start()
+rank.join()
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    (trace,) = read_run(tmp_path / "run").ranks
+    assert len(trace.steps) == len(ROWS)
+    assert not trace.cut
+
+
+def test_a_worker_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.trace.writer._is_worker", lambda: True)
+    monkeypatch.setattr("headrace.trace.writer._writer._thread", None)
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path / "run"), ABOUT, owner)
+    add(log, ROWS)
+    time.sleep(0.4)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_refuses_ends_the_trace_and_not_the_run(tmp_path, caplog):
+    (tmp_path / "run").write_text("in the way")
+    log = StepLog()
+    owner = Owner(log)
+    follow(str(tmp_path / "run"), ABOUT, owner)
+    add(log, ROWS)
+    until(lambda: "the trace of this loader ends" in caplog.text)
+    assert (tmp_path / "run").read_text() == "in the way"
+
+
+def test_the_size_of_a_file_is_a_number_of_bytes(monkeypatch):
+    monkeypatch.setenv("HEADRACE_TRACE_BYTES", "a lot")
+    with pytest.raises(ValueError, match="a lot"):
+        bytes_max()
+
+
+def test_no_secret_of_the_command_line_is_kept():
+    words = ["train.py", "--token=abc", "--api-key", "xyz", "--lr", "0.1", "-x", "--password"]
+    assert _without_secrets(words) == [
+        "train.py", "--token=***", "--api-key", "***", "--lr", "0.1", "-x", "--password",
+    ]  # fmt: skip
