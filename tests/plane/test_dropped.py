@@ -65,8 +65,11 @@ def test_a_dropped_loader_leaves_nothing(way, early, packed, photos, tmp_path):
     left = use()
     assert until(lambda: [ref() for ref in left] == [None, None, None])
     assert until(lambda: descriptors(*roots) == before), descriptors(*roots)
-    alive = [t.name for t in threading.enumerate() if t.name.startswith("headrace")]
-    assert set(alive) <= {"headrace-control"}
+
+    def alive():
+        return {t.name for t in threading.enumerate() if t.name.startswith("headrace")}
+
+    assert until(lambda: alive() <= {"headrace-control"}), alive()
 
 
 @pytest.mark.parametrize("reference", [False, True])

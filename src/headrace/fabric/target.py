@@ -9,7 +9,6 @@ sleeps while nobody does anything.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import selectors
@@ -17,27 +16,20 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.closing import Closing
 from headrace.errors import FabricError
-from headrace.fabric.chap_host import GROUPS, HASHES
-from headrace.fabric.chap_proof import Parties
-from headrace.fabric.chap_target import ChapTarget
-from headrace.fabric.command import Status
-from headrace.fabric.connection import Admission, Connection
-from headrace.fabric.controller import QUEUES_MAX, Association, Controller
+from headrace.fabric.associations import Associations
+from headrace.fabric.connection import Connection
 from headrace.fabric.pdu import DDGST, HDGST
-from headrace.fabric.structures import DISCOVERY_NQN, DiscoveryEntry
+from headrace.fabric.target_options import TargetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from headrace.fabric.connection import ConnectRequest
-    from headrace.fabric.dh import DhGroup
-    from headrace.fabric.secret import Hash
     from headrace.fabric.subsystem import Subsystem
 
 __all__ = ["Target", "TargetOptions"]
@@ -55,37 +47,6 @@ _TICK_S = 0.25
 _BACKLOG = 512
 _RECEIVE_BYTES = 64 << 10
 _OUTPUT_BYTES_MAX = 8 << 20
-_INVALID_AT_CNTLID, _INVALID_AT_SUBNQN, _INVALID_AT_HOSTNQN = (
-    1 << 16 | 16,
-    1 << 16 | 256,
-    1 << 16 | 512,
-)
-_INVALID_AT_QID = 42
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetOptions:
-    """What a target takes and spends."""
-
-    digests: bool = True
-    """Agree to digests that a host offers."""
-    associations_max: int = 256
-    """Hosts connected at once."""
-    handshakes_max: int = 512
-    """Connections that have not passed Connect and authentication; the oldest goes when there are more."""
-    authentication_s: float = 30.0
-    """From a connection's beginning to its host's proof. An emulated CPU needs seconds for ffdhe8192."""
-    dhchap_hashes: tuple[Hash, ...] = HASHES
-    """Taken for the proofs; the first that a host offers is chosen."""
-    dhchap_groups: tuple[DhGroup, ...] = GROUPS
-    """Taken for the exchange; the first that a host offers is chosen."""
-    loops: int = 1
-    """Threads that move data."""
-    readers: int = 16
-    """Threads that read what is not in the page cache."""
-    cache_bytes: int | None = None
-    """Exports that are larger together are read past the page cache where they are not in it, since they
-    would not stay there; None: half of the machine's memory."""
 
 
 class _Line:
@@ -97,21 +58,6 @@ class _Line:
         self.since_s = now_s
         self.close_at_s: float | None = None
         self.cntlid = 0
-
-
-class _Joined:
-    """An association and the connection of its admin queue."""
-
-    def __init__(
-        self, controller: Controller, subsystem: Subsystem | None, chap: ChapTarget | None
-    ) -> None:
-        self.controller = controller
-        self.subsystem = subsystem
-        self.chap = chap
-        self.settled = chap is None
-        """The host is who it says: before, its association stands in nobody's way."""
-        self.line: _Line | None = None
-        self.queues: set[int] = set()
 
 
 class Target(Closing):
@@ -137,12 +83,12 @@ class Target(Closing):
         self._lines: dict[int, _Line] = {}
         self._shaking: dict[_Line, None] = {}
         """Those that are not admitted, the oldest first."""
-        self._joined: dict[int, _Joined] = {}
+        self._associations: Associations[_Line] = Associations(
+            self._subsystems, self.options, self._traffic
+        )
+        self._joined = self._associations.joined
         self._soon: deque[Callable[[], None]] = deque()
-        self._next_cntlid = 0
-        self._generation = 1
         self._stopping = False
-        self._refused = 0
         self._listener = _listen(address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._queues = _native.FabricTargetQueues(
@@ -164,7 +110,7 @@ class Target(Closing):
         return {
             "associations": len(self._joined),
             "connections": len(self._lines),
-            "connects_refused": self._refused,
+            "connects_refused": self._associations.refused,
             **self._queues.figures(),
         }
 
@@ -218,7 +164,9 @@ class Target(Closing):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         digests = HDGST | DDGST if self.options.digests else 0
-        line = _Line(sock, Connection(self._admitting(sock), digests), time.monotonic())
+        line = _Line(
+            sock, Connection(partial(self._associations.admit, sock), digests), time.monotonic()
+        )
         self._lines[sock.fileno()] = line
         self._selector.register(sock, selectors.EVENT_READ, line)
         self._shaking[line] = None
@@ -313,118 +261,15 @@ class Target(Closing):
 
     # -- hosts ------------------------------------------------------------------------------------
 
-    def _admitting(self, sock: socket.socket) -> Callable[[ConnectRequest], Admission]:
-        def admit(request: ConnectRequest) -> Admission:
-            admission = (
-                self._admit_queue(request) if request.qid else self._admit_host(sock, request)
-            )
-            self._refused += bool(admission.status)
-            return admission
-
-        return admit
-
-    def _admit_host(self, sock: socket.socket, request: ConnectRequest) -> Admission:  # noqa: PLR0911 - a list of refusals
-        """A Connect for an admin queue."""
-        invalid = Status.CONNECT_INVALID_PARAMETERS
-        if request.cntlid != 0xFFFF:
-            return Admission(invalid, _INVALID_AT_CNTLID)
-        if not request.hostnqn:
-            return Admission(invalid, _INVALID_AT_HOSTNQN)
-        subsystem = self._subsystems.get(request.subnqn)
-        if subsystem is None and request.subnqn != DISCOVERY_NQN:
-            return Admission(invalid, _INVALID_AT_SUBNQN)
-        if subsystem is not None and not subsystem.allows(request.hostnqn):
-            return Admission(Status.CONNECT_INVALID_HOST)
-        if self._is_twin(request.hostid, request.hostnqn):
-            return Admission(Status.CONNECT_INVALID_HOST)
-        if self._is_full():
-            return Admission(Status.CONNECT_CONTROLLER_BUSY)
-        cntlid = self._free_cntlid()
-        discovery = None
-        if subsystem is None:
-            host, port = sock.getsockname()[:2]
-            discovery = self._discovery(
-                request.hostnqn, host, port, ipv6=sock.family == socket.AF_INET6
-            )
-        controller = Controller(
-            Association(
-                hostnqn=request.hostnqn,
-                hostid=request.hostid,
-                subnqn=request.subnqn,
-                serial=subsystem.serial if subsystem else "discovery",
-                cntlid=cntlid,
-                kato_ms=request.kato_ms,
-                namespaces=(lambda: subsystem.namespaces) if subsystem else dict,
-                discovery=discovery,
-                traffic=self._traffic,
-            ),
-            time.monotonic(),
-        )
-        chap = self._chap(subsystem, request) if subsystem else None
-        self._joined[cntlid] = _Joined(controller, subsystem, chap)
-        return Admission(result=cntlid, controller=controller, gate=chap.gate() if chap else None)
-
-    def _chap(self, subsystem: Subsystem, request: ConnectRequest) -> ChapTarget | None:
-        """What a host has to prove; None: it is believed."""
-        secret = subsystem.secret_of(request.hostnqn)
-        if secret is None:
-            return None
-        return ChapTarget(
-            parties=Parties(request.hostnqn, request.subnqn), secrets=secret,
-            hashes=self.options.dhchap_hashes, groups=self.options.dhchap_groups,
-        )  # fmt: skip
-
-    def _is_twin(self, hostid: bytes, hostnqn: str) -> bool:
-        """Whether another host with this identifier is connected."""
-        associations = (j.controller.association for j in self._joined.values() if j.settled)
-        return any(
-            hmac.compare_digest(each.hostid, hostid) and each.hostnqn != hostnqn
-            for each in associations
-        )
-
-    def _is_full(self) -> bool:
-        return sum(j.settled for j in self._joined.values()) >= self.options.associations_max
-
     def _settle(self, line: _Line) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
         joined = self._joined.get(line.cntlid)
         if joined is None or joined.line is not line or joined.settled:
             return True
-        if not line.connection.admitted:
+        if not line.connection.admitted or self._associations.settle(joined):
             return True
-        association = joined.controller.association
-        if self._is_full() or self._is_twin(association.hostid, association.hostnqn):
-            line.connection.why = "meanwhile there is another host in its place"
-            return False
-        joined.settled = True
-        return True
-
-    def _admit_queue(self, request: ConnectRequest) -> Admission:
-        """A Connect for an I/O queue: of an association that there is, of the same host."""
-        invalid = Status.CONNECT_INVALID_PARAMETERS
-        joined = self._joined.get(request.cntlid)
-        if joined is None or joined.subsystem is None:
-            return Admission(invalid, _INVALID_AT_CNTLID)
-        association = joined.controller.association
-        if association.subnqn != request.subnqn:
-            return Admission(invalid, _INVALID_AT_SUBNQN)
-        same = hmac.compare_digest(association.hostid, request.hostid)
-        if association.hostnqn != request.hostnqn or not same:
-            return Admission(invalid, _INVALID_AT_HOSTNQN)
-        if not joined.controller.registers.ready:
-            return Admission(Status.COMMAND_SEQUENCE_ERROR)
-        if request.qid > QUEUES_MAX or request.qid in joined.queues:
-            return Admission(invalid, _INVALID_AT_QID)
-        joined.queues.add(request.qid)
-        gate = joined.chap.gate() if joined.chap else None
-        return Admission(result=request.cntlid, controller=joined.controller, gate=gate)
-
-    def _free_cntlid(self) -> int:
-        """A number that was not given away recently."""
-        while True:
-            self._next_cntlid = self._next_cntlid % 0xFFEF + 1
-            if self._next_cntlid not in self._joined:
-                return self._next_cntlid
+        line.connection.why = "meanwhile there is another host in its place"
+        return False
 
     def _joined_by(self, line: _Line) -> None:
         """After a Connect: an admin queue's connection is the association's."""
@@ -458,20 +303,6 @@ class Target(Closing):
         )
 
     # -- what controllers ask for -----------------------------------------------------------------
-
-    def _discovery(
-        self, hostnqn: str, address: str, port: int, *, ipv6: bool
-    ) -> Callable[[], tuple[int, list[DiscoveryEntry]]]:
-        """Names to a host the subsystems that it may connect to, at the address that it reached."""
-
-        def entries() -> tuple[int, list[DiscoveryEntry]]:
-            return self._generation, [
-                DiscoveryEntry(nqn, address, port, ipv6)
-                for nqn, subsystem in self._subsystems.items()
-                if subsystem.allows(hostnqn)
-            ]
-
-        return entries
 
     def _traffic(self) -> tuple[int, int]:
         figures = self._queues.figures()

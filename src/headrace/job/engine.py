@@ -216,8 +216,7 @@ class JobEngine(Closing):
             _inherited.append(live)
             return
         live.close()
-        # It opens nothing any more. Python threads that are inside native code when the interpreter ends
-        # take the process with them.
+        # It opens nothing any more; what it was connecting is closed when it has ended.
         if follower is not None and follower is not threading.current_thread():
             follower.join(_FOLLOWER_S)
 

@@ -25,6 +25,7 @@ from headrace.node.mapped import NodeBatch
 from headrace.node.pending import Pending, join_pieces
 from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
 from headrace.plane.stage import StageStats
+from headrace.plane.tiers.reads_over import ReadsOver
 from headrace.runtime import runtime_folder
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class NodeReport:
     why: str
 
 
-class NodeReads:
+class NodeReads(ReadsOver):
     """Batches from the daemon, or from below.
 
     Args:
@@ -132,7 +133,7 @@ class NodeReads:
         *,
         budget_bytes: int = 64 << 20,
     ) -> None:
-        self._below = below
+        super().__init__(below)
         self._samples_count = len(store)
         self._parts = len(part_names)
         self._pid = os.getpid()
@@ -157,17 +158,11 @@ class NodeReads:
     @property
     def usable(self) -> bool:
         """False in a forked child of the process that made it."""
-        return os.getpid() == self._pid and self._below.usable
+        return os.getpid() == self._pid and super().usable
 
-    @property
-    def engine(self) -> tuple[str, str]:
-        """As below."""
-        return self._below.engine
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory of this process; the daemon's is not counted."""
-        return self._gatherer.mapped_bytes + self._below.mapped_bytes
+    def _own_bytes(self) -> int:
+        """Without the daemon's."""
+        return self._gatherer.mapped_bytes
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; returns at once."""
@@ -379,7 +374,7 @@ class NodeReads:
     def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
         """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""
         if not any(isinstance(batch, NodeBatch) for batch, _, _ in pieces):
-            return self._below.gather(pieces)
+            return super().gather(pieces)
         return cast("_native.Batch", join_pieces(pieces))
 
     def close(self) -> None:

@@ -131,6 +131,7 @@ class ServedData:
         self._readings: dict[int, _Reading] = {}
         self._by_key: dict[bytes, _Reading] = {}
         self._next = 1
+        self._closed = False
         self._queue: queue.SimpleQueue[tuple[_Reading, PendingReads] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._read, name=f"headrace-node-read-{number}", daemon=True
@@ -298,7 +299,8 @@ class ServedData:
         try:
             batch = pending.take()
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
-            if not isinstance(e, (HeadraceError, OSError)):
+            # What a closed reader gives up is no failure.
+            if not (self._closed or isinstance(e, (HeadraceError, OSError))):
                 _log.exception("data set %d: a batch failed", self.number)
             return Outcome(None, f"{type(e).__name__}: {e}")
         return self._outcome(batch, pending)
@@ -389,6 +391,7 @@ class ServedData:
 
     def close(self) -> None:
         """End reading. Batches that were handed out stay valid."""
+        self._closed = True
         self._queue.put(None)
         self.chain.top.close()
         self.store.close()

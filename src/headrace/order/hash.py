@@ -31,6 +31,7 @@ __all__ = [
     "mix64",
     "mix64_array",
     "order_hash",
+    "position_hashes",
     "reference_order_hash",
     "uniform",
 ]
@@ -102,6 +103,17 @@ def order_hash(position_start: int, indices: npt.NDArray[np.int64]) -> int:
         The batch's share of the order hash, 0 to 2^64 - 1.
     """
     return _native.order_hash(position_start, np.ascontiguousarray(indices, np.int64))
+
+
+def position_hashes(position_start: int, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Hash each delivery of a batch by itself; their sum is `order_hash`.
+
+    Returns:
+        uint64, shaped like `indices`.
+    """
+    positions = np.arange(position_start, position_start + len(indices), dtype=np.uint64)
+    spread = mix64_array(positions + np.uint64(GOLDEN))
+    return mix64_array(spread ^ indices.astype(np.uint64))
 
 
 def reference_order_hash(position_start: int, indices: Sequence[int]) -> int:

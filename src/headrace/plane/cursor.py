@@ -157,19 +157,21 @@ class Pass:
         """
         self._cursor._check(self._number)  # noqa: SLF001 - its own other half
 
-    def delivered(self, step: int, indices: NDArray[np.int64]) -> None:
+    def delivered(self, step: int, indices: NDArray[np.int64]) -> tuple[int, int, int, int]:
         """Count one batch.
 
         Args:
             step: counted from the beginning of the pass.
             indices: int64, shape (samples,): what was asked for at this step's positions.
+
+        Returns:
+            The epoch, the step, the position of its first sample, and the order hash of these samples.
         """
         slices = self._cursor.slices
         first = slices.span(step, self.begin)[0]
-        self._cursor._delivered(  # noqa: SLF001
-            slices.position_after(step + 1, self.begin),
-            order_hash(first, indices),
-        )
+        hashed = order_hash(first, indices)
+        self._cursor._delivered(slices.position_after(step + 1, self.begin), hashed)  # noqa: SLF001
+        return self.epoch, step, first, hashed
 
     def finish(self) -> None:
         """Go on to the next epoch: every step was delivered and the consumer came back."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.plane.cursor import Cursor, Pass
 from headrace.plane.prefetch_stage import PrefetchStage
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
+from headrace.plane.step import StepLog
 from headrace.plane.store_reader import SampleSource, StoreReader
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class LoaderStats:
     opened_files: int = 0
     stages_now: Callable[[], Sequence[Stage]] = field(default=tuple, repr=False, compare=False)
     """Gives the stages of the plane."""
+    steps: StepLog = field(default_factory=StepLog, repr=False, compare=False)
+    """The last deliveries, and what each was waited for."""
     rested: Callable[[], object] | None = field(default=None, repr=False, compare=False)
     """Is called when a pass has ended."""
     _handed_s: float = field(default=0.0, repr=False, compare=False)
@@ -187,6 +190,17 @@ class Loader:
         """Return the number of batches in a whole epoch; the same on every rank."""
         return self.slices.steps()
 
+    def __repr__(self) -> str:
+        from headrace.plane.showing import loader_line
+
+        return loader_line(self)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from headrace.plane.showing import loader_card
+
+        return loader_card(self)
+
     @property
     def cursor(self) -> Cursor:
         """Where the loader stands, for adapters that deliver its batches in their own way."""
@@ -287,11 +301,13 @@ class Loader:
                 this.check()
                 self.stats.ask()
                 asked_at = time.perf_counter()
-                batch, asked, reads = next(fetched)
-                waited_s = time.perf_counter() - asked_at
+                batch, asked, reads, way = next(fetched)
+                got_at = time.perf_counter()
+                waited_s = got_at - asked_at
                 ready = self._reader.was_ready
                 self.stats.count(len(batch), batch.nbytes, reads, waited_s, ready=ready)
-                this.delivered(step, asked)
+                place = this.delivered(step, asked)
+                self.stats.steps.came(place, len(asked), (asked_at, got_at), way)
                 yield batch
             self.stats.ask()  # what came after the last batch was work, too
         finally:

@@ -439,6 +439,8 @@ class ReadAhead(Closing):
     def explain(self) -> str:
         """One line on what was read ahead, and what became of it."""
         f = self.figures
+        if not f.planned and self._doze.paused and not self.why_off:
+            return "not needed: the files are opened as ever, because they lie in the page cache"
         text = (
             f"{f.served} of {f.planned} planned files were served from memory "
             f"({self._files.explain()}); {f.skipped} were not opened, {f.changed} "

@@ -37,6 +37,9 @@ _LOCAL_KINDS = ("packed", "file", "tree")
 _QUEUE_BYTES = 256 << 20
 """Batches that wait to be written to the cache take no more than this, nor than another budget."""
 
+_ROOM = 2
+"""Buffers' worth of requests that a throttle lets go: one is read, one waits for its room."""
+
 _IDLE_BYTES = 1 << 20
 """What a source's reader may hold while the cache has every sample."""
 
@@ -122,6 +125,7 @@ def build_chain(
             bytes_per_s=tiers.bytes_per_s,
             reads_per_s=tiers.reads_per_s,
             deadline_s=options.deadline_s,
+            room=lambda: _ROOM * int(reader.stats()["buffer_bytes"]),
         )
         stages.append(throttle)
     disk = None

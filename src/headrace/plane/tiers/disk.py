@@ -18,7 +18,8 @@ import numpy as np
 from headrace import _native
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.io import BatchReader
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import TIERS, StageStats
+from headrace.plane.tiers.reads_over import ReadsOver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["CacheReport", "DiskTier"]
 
 _log = logging.getLogger("headrace")
+
+_DISK = TIERS.index("disk")
 
 _REFRESH_S = 5.0
 """How often others' publications are looked for within an epoch."""
@@ -74,7 +77,7 @@ class _Local:
     reader: BatchReader
 
 
-class DiskTier:
+class DiskTier(ReadsOver):
     """Reads from the local disk what is there.
 
     Args:
@@ -96,7 +99,7 @@ class DiskTier:
         *,
         shared: bool = False,
     ) -> None:
-        self._below = below
+        super().__init__(below)
         self.cache = cache
         self.tee = tee
         self._options = replace(options, simulate=None)  # which stands for the source alone
@@ -108,22 +111,10 @@ class DiskTier:
         self._lock = threading.Lock()
         self._samples = self._bytes = self._local_bytes = self._read_again = 0
 
-    @property
-    def usable(self) -> bool:
-        """False in a forked child of the process that made it."""
-        return self._below.usable
-
-    @property
-    def engine(self) -> tuple[str, str]:
-        """As below."""
-        return self._below.engine
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory of batches from both tiers, and of those that wait to be written."""
+    def _own_bytes(self) -> int:
+        """Of batches that are put together, or were read here."""
         local = self._local
-        own = self._assembler.mapped_bytes
-        return own + (local.reader.mapped_bytes if local else 0) + self._below.mapped_bytes
+        return self._assembler.mapped_bytes + (local.reader.mapped_bytes if local else 0)
 
     @property
     def whole(self) -> BatchReader | None:
@@ -159,10 +150,6 @@ class DiskTier:
         near = local.reader.submit(places[held] - 1)
         far = self._below.submit(indices[rest]) if len(rest) else None
         return _Pending(self, indices, _Near(local, held, places[held] - 1, near), far, rest)
-
-    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
-        """As below."""
-        return self._below.gather(pieces)
 
     def close(self) -> None:
         """Write what waits, then close both tiers."""
@@ -267,6 +254,7 @@ class DiskTier:
         except HeadraceError as e:
             _log.warning("cache %s: %s It is read from the source.", self.cache.folder, e)
             return None, every[:0]
+        batch.came_from(_DISK)
         if not batch.failed:
             return batch, every
         failures = near.local.store.catalog.failures(batch)

@@ -15,6 +15,7 @@ from headrace import _native
 from headrace.machine.memory import available_memory
 from headrace.plane.stage import StageStats
 from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
+from headrace.plane.tiers.reads_over import ReadsOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ __all__ = ["RamTier"]
 _PRESSURE_CHECK_S = 1.0
 
 
-class RamTier:
+class RamTier(ReadsOver):
     """Keeps samples in memory.
 
     Args:
@@ -55,7 +56,7 @@ class RamTier:
         available: Callable[[], int] = available_memory,
         shared: bool = False,
     ) -> None:
-        self._below = below
+        super().__init__(below)
         self._cache = _native.SampleCache(
             samples=samples, parts=parts, quota_bytes=quota_bytes, shared=shared
         )
@@ -66,21 +67,9 @@ class RamTier:
         self._samples = self._bytes = self._hit_bytes = 0
         self._busy_s = 0.0
 
-    @property
-    def usable(self) -> bool:
-        """False in a forked child of the process that made it."""
-        return self._below.usable
-
-    @property
-    def engine(self) -> tuple[str, str]:
-        """As below."""
-        return self._below.engine
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory of held samples and of batches, here and below."""
-        own = self._cache.mapped_bytes + self._cache.delivered_bytes
-        return own + self._below.mapped_bytes
+    def _own_bytes(self) -> int:
+        """Of held samples and of batches."""
+        return self._cache.mapped_bytes + self._cache.delivered_bytes
 
     @property
     def cache(self) -> _native.SampleCache:
@@ -108,10 +97,6 @@ class RamTier:
         if not len(missing) and len(indices):
             return _Pending(self, hits, None)
         return _Pending(self, hits, self._below.submit(indices[missing]))
-
-    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
-        """As below."""
-        return self._below.gather(pieces)
 
     def close(self) -> None:
         """Give all memory back, and close what is below."""
@@ -158,6 +143,7 @@ class RamTier:
             batch = read
         else:
             batch = self._cache.gather(hits, read)
+            batch.made_of(read, hits.bytes)
         with self._lock:
             self._busy_s += time.perf_counter() - began
             self._samples += batch.samples

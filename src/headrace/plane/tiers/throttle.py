@@ -2,7 +2,8 @@
 
 It holds requests back, in order, and lets each go when its buckets are not in debt; one thread sleeps
 until then. Without a limit it passes requests straight on and has no thread. What comes out of the
-page cache costs the file system nothing and is paid back.
+page cache costs the file system nothing and is paid back. No more is let go than can be worked on: a
+limit that is lowered holds from then on, not only for what is asked for later.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.plane.stage import StageStats
 from headrace.plane.tiers.bucket import TokenBucket
+from headrace.plane.tiers.reads_over import ReadsOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,8 +35,11 @@ __all__ = ["Throttle"]
 
 _SIGNAL_CHECK_S = 0.2
 
+_GIVEN_UP_CHECK_S = 0.05
+"""Nobody says when a request that was let go is dropped and not taken."""
 
-class Throttle:
+
+class Throttle(ReadsOver):
     """Limits the rate of what is read below it.
 
     Args:
@@ -42,6 +48,7 @@ class Throttle:
         bytes_per_s: limit; None for none.
         reads_per_s: limit of reads, one per sample unless they were read together; None for none.
         deadline_s: how long a request may be held back without any being let go.
+        room: bytes that what reads can work on at a time; None: no end.
     """
 
     name = "throttle"
@@ -54,25 +61,11 @@ class Throttle:
         bytes_per_s: float | None = None,
         reads_per_s: float | None = None,
         deadline_s: float = 300.0,
+        room: Callable[[], int] | None = None,
     ) -> None:
-        self._below = below
-        self._gate = _Gate(below, bytes_of, deadline_s)
+        super().__init__(below)
+        self._gate = _Gate(below, bytes_of, deadline_s, room)
         self.limit(bytes_per_s=bytes_per_s, reads_per_s=reads_per_s)
-
-    @property
-    def usable(self) -> bool:
-        """False in a forked child of the process that made it."""
-        return self._below.usable
-
-    @property
-    def engine(self) -> tuple[str, str]:
-        """As below."""
-        return self._below.engine
-
-    @property
-    def mapped_bytes(self) -> int:
-        """As below."""
-        return self._below.mapped_bytes
 
     def limit(self, *, bytes_per_s: float | None, reads_per_s: float | None) -> None:
         """Set both limits, from now on; None for none.
@@ -88,10 +81,6 @@ class Throttle:
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; it is read when the limits allow."""
         return self._gate.submit(indices)
-
-    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
-        """As below."""
-        return self._below.gather(pieces)
 
     def close(self) -> None:
         """Let go of what is held back, and close what is below."""
@@ -131,6 +120,8 @@ class _Held:
         self.job: PendingReads | None = None
         self.error: HeadraceError | None = None
         self.began = threading.Event()
+        self.taken = False
+        self.held_s = 0.0  # longer than the one before it
         self._gate = gate
 
     @property
@@ -140,8 +131,9 @@ class _Held:
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
-        while not self.began.wait(_SIGNAL_CHECK_S):
-            self._gate.check_deadline()
+        if not self.began.is_set():
+            self._gate.await_one(self)
+        self.taken = True
         if self.error is not None:
             try:
                 raise self.error
@@ -149,6 +141,7 @@ class _Held:
                 self.error = None  # its traceback holds this frame
         assert self.job is not None
         batch = self.job.take()
+        batch.held(int(self.held_s * 1e9))
         self._gate.settle(self.cost, batch)
         return batch
 
@@ -156,21 +149,31 @@ class _Held:
 class _Gate:
     """Queue, buckets and thread; apart from `Throttle`, so that dropping that one ends this."""
 
-    def __init__(self, below: Reads, bytes_of: BytesOf, deadline_s: float) -> None:
+    def __init__(
+        self,
+        below: Reads,
+        bytes_of: BytesOf,
+        deadline_s: float,
+        room: Callable[[], int] | None,
+    ) -> None:
         now = time.monotonic()
         self.bytes = TokenBucket(None, now)
         self.reads = TokenBucket(None, now)
         self._below = below
         self._bytes_of = bytes_of
         self._deadline_s = deadline_s
+        self._room = room
         self._held: deque[_Held] = deque()
+        self._let_go: deque[tuple[weakref.ref[_Held], int]] = deque()
+        self._let_go_bytes = 0
+        self._awaited = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._pid = os.getpid()
         self._let_go_at = now
         self._samples = self._passed_bytes = self._passed_reads = 0
-        self._busy_s = 0.0
+        self.busy_s = self._held_s = 0.0
 
     def limit(self, bytes_per_s: float | None, reads_per_s: float | None) -> None:
         now = time.monotonic()
@@ -203,6 +206,18 @@ class _Gate:
                 self._refuse(self._held.popleft())
             self._changed.notify_all()
 
+    def await_one(self, held: _Held) -> None:
+        """Wait until it is let go. Whoever waits is not kept waiting for want of room."""
+        with self._changed:
+            self._awaited += 1
+            self._changed.notify_all()
+        try:
+            while not held.began.wait(_SIGNAL_CHECK_S):
+                self.check_deadline()
+        finally:
+            with self._changed:
+                self._awaited -= 1
+
     def check_deadline(self) -> None:
         idle_s = time.monotonic() - self._let_go_at
         if idle_s > self._deadline_s:
@@ -227,7 +242,7 @@ class _Gate:
         with self._changed:
             return StageStats(
                 name="throttle",
-                busy_s=self._busy_s,
+                busy_s=self.busy_s,
                 samples=self._samples,
                 bytes=self._passed_bytes,
                 reads=self._passed_reads,
@@ -261,15 +276,35 @@ class _Gate:
                     self._changed.wait()
                     continue
                 wait_s = self._wait_s()
-                if wait_s == 0.0:
-                    held = self._held.popleft()
-                    self.bytes.spend(held.cost[0])
-                    self.reads.spend(held.cost[1])
-                    self._samples += len(held.indices)
-                    self._let_go_at = time.monotonic()
-                    return held
-                began = time.monotonic()
-                self._changed.wait(wait_s)
-                self._busy_s += time.monotonic() - began
+                if wait_s > 0.0:
+                    began = time.monotonic()
+                    self._changed.wait(wait_s)
+                    self.busy_s += time.monotonic() - began
+                elif not self._awaited and not self._has_room():
+                    self._changed.wait(_GIVEN_UP_CHECK_S)
+                else:
+                    return self._first()
             self._thread = None
             return None
+
+    def _first(self) -> _Held:
+        held = self._held.popleft()
+        self.bytes.spend(held.cost[0])
+        self.reads.spend(held.cost[1])
+        self._samples += len(held.indices)
+        self._let_go_at = time.monotonic()
+        held.held_s, self._held_s = self.busy_s - self._held_s, self.busy_s
+        self._let_go.append((weakref.ref(held), held.cost[0]))
+        self._let_go_bytes += held.cost[0]
+        return held
+
+    def _has_room(self) -> bool:
+        """Whether what was let go and not taken yet is less than can be worked on."""
+        while self._let_go:
+            first, cost = self._let_go[0]
+            held = first()
+            if held is not None and not held.taken:
+                break
+            self._let_go.popleft()
+            self._let_go_bytes -= cost
+        return self._room is None or self._let_go_bytes < self._room()
