@@ -2,9 +2,12 @@
 
 from headrace.store.hf import from_hf
 from headrace.store.index import index
-from headrace.store.pack import PackOptions, WriteReport, append, pack
+from headrace.store.name_list import Names
+from headrace.store.open_store import open_store
+from headrace.store.pack import append, pack
+from headrace.store.packing import PackOptions, WriteReport
 from headrace.store.repair import RepairReport, repair
-from headrace.store.store import Names, Store, open_store
+from headrace.store.store import Store
 from headrace.store.verify import BadSample, VerifyReport, VolumeProblem, verify
 
 __all__ = [

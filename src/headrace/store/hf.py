@@ -11,12 +11,14 @@ from headrace.errors import SourceError
 from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_all
 from headrace.store.names import join_names
+from headrace.store.open_store import store_of_scan
 from headrace.store.sources.huggingface import is_dataset, open_dataset
 from headrace.store.sources.scan import Scan, SourceVolume, Stream, no_samples, source_options
-from headrace.store.store import Store, store_of_scan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from headrace.store.store import Store
 
 
 def from_hf(

@@ -21,16 +21,13 @@ from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
 from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.fitting import keep_samples
 from headrace.store.journal import PackedSamples
 from headrace.store.manifest import Manifest, Segment, fingerprint_of, volume_entries
 from headrace.store.opening import object_engine
-from headrace.store.pack import (
-    WriteReport,
-    disk_errors,
-    keep_samples,
-)
+from headrace.store.packing import WriteReport
 from headrace.store.partial import open_partial, partial_path
-from headrace.store.publish import check_target
+from headrace.store.publish import check_target, disk_errors
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
 from headrace.store.sources.scan import Problem, Scan, because, no_samples, source_options
@@ -38,7 +35,7 @@ from headrace.store.sources.scan import Problem, Scan, because, no_samples, sour
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.store.pack import Progress
+    from headrace.store.packing import Progress
     from headrace.store.sources.scan import SourceOptions
 
 

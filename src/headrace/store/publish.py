@@ -194,3 +194,22 @@ def check_free_space(path: Path, needed_bytes: int) -> None:
             errno=errno.ENOSPC,
             next_step="Free some space or choose a target on another file system.",
         )
+
+
+class disk_errors:  # noqa: N801 - used like a function
+    """Turns the system's refusals while publishing into `VolumeError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StoreError | VolumeError):
+            raise VolumeError(
+                f"{self._path}: publishing failed: {error.strerror}.",
+                path=str(self._path),
+                errno=error.errno,
+                next_step="What is packed is kept: run the same command again to resume.",
+            ) from error

@@ -26,7 +26,7 @@ from headrace.store.remote import fetch_manifest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.store.pack import WriteReport
+    from headrace.store.packing import WriteReport
 
 _FILES_AT_ONCE = 2
 """Each file is uploaded in several parts at once already."""

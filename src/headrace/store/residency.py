@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["page_map", "resident_bytes", "resident_pages"]
+__all__ = ["page_map", "resident_bytes", "resident_pages", "resident_range"]
 
 _SYS_CACHESTAT = 451
 """The same number on every architecture."""
@@ -57,10 +57,27 @@ def resident_pages(fd: int, size: int) -> int | None:
     return _by_mincore(fd, size) if pages is None else pages
 
 
-def _by_cachestat(fd: int) -> int | None:
-    whole, found = _Range(0, 0), _CacheStat()
+def resident_range(fd: int, offset: int, length: int) -> int | None:
+    """Bytes of a range of an open file that lie in the page cache; None: nobody can tell.
+
+    Pages that the range only touches count as far as they belong to it.
+    """
+    if length <= 0:
+        return 0
+    pages = _by_cachestat(fd, offset, length)
+    if pages is None:
+        first = offset // mmap.PAGESIZE
+        found = page_map(fd, os.fstat(fd).st_size)
+        if found is None:
+            return None
+        pages = int(found[first : -(-(offset + length) // mmap.PAGESIZE)].sum())
+    return min(length, pages * mmap.PAGESIZE)
+
+
+def _by_cachestat(fd: int, offset: int = 0, length: int = 0) -> int | None:
+    asked, found = _Range(offset, length), _CacheStat()
     status = _libc.syscall(
-        _SYS_CACHESTAT, fd, ctypes.byref(whole), ctypes.byref(found), ctypes.c_uint(0)
+        _SYS_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), ctypes.c_uint(0)
     )
     return None if status else int(found.cached)
 

@@ -7,205 +7,34 @@ path and fingerprint: the receiver opens it again and refuses other data).
 
 from __future__ import annotations
 
-import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from headrace import _native
 from headrace.closing import Closing
-from headrace.errors import (
-    HeadraceError,
-    SampleNotFound,
-    SourceChanged,
-    SourceError,
-    StoreNotFound,
-)
-from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, shown
-from headrace.store.directory_writer import create_memory_directory, write_all
+from headrace.errors import HeadraceError, SampleNotFound
+from headrace.io.objects.location import shown
 from headrace.store.failures import Failure
-from headrace.store.manifest import (
-    FILE_NAME,
-    Manifest,
-    Segment,
-    fingerprint_of,
-    volume_entries,
-)
+from headrace.store.name_list import Names
 from headrace.store.names import printable
-from headrace.store.opening import (
-    engine_for,
-    is_namespace,
-    manifest_at,
-    object_engine,
-    open_segment_at,
-)
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.resident import resident_samples
-from headrace.store.segment import Extent, OpenSegment, directory_class, open_volumes
-from headrace.store.sources.detect import open_source
-from headrace.store.sources.scan import Scan, SourceOptions, because, source_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.io.objects.engine import ObjectEngine
+    from headrace.store.manifest import Manifest
     from headrace.store.opening import RemoteEngine
+    from headrace.store.segment import Extent, OpenSegment
+    from headrace.store.sources.scan import SourceOptions
 
 CHECKED_RANGE_BYTES = 4 << 20
 """A range of a part up to this long is cut from the whole part, so that its checksum is checked."""
-
-_NAMES_AT_ONCE = 4096
-
-
-def open_store(
-    path: str | os.PathLike[str],
-    *,
-    reference: bool = False,
-    column: str | Sequence[str] | None = None,
-    label: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Store:
-    """Opens a packed store, an index, or a source directly: whatever `index` can index.
-
-    Args:
-        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), an NVMe/TCP
-            namespace that carries it (`nvme+tcp://host:port/nqn?ns=1`), or the source. A source opened
-            directly is listed anew each time and has no checksums (TFRecord excepted).
-        reference: use the plain-Python directory and reader.
-        column: sources that are tables or arrays: as for `index`.
-        label: the same.
-        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
-            docs/howto/fabric.md.
-
-    Raises:
-        StoreNotFound: there is nothing at `path`.
-        CorruptStore: the store is damaged, or a volume is missing or not the right one.
-        SourceChanged: an indexed file is not as it was.
-        SourceError: `path` is neither a store nor a source that can be opened directly.
-        VolumeError: an object cannot be read.
-    """
-    chosen = source_options(column=column, label=label)
-    where = local_path(path)
-    if is_namespace(where):
-        engine = engine_for(where, storage_options)
-        return _open_folder(where, None, reference=reference, engine=engine)
-    if is_url(where):
-        return _open_url(where, chosen, object_engine(storage_options), reference=reference)
-    if os.path.lexists(os.path.join(where, FILE_NAME)):
-        return _open_folder(where, None, reference=reference, storage_options=storage_options)
-    if not os.path.lexists(where) and not _has_magic(where):
-        raise StoreNotFound(
-            f"{where}: there is no store and no data.",
-            path=where,
-            next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
-        )
-    return _open_source(where, chosen, reference=reference)
-
-
-def _has_magic(path: str) -> bool:
-    return any(c in path for c in "*?[")
-
-
-def _open_url(url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool) -> Store:
-    if not is_pattern(url):
-        try:
-            return _open_folder(url, None, reference=reference, engine=engine)
-        except StoreNotFound:
-            if not os.path.splitext(base_name(url))[1] or base_name(url).endswith(".hr"):
-                raise  # a store's name; it would be confusing to be told that it is no tar
-    return _open_source(url, options, reference=reference, engine=engine)
-
-
-def _open_folder(
-    where: str,
-    segments: int | None,
-    *,
-    reference: bool,
-    storage_options: Mapping[str, Any] | None = None,
-    engine: RemoteEngine | None = None,
-) -> Store:
-    """Opens a packed store or an index, in a folder or at a URL.
-
-    Args:
-        where: the folder or URL.
-        segments: open the first ones only.
-        reference: use the plain-Python directory and reader.
-        storage_options: for an index of objects.
-        engine: one that exists already.
-    """
-    manifest, engine = manifest_at(where, engine, storage_options)
-    kept = manifest.segments[:segments]
-    opened: list[OpenSegment] = []
-    base = 0
-    for entry in kept:
-        opened.append(open_segment_at(where, entry, base, engine, reference=reference))
-        base += entry.samples
-    fingerprint = fingerprint_of([s.directory.header() for s in opened])
-    manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
-    if fingerprint != manifest.fingerprint:
-        from headrace.store.format import corrupt
-
-        raise corrupt(
-            join(where, FILE_NAME), "fingerprint", found=fingerprint,
-            expected=manifest.fingerprint,
-        )  # fmt: skip
-    for segment in opened:
-        segment.volumes.check_all()
-    return Store(where, manifest, opened, reference=reference, objects=engine)
-
-
-def _open_source(
-    where: str,
-    options: SourceOptions,
-    *,
-    reference: bool,
-    engine: ObjectEngine | None = None,
-) -> Store:
-    scan = open_source(where, options, engine)
-    if not isinstance(scan, Scan):
-        raise SourceError(
-            f"{where} can only be read front to back{because(scan)}.",
-            path=where,
-            next_step="Pack it: headrace.pack(source, target).",
-        )
-    return store_of_scan(where, scan, reference=reference, direct=options)
-
-
-def store_of_scan(
-    where: str, scan: Scan, *, reference: bool = False, direct: SourceOptions | None = None
-) -> Store:
-    """A store over a scan, its directory in memory.
-
-    Args:
-        where: what it is called.
-        scan: what it holds.
-        reference: use the plain-Python directory and reader.
-        direct: how `where` is listed again in another process; if None, the directory goes along.
-    """
-    fd, header = create_memory_directory(scan.columns)
-    try:
-        directory = directory_class(reference=reference).from_fd(fd, where)
-        content = b""
-        if direct is None:
-            with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
-                content = mapped[:]
-    finally:
-        os.close(fd)
-    entry = Segment(
-        "segment-0000.hrd", header.file_bytes, header.uuid.hex(), header.samples, header.extents,
-        volume_entries(scan.volumes), scan.source,
-    )  # fmt: skip
-    manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
-    segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, scan.objects))
-    return Store(
-        where, manifest, [segment], reference=reference, direct=direct or content,
-        objects=scan.objects,
-    )  # fmt: skip
 
 
 class Store(Closing):
@@ -243,15 +72,30 @@ class Store(Closing):
         state = ", closed" if self._closed else ""
         return f"Store({shown(self.path)!r}, {self._samples:,} samples{state})"
 
+    def _repr_html_(self) -> str:
+        """A card for notebooks, of what is known without a look at the storage."""
+        from headrace.pages.card import card
+
+        rows: list[tuple[str, object]] = [
+            ("samples", f"{self._samples:,}"),
+            ("segments", len(self._bases)),
+        ]
+        if any(self.parts):
+            rows.append(("parts", ", ".join(self.parts)))
+        rows.append(("fingerprint", self.fingerprint))
+        return card(f"Store: {shown(self.path)}", rows, note="closed" if self._closed else "")
+
     def __reduce__(self) -> tuple[Any, ...]:
+        from headrace.store.reopening import reopen_memory, reopen_pickled
+
         if isinstance(self._direct, bytes):
             entry = self.segments[0].entry
-            return _reopen_memory, (self.path, entry, self._direct, self._reference, self.objects)
+            return reopen_memory, (self.path, entry, self._direct, self._reference, self.objects)
         state = (
             self.path, len(self.segments), self.fingerprint, self._reference, self._direct,
             self.objects,
         )  # fmt: skip
-        return _reopen, state
+        return reopen_pickled, state
 
     @property
     def closed(self) -> bool:
@@ -532,101 +376,3 @@ def _lengths(segment: OpenSegment) -> Iterator[NDArray[np.int64]]:
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
-
-
-def _reopen_memory(
-    path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
-) -> Store:
-    """Opens a pickled store whose directory is in memory."""
-    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
-    try:
-        write_all(fd, content, 0)
-        directory = directory_class(reference=reference).from_fd(fd, path)
-    finally:
-        os.close(fd)
-    segment = OpenSegment(entry, 0, directory, open_volumes(path, entry, objects))
-    segment.volumes.check_all()
-    manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
-    return Store(path, manifest, [segment], reference=reference, direct=content, objects=objects)
-
-
-def _reopen(  # noqa: PLR0917 - pickle calls it
-    path: str,
-    segments: int,
-    fingerprint: str,
-    reference: bool,
-    direct: SourceOptions | None,
-    objects: RemoteEngine | None,
-) -> Store:
-    """Opens a pickled store again: the same samples, or an error."""
-    if direct is not None:
-        store = _open_source(
-            path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)
-        )
-    else:
-        store = _open_folder(path, segments, reference=reference, engine=objects)
-    if store.fingerprint != fingerprint:
-        raise SourceChanged(
-            f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "
-            "changed after the store was opened.",
-            path=path,
-            next_step="Open it again in the main process.",
-        )
-    return store
-
-
-class Names(Sequence[str]):
-    """The names of a store's samples, by index; read when asked for.
-
-    Bytes that are no UTF-8 come as surrogates (`os.fsdecode`), and `os.fsencode` gives them back.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """One name, or the names of a slice."""
-        self._store._check_open()  # noqa: SLF001 - its own other half
-        if isinstance(index, slice):
-            return self.many(range(*index.indices(len(self))))
-        at = int(index)
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"index {at}, expected {-len(self)} to {len(self) - 1}")
-        return self.many([at + len(self) if at < 0 else at])[0]
-
-    def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _NAMES_AT_ONCE):
-            yield from self[start : start + _NAMES_AT_ONCE]
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, (str, bytes)) and int(self._store.find_many([name])[0]) >= 0
-
-    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
-        """The index of a name, by the name tree.
-
-        Raises:
-            ValueError: no sample has it, in this range.
-        """
-        found = int(self._store.find_many([value])[0])
-        if found < 0 or found not in range(len(self))[start:stop]:
-            raise ValueError(f"{value!r} is not among the names")
-        return found
-
-    def many(self, indices: Sequence[int] | NDArray[Any]) -> list[str]:
-        """The names of many samples."""
-        wanted = np.asarray(indices, np.int64)
-        out: list[str] = [""] * len(wanted)
-        for segment in self._store.segments:
-            inside = (wanted >= segment.base) & (wanted < segment.base + segment.directory.samples)
-            where = np.flatnonzero(inside)
-            local = np.ascontiguousarray(wanted[where] - segment.base)
-            for k, name in zip(where, segment.directory.names(local), strict=True):
-                out[k] = os.fsdecode(name)
-        return out

@@ -1,0 +1,276 @@
+"""Packing: one segment made of a source's samples.
+
+Threads read ahead in the source's order, and one writer appends (`segment_writer`). What an interrupted
+run has packed is not packed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import SourceChanged, SourceError
+from headrace.store.checksum import crc32c
+from headrace.store.fitting import fit_to_store, keep_samples
+from headrace.store.journal import PackedSamples
+from headrace.store.publish import check_free_space
+from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, SegmentWriter
+from headrace.store.sources.extents import BATCH_BYTES, ScanReader, SourceBatch, plan_batches
+from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
+from headrace.store.stream_metadata import StreamMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from headrace.store.directory_writer import DirectoryColumns
+    from headrace.store.manifest import Segment
+    from headrace.store.partial import Partial
+
+    Progress = Callable[[int, int | None, int, int | None], None]
+
+__all__ = ["PackOptions", "PackingJob", "WriteReport"]
+
+_DIRECTORY_BYTES_PER_SAMPLE = 40
+"""For the free-space check: extents, labels and the name tree's offsets, generously."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """How to pack. The defaults suit nearly everyone.
+
+    Attributes:
+        volume_bytes: a new volume begins before one would grow beyond this.
+        workers: threads that read the source.
+        batch_bytes: bytes that one thread reads at once.
+        journal_bytes: bytes between two records of the journal: what a crash can cost.
+    """
+
+    volume_bytes: int = VOLUME_BYTES
+    workers: int = field(default_factory=lambda: min(8, 2 * (os.cpu_count() or 1)))
+    batch_bytes: int = BATCH_BYTES
+    journal_bytes: int = JOURNAL_BYTES
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("volume_bytes", 8192), ("workers", 1), ("batch_bytes", 1), ("journal_bytes", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < low:
+                raise ValueError(f"{name} is {value!r}, expected an integer of {low} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReport:
+    """What `pack`, `append` or `index` did.
+
+    Attributes:
+        path: the store.
+        samples: samples written or indexed.
+        bytes: their bytes.
+        resumed_samples: how many of them an interrupted run had packed already.
+        skipped: what was left out (only with `on_error="skip"`).
+        seconds: how long it took.
+    """
+
+    path: str
+    samples: int
+    bytes: int
+    resumed_samples: int
+    skipped: list[Problem]
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class PackingJob:
+    """One segment being packed: what, into what, and how far it is."""
+
+    found: Scan | Stream
+    partial: Partial
+    options: PackOptions
+    number: int = 0
+    on_error: str
+    progress: Progress | None
+    before: Path | None = None
+    skipped: list[Problem] = field(default_factory=list)
+    resumed: int = 0
+    samples: int = 0
+    bytes_done: int = 0
+
+    def run(self) -> tuple[Segment, bytes]:
+        """Packs what is not packed yet and finishes the segment."""
+        if isinstance(self.found, Scan):
+            self.skipped += self.found.skipped
+        writer = self._open_writer()
+        try:
+            if isinstance(self.found, Scan):
+                columns = self._pack_scan(self.found, writer)
+            else:
+                columns = self._pack_stream(self.found, writer)
+            segment, page = writer.finish(columns, self.found.source)
+            self.samples, self.bytes_done = segment.samples, writer.bytes_done
+        except BaseException as e:
+            self._keep_or_remove(writer, e)
+            raise
+        finally:
+            writer.close()
+        return segment, page
+
+    def report(self, path: str, seconds: float) -> WriteReport:
+        """What was done."""
+        return WriteReport(path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds)
+
+    def _open_writer(self) -> SegmentWriter:
+        writer = self._new_writer()
+        if not writer.resumable():
+            # The disk lost what it had promised: start over rather than trust the rest.
+            identity = self.partial.journal.identity
+            assert identity is not None
+            self.partial.begin(identity)
+            writer = self._new_writer()
+        self.resumed = writer.samples_done
+        return writer
+
+    def _new_writer(self) -> SegmentWriter:
+        return SegmentWriter(
+            self.partial.store, self.number, self.partial.journal,
+            volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
+        )  # fmt: skip
+
+    def _keep_or_remove(self, writer: SegmentWriter, error: BaseException) -> None:
+        """Keeps what a second try can use.
+
+        After an error in the source only what is in the journal already: a short pack is cheaper to
+        do again than to explain.
+        """
+        if not isinstance(error, SourceError):
+            with contextlib.suppress(OSError):  # the error that brought us here says more
+                writer.commit()
+        if not writer.samples_durable:
+            self.partial.remove()
+
+    def _tell(self, writer: SegmentWriter, samples: int | None, size: int | None) -> None:
+        if self.progress is not None:
+            self.progress(writer.samples_done, samples, writer.bytes_done, size)
+
+    # -- sources whose samples lie at known places ------------------------------------------------
+
+    def _pack_scan(self, scan: Scan, writer: SegmentWriter) -> DirectoryColumns:
+        total = int(scan.columns.length.sum())
+        needed = total - writer.bytes_done + len(scan.columns.names)
+        needed += scan.columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
+        check_free_space(self.partial.path, needed)
+        reader = ScanReader(scan, on_error=self.on_error)
+        for batch in self._read_ahead(scan, reader, writer.samples_done):
+            if batch.plan.large:
+                self._append_large(scan, reader, writer, batch)
+            else:
+                assert batch.data is not None
+                samples = PackedSamples(batch.counts, batch.length, batch.crc)
+                writer.append(samples, [batch.data])
+            self.skipped += batch.problems
+            reader.recycle(batch)
+            self._tell(writer, scan.columns.samples, total)
+        counts = writer.packed().counts
+        columns = scan.columns if counts.all() else keep_samples(scan.columns, counts > 0)
+        _require_samples(columns, scan)
+        # A packed sample has no modification time: equal bytes make equal stores.
+        return replace(columns, mtime=None)
+
+    def _read_ahead(self, scan: Scan, reader: ScanReader, begin: int) -> Iterator[SourceBatch]:
+        plans = plan_batches(scan, begin, self.options.batch_bytes)
+        ahead: deque[Future[SourceBatch]] = deque()
+        with ThreadPoolExecutor(self.options.workers, "headrace-pack") as pool:
+            try:
+                for plan in plans:
+                    ahead.append(pool.submit(reader.read, plan))
+                    if len(ahead) > self.options.workers:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _append_large(
+        self, scan: Scan, reader: ScanReader, writer: SegmentWriter, batch: SourceBatch
+    ) -> None:
+        first = int(scan.columns.firsts[batch.plan.begin])
+        extents = range(first, first + len(batch.length))
+        try:
+            writer.append_large(batch.counts, batch.length, (reader.pieces(e) for e in extents))
+        except SourceError as e:
+            if self.on_error != "skip":
+                raise
+            writer.skip(1)
+            batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
+
+    # -- sources that are read front to back ------------------------------------------------------
+
+    def _pack_stream(self, stream: Stream, writer: SegmentWriter) -> DirectoryColumns:
+        metadata = StreamMetadata()
+        done = writer.packed()
+        extent = 0
+        batch: list[StreamItem] = []
+        batch_bytes = 0
+        for i, item in enumerate(stream.items()):
+            metadata.add(item)
+            if i < len(done.counts):
+                extent = _check_resumed(item, i, done, extent)
+                continue
+            batch.append(item)
+            batch_bytes += sum(len(data) for _, data in item.parts)
+            if batch_bytes >= self.options.batch_bytes or len(batch) >= 4096:
+                self._append_items(batch, writer)
+                batch, batch_bytes = [], 0
+        if len(metadata.names) < len(done.counts):
+            raise SourceChanged(
+                f"The source gave {len(metadata.names):,} samples, an interrupted run had packed "
+                f"{len(done.counts):,}.",
+                next_step="Give the same samples again, or pass resume=False to start over.",
+            )
+        self._append_items(batch, writer)
+        columns = metadata.columns()
+        if stream.class_names is not None:
+            columns.class_names = stream.class_names()
+        _require_samples(columns, stream)
+        return columns if self.before is None else fit_to_store(columns, self.before)
+
+    def _append_items(self, items: list[StreamItem], writer: SegmentWriter) -> None:
+        if not items:
+            return
+        pieces = [memoryview(data).cast("B") for item in items for _, data in item.parts]
+        samples = PackedSamples(
+            np.array([len(item.parts) for item in items], np.int64),
+            np.array([len(p) for p in pieces], np.uint64),
+            np.array([crc32c(p) for p in pieces], np.uint32),
+        )
+        joined = memoryview(b"".join(pieces))
+        writer.append(samples, [joined])
+        self._tell(writer, None, None)
+
+
+def _require_samples(columns: DirectoryColumns, source: Scan | Stream) -> None:
+    if not columns.samples:
+        raise no_samples(str(source.source.get("path", "the source")))
+
+
+def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -> int:
+    """Checks that a stream gives sample `i` as it did before; returns the next extent."""
+    end = extent + int(done.counts[i])
+    found = [(len(data), crc32c(data)) for _, data in item.parts]
+    packed = list(zip(done.length[extent:end].tolist(), done.crc[extent:end].tolist(), strict=True))
+    if found != packed:
+        raise SourceChanged(
+            f"Sample {i} ({os.fsdecode(item.name)!r}) has (length, crc32c) {found}, an interrupted "
+            f"run had packed {packed}.",
+            index=i,
+            name=os.fsdecode(item.name),
+            next_step="Give the same samples again, or pass resume=False to start over.",
+        )
+    return end
