@@ -153,7 +153,7 @@ def test_the_job_report_is_true(seen, job_id):
     assert record.total("worked_s") == near(job.worked_s)
     assert record.stall == near(job.stall)
     assert sum(record.lost.values()) == near(job.lost_gpu_s)
-    assert list(record.waited) == ["storage"]
+    assert next(iter(record.waited)) == "latency"
     assert list(record.lost_by_file_system) == ["simulated slow"]
     told = json.loads(cli("job-report", job_id, "--history", str(history), "--json"))
     assert told["gpu_hours_lost"] * 3600 == near(job.lost_gpu_s)
@@ -161,7 +161,7 @@ def test_the_job_report_is_true(seen, job_id):
     text = cli("job-report", job_id, "--history", str(history))
     assert text == report.text() + "\n"
     assert f"train-{job_id}" in text
-    assert "waited for storage on simulated slow" in text
+    assert "waited for slow answers on simulated slow" in text
 
 
 def test_a_job_that_does_not_starve_is_not_said_to(seen):
@@ -192,7 +192,7 @@ def test_starving_ranks_them_by_gpu_hours_lost(seen):
         assert job["lost_gpu_hours"] * 3600 == near(measured.lost_gpu_s)
         assert job["waited_s"] == near(measured.waited_s)
         assert job["stall"] == near(measured.stall)
-        assert (job["cause"], job["file_system"]) == ("storage", "simulated slow")
+        assert (job["cause"], job["file_system"]) == ("latency", "simulated slow")
         assert job["quality"] == "measured"
     (system,) = [each for each in told["file_systems"] if each["name"] == "simulated slow"]
     slow = jobs["901"], jobs["902"]
@@ -231,7 +231,7 @@ def test_the_queue_is_told_how_jobs_fare(seen):
     jobs, history = seen
     found = stalls(history, 3600)
     assert found["901"].share == near(jobs["901"].stall)
-    assert (found["901"].cause, found["901"].measured) == ("storage", True)
+    assert (found["901"].cause, found["901"].measured) == ("latency", True)
     assert found["903"].share == pytest.approx(jobs["903"].stall, abs=0.02)
     assert bool(found["903"].cause) == (found["903"].share > 0.01)
 

@@ -114,6 +114,19 @@ def test_hints(job, hint):
     assert hint in hint_of(job)
 
 
+@pytest.mark.parametrize("cause", ["storage", "metadata", "latency", "bandwidth", "network"])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_who_has_staged_is_not_told_to(cause, gpu):
+    job = JobRecord(job_id="1", measured=True)
+    job.figures = {("stall_s", cause, "headrace://job"): 50.0, ("worked_s", "", ""): 50.0}
+    if gpu:
+        job.figures["lost_gpu_s", cause, "headrace://job"] = 50.0
+    hint = hint_of(job)
+    assert " on headrace://job 50% of its time: its data are staged" in hint
+    assert "stage it" not in hint
+    assert "--stage" not in hint
+
+
 def test_every_cause_of_the_daemon_has_a_hint():
     from headrace.node.tally import CAUSES as DAEMONS
 

@@ -1,21 +1,28 @@
 """Causes: what the consumer of a plane waited for between two looks at its stages. Pure.
 
-The words are those of `headrace top` and of the verdict. What a loader cannot know, whoever collects it
-may: `node` is what the node daemon was waited for, and the daemon knows why.
+The words are those of the verdict (`headrace.plane.cause`). Where no steps tell more, two that say less are
+used: `storage`, whatever was slow about it, and `memory`, copies out of it. What a loader cannot know, whoever
+collects it may: `node` is what the node daemon was waited for, and the daemon knows why.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.plane.cause import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
-__all__ = ["NODE", "split_wait", "tier_bytes"]
+__all__ = ["NODE", "divided", "split_wait", "tier_bytes"]
 
 NODE: Final = "node"
+
+_SMALL: Final = 0.02
+"""Causes of a smaller share are not told one by one."""
 
 _SATURATED: Final = 0.85
 """Decoders that are busy for more than this share of their time are what is waited for."""
@@ -40,10 +47,26 @@ def split_wait(
     held_s = 0.0
     if "throttle" in grown:
         held_s = min(waited_s, _grown(*grown["throttle"], "busy_s"))
-    found = {"limit": held_s} if held_s > 0.0 else {}
+    found = {Cause.POLICY.value: held_s} if held_s > 0.0 else {}
     if waited_s > held_s:
         found[_source(grown)] = waited_s - held_s
     return found
+
+
+def divided(waited_s: float, verdict: Verdict) -> dict[str, float]:
+    """The seconds that were waited, by the causes of a verdict on the same stretch; they add up.
+
+    A verdict sees waits that have ended, and `waited_s` may have one that has not: shares count.
+    """
+    here = {
+        cause: seconds
+        for cause, seconds in verdict.causes.items()
+        if cause is not Cause.SLOW_RANK and seconds >= _SMALL * verdict.stall_s
+    }
+    total = sum(here.values())
+    if waited_s <= 0.0 or total <= 0.0:
+        return {}
+    return {cause.value: waited_s * seconds / total for cause, seconds in here.items()}
 
 
 def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from headrace.control.controller import planes
 from headrace.control.evidence import STALL_BAD
+from headrace.control.stalls.live import verdict_on
 from headrace.plane.stage import KNOBS, latency_percentile_s
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.control.history import Window
     from headrace.control.plane import Change, Plane
+    from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
 __all__ = ["Explanation", "explain", "verdict"]
@@ -48,15 +50,29 @@ class Explanation:
         return str(self)
 
 
-def explain() -> Explanation:
-    """Tell what the data planes of this process do, and what the tuner did and why.
+@overload
+def explain() -> Explanation: ...
+@overload
+def explain(loader: object, *, epoch: int | None = ...) -> Verdict: ...
+def explain(loader: object = None, *, epoch: int | None = None) -> Explanation | Verdict:
+    """Tell why training waited for a loader; or what all data planes of this process do.
 
-    Planes that ended recently are told as well. Reads what the controller saw last, so it costs
-    nothing and may be called from any thread.
+    Costs milliseconds, and may be called from any thread.
+
+    Args:
+        loader: the cause of every second that was waited for its batches, what shows it, and what to do.
+            None: what each data plane does, and what the tuner did and why, as the controller saw it
+            last; planes that ended recently are told as well.
+        epoch: of this loader, only this one; None: its last steps.
 
     Returns:
         Print it, or take its `as_dict()`.
+
+    Raises:
+        TypeError: it is no loader of headrace's.
     """
+    if loader is not None:
+        return verdict_on(loader, epoch=epoch)
     working, ended = planes()
     return Explanation([_plane(plane) for plane in (*ended, *working)])
 

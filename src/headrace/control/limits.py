@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.control.history import Knobs
 from headrace.machine.cgroup import cpu_quota, memory_usages
+from headrace.machine.kernel_files import byte_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -149,7 +150,7 @@ def _memory(
         found.append((int(SHARE_OF_FREE * free), f"{usage.name}: {free >> 20} MiB free"))
         if policy is None:
             found.append((int(SHARE_OF_LIMIT * usage.limit), f"{usage.name}: a quarter of it"))
-    status = _fields(tree / "proc/self/status")
+    status = byte_fields(tree / "proc/self/status")
     for kind, name, used in (
         (resource.RLIMIT_AS, "RLIMIT_AS", "VmSize"),
         (resource.RLIMIT_DATA, "RLIMIT_DATA", "VmData"),
@@ -158,7 +159,7 @@ def _memory(
         if limit != UNLIMITED:
             free = max(0, limit - status.get(used, 0) + held)
             found.append((int(SHARE_OF_FREE * free), f"{name}: {free >> 20} MiB free"))
-    available = _fields(tree / "proc/meminfo").get("MemAvailable")
+    available = byte_fields(tree / "proc/meminfo").get("MemAvailable")
     if available is not None:
         free = available + held
         found.append((int(SHARE_OF_FREE * free), f"the machine: {free >> 20} MiB available"))
@@ -211,18 +212,3 @@ def _threads(tree: Path, cpus: int | None) -> tuple[int, str]:
     if quota is not None and quota < usable:
         return max(1, round(quota)), f"cgroup: {quota:g} CPUs"
     return max(1, usable), f"{usable} CPUs usable"
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """Numbers of a file like /proc/meminfo, in bytes."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for line in lines:
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
-            found[name] = int(words[0]) * 1024
-    return found

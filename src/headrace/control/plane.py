@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.control.limits import Limits
     from headrace.control.tuner import Decision
     from headrace.plane.stage import Stage
+    from headrace.plane.step import StepLog
 
 __all__ = ["Change", "Plane"]
 
@@ -138,6 +139,11 @@ class Plane:
     def consumer(self) -> ConsumerStats:
         """What the consumer had done at the last look."""
         return self._reading.consumer if self._reading else ConsumerStats()
+
+    @property
+    def steps(self) -> StepLog | None:
+        """The last deliveries to its consumer; None where they are not counted, or it is gone."""
+        return getattr(getattr(self._find_consumer(), "__self__", None), "steps", None)
 
     def now(self) -> tuple[ConsumerStats, tuple[StageStats, ...]] | None:
         """What consumer and stages have done so far, asked now; None: they are gone."""

@@ -23,7 +23,9 @@ import weakref
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.causes import NODE, split_wait, tier_bytes
+from headrace.control.causes import NODE, divided, split_wait, tier_bytes
+from headrace.control.stalls.live import seen_of
+from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
 from headrace.plane.stage import ConsumerStats
 from headrace.runtime.job import JobIdentity, identity_of, local_ranks_of
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.control.plane import Plane
+    from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
 __all__ = ["PERIOD_S", "Publisher", "Totals"]
@@ -57,14 +60,16 @@ class Totals:
     tier_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By file system and tier."""
 
-    def add(self, system: str, look: _Look, before: _Look) -> None:
-        """Add what happened between two looks at a plane."""
+    def add(self, system: str, look: _Look, before: _Look, verdict: Verdict | None = None) -> None:
+        """Add what happened between two looks at a plane; `verdict`: on the steps between."""
         now, then = look.consumer, before.consumer
         self.worked_s += max(0.0, now.worked_s - then.worked_s)
         self.batches += max(0, now.batches - then.batches)
         self.samples += max(0, now.samples - then.samples)
         waited_s = max(0.0, now.waited_s - then.waited_s)
-        for cause, seconds in split_wait(waited_s, before.stages, look.stages).items():
+        causes = {} if verdict is None else divided(waited_s, verdict)
+        causes = causes or split_wait(waited_s, before.stages, look.stages)
+        for cause, seconds in causes.items():
             _grow(self.stall_s, system, cause, seconds)
         for tier, count in _tiers(before, look).items():
             _grow(self.tier_bytes, system, tier, count)
@@ -115,6 +120,7 @@ class Publisher:
         self._began_s = time.time()
         self._seen: weakref.WeakKeyDictionary[Plane, _Look] = weakref.WeakKeyDictionary()
         self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Plane, int] = weakref.WeakKeyDictionary()
         self._next_s = 0.0
         self._ended = False
         self.totals = Totals()
@@ -141,9 +147,18 @@ class Publisher:
             before = look if plane.started < self._since else nothing
         elif look.consumer.batches < before.consumer.batches:
             before = nothing  # it began anew
-        self.totals.add(self._system(plane, look), look, before)
+        verdict = self._verdict(plane, look)
+        self.totals.add(self._system(plane, look), look, before, verdict)
         # A wait that is under way may turn out to be none; what was told stays told.
         self._seen[plane] = _later(before, look)
+
+    def _verdict(self, plane: Plane, look: _Look) -> Verdict | None:
+        """On the steps since the last look; None where there are none, or the daemon knows more."""
+        log = plane.steps
+        if log is None or any(stage.name == NODE for stage in look.stages):
+            return None
+        steps, self._steps[plane] = log.since(self._steps.get(plane, 0))
+        return verdict_of(steps, seen_of(plane)) if len(steps) else None
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
         """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end.

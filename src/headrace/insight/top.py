@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.control.stalls.words import NAMES
 from headrace.plane.stage import latency_percentile_s
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ WAITS_FOR: Final = {
     "limit": "the controller's limit",
     "window": "room in its window",
     "direct": "reads round the daemon",
+    **{
+        cause.value: words
+        for cause, words in NAMES.items()
+        if cause.value not in ("limit", "decode")
+    },
     "decode": "its own decoding",
     "": "unknown",
 }

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Generator, Sequence
 
-__all__ = ["HEAD_BYTES_MAX", "REQUEST_S", "Listener", "Server", "config_for"]
+__all__ = ["HEAD_BYTES_MAX", "REQUEST_S", "Connection", "Listener", "Server", "config_for"]
 
 REQUEST_S: Final = 5.0
 """A request comes whole within this."""
@@ -36,17 +36,19 @@ CONNECTIONS_MAX: Final = 12_000
 STOP_S: Final = 1
 
 
-class _Connection(H11Protocol):
+class Connection(H11Protocol):
     """One connection."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Know the other end, and expect a request."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, "peer": _peer_of(transport)}
         self._expect()
 
     def data_received(self, data: bytes) -> None:
+        """Part of a request has come."""
         if self._deadline is None and self._between():
             self._expect()
         super().data_received(data)
@@ -55,6 +57,7 @@ class _Connection(H11Protocol):
             self._expect(ANSWER_S)
 
     def on_response_complete(self) -> None:
+        """Be ready for the next request."""
         self._relax()
         super().on_response_complete()
         if not self._between():  # the next request had come whole
@@ -63,6 +66,7 @@ class _Connection(H11Protocol):
             self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
         self._relax()
         super().connection_lost(exc)
 
@@ -103,12 +107,17 @@ class Listener:
         self.tls = tls
 
 
-def config_for(app: Any) -> uvicorn.Config:
+def config_for(
+    app: Any,
+    *,
+    connection: type[Connection] = Connection,
+    connections_max: int = CONNECTIONS_MAX,
+) -> uvicorn.Config:
     """How connections are served."""
     return uvicorn.Config(
-        app, http=_Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+        app, http=connection, ws="none", lifespan="off", log_config=None, access_log=False,
         proxy_headers=False, server_header=False, date_header=False,
-        limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=int(IDLE_S),
+        limit_concurrency=connections_max, timeout_keep_alive=int(IDLE_S),
         timeout_graceful_shutdown=STOP_S, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )  # fmt: skip
 
@@ -132,7 +141,8 @@ class Server(uvicorn.Server):
         self.servers = []
 
         def connection() -> asyncio.Protocol:
-            return _Connection(self.config, self.server_state, {})
+            made = cast("type[Connection]", self.config.http_protocol_class)
+            return made(self.config, self.server_state, {})
 
         for listener in self._listeners:
             handshake_s = None if listener.tls is None else HANDSHAKE_S

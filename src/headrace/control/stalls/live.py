@@ -1,0 +1,149 @@
+"""Live: the verdict on a loader of this process: its steps, and what its stages and the host say."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.control.limits import READS_MAX
+from headrace.control.stalls.evidence import Evidence
+from headrace.control.stalls.verdict import Verdict, verdict_of
+from headrace.machine.cgroup import cpu_quota
+from headrace.machine.host import read_host
+from headrace.machine.mounts import file_system_of
+from headrace.plane.interpreter import Contention, contention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.control.plane import Plane
+    from headrace.control.stalls.evidence import Source
+    from headrace.plane.stage import StageStats
+    from headrace.plane.step import Mark, StepLog
+
+__all__ = ["evidence_of", "seen_of", "source_kind", "verdict_on"]
+
+_PEERS = ("headrace://", "nvme+tcp://")
+
+
+def verdict_on(
+    loader: Any, *, epoch: int | None = None, ranks: Sequence[NDArray[np.void]] = ()
+) -> Verdict:
+    """Say why the consumer of a loader waited.
+
+    Args:
+        loader: one of headrace's: of `headrace.loader`, of torch, TensorFlow or Grain.
+        epoch: only this one, as far as it is still remembered; None: all that is remembered.
+        ranks: the steps of other ranks, dtype `STEP`, if they are known.
+
+    Raises:
+        TypeError: it is no loader of headrace's.
+    """
+    stats = getattr(loader, "stats", None)
+    log: StepLog | None = getattr(stats, "steps", None)
+    if log is None:
+        raise TypeError(f"{type(loader).__name__} is no loader of headrace's: it counts no steps")
+    marks = list(log.marks)
+    if epoch is not None:
+        marks = [mark for mark in marks if mark.epoch == epoch]
+    steps, _ = log.since(marks[0].added if epoch is not None and marks else 0)
+    if epoch is not None:
+        steps = steps[steps["epoch"] == epoch]
+    return verdict_of(steps, evidence_of(loader, marks[0] if marks else None), ranks)
+
+
+def evidence_of(loader: Any, since: Mark | None = None) -> Evidence:
+    """What is known of a loader beside its steps.
+
+    Args:
+        loader: as for `verdict_on`.
+        since: when the stretch began; None: what is counted is not known for it.
+    """
+    inner = getattr(loader, "_loader", loader)
+    stages: dict[str, StageStats] = dict(loader.stats.stages)
+    plane: Plane | None = getattr(getattr(inner, "tuning", None), "plane", None)
+    source = str(getattr(getattr(inner, "source", None), "path", "") or "")
+    simulation = next((stage.simulation for stage in stages.values() if stage.simulation), "")
+    remote = next((stage.remote for stage in stages.values() if stage.remote is not None), None)
+    quota = cpu_quota(Path("/"))
+    cpus = len(os.sched_getaffinity(0))
+    now_s = time.perf_counter()
+    host = read_host(now_s).since(since.host) if since is not None else None
+    seen: Contention = contention().since(since.contention) if since is not None else Contention()
+    return Evidence(
+        source=source_kind(source, remote=remote is not None),
+        file_system=simulation or (file_system_of(source) if source else ""),
+        interpreter_looks=seen.looks,
+        interpreter_contended=seen.contended,
+        decode_threads=_decoders(loader),
+        cpus=max(1, min(cpus, round(quota))) if quota else cpus,
+        cpu_share=host.cpu_share if host else math.nan,
+        io_pressure=host.io_pressure if host else math.nan,
+        remote_retries=remote.retries if remote else 0,
+        remote_requests=remote.requests if remote else 0,
+        simulation=simulation,
+        **_knobs(inner, plane),
+    )
+
+
+def seen_of(plane: Plane) -> Evidence:
+    """What is known of a plane beside its steps, without asking its stages again."""
+    stages = plane.stages
+    simulation = next((stage.simulation for stage in stages if stage.simulation), "")
+    remote = any(stage.remote is not None for stage in stages)
+    return Evidence(
+        source=source_kind(plane.source, remote=remote),
+        reads_allowed=plane.knobs.reads_in_flight,
+        buffer_bytes=plane.knobs.buffer_bytes,
+        simulation=simulation,
+        **_tuned(plane),
+    )
+
+
+def _tuned(plane: Plane) -> dict[str, Any]:
+    memory = plane.history.memory
+    frozen = "reads_in_flight" in plane.frozen
+    return {
+        "reads_set": frozen,
+        "reads_possible": READS_MAX if frozen else plane.limits.reads_in_flight.high,
+        "buffer_set": "buffer_bytes" in plane.frozen,
+        "more_reads_in_vain": memory is not None and "reads_in_flight" in memory.ceilings,
+    }
+
+
+def source_kind(path: str, *, remote: bool = False) -> Source:
+    """What kind of storage a path or URL names."""
+    if path.startswith(_PEERS):
+        return "peer"
+    return "network" if remote or "://" in path else "local"
+
+
+def _knobs(inner: Any, plane: Plane | None) -> dict[str, Any]:
+    knobs: Mapping[str, int] = {}
+    limit = 0
+    for stage in inner.stats.stages_now():
+        found = stage.knobs()
+        knobs = {**knobs, **found}
+        limit = max(limit, found.get("bytes_per_s", 0))
+    told: dict[str, Any] = {
+        "reads_allowed": knobs.get("reads_in_flight", 0),
+        "buffer_bytes": knobs.get("buffer_bytes", 0),
+        "limit_bytes_per_s": float(limit),
+    }
+    if plane is not None:
+        told |= _tuned(plane)
+    return told
+
+
+def _decoders(loader: Any) -> int:
+    workers = getattr(loader, "num_workers", 0)
+    if isinstance(workers, int) and workers:
+        return workers
+    threads = getattr(getattr(loader, "_way", None), "_threads", 0)
+    return threads if isinstance(threads, int) else 0

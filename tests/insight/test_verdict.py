@@ -1,0 +1,339 @@
+"""The verdict: causes add up to the stall, whatever the figures; each known cause is found."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.insight.steps import Run
+
+from headrace.control.stalls.verdict import causes_by_step
+from headrace.insight.cause import SENTENCES, Cause
+from headrace.insight.evidence import Evidence
+from headrace.insight.verdict import verdict_line, verdict_of
+from headrace.plane.step import PHASES, STEP
+
+QUIET = {"quiet_reads": 2, "quiet_s": 2 * 0.005}
+
+
+def run_of(phases, evidence=None, steps=20, **more):
+    run = Run()
+    for _ in range(steps):
+        run.add(phases, **more)
+    return verdict_of(run.steps(), evidence)
+
+
+def test_every_cause_has_a_plain_sentence():
+    assert set(SENTENCES) == set(Cause)
+    assert all(cause.sentence.endswith(".") for cause in Cause)
+    assert [cause.value for cause in Cause] == [
+        "limit", "policy", "metadata", "latency", "bandwidth", "network", "peer", "decode",
+        "python", "collate", "transfer", "slow_rank", "other",
+    ]  # fmt: skip
+
+
+BUSY_LOCK = Evidence(interpreter_looks=100, interpreter_contended=95)
+SET_LOW = Evidence(reads_allowed=1, reads_set=True, reads_possible=256)
+SLOW = {**QUIET, "read_s": 8 * 0.006}
+FULL = {**QUIET, "read_s": 8 * 0.06}
+
+
+@pytest.mark.parametrize(
+    ("cause", "phases", "evidence", "more"),
+    [
+        (Cause.METADATA, {"open": 0.08, "read": 0.01}, None, SLOW),
+        (Cause.LATENCY, {"read": 0.09}, None, SLOW),
+        (Cause.BANDWIDTH, {"read": 0.09}, None, FULL),
+        (Cause.BANDWIDTH, {"read": 0.09}, Evidence(more_reads_in_vain=True), SLOW),
+        (Cause.BANDWIDTH, {"read": 0.09}, Evidence(peak_bytes_per_s=10.5e6), SLOW),
+        (Cause.NETWORK, {"read": 0.09}, Evidence(source="network"), SLOW),
+        (Cause.PEER, {"read": 0.09}, Evidence(source="peer"), SLOW),
+        (Cause.PEER, {"read": 0.09}, None, {**SLOW, "nbytes": {"peer": 90, "source": 10}}),
+        (Cause.DECODE, {"queue": 0.05, "decode": 0.04}, None, {"work_s": 0.3, "cpu_s": 0.3}),
+        (Cause.PYTHON, {"queue": 0.05, "decode": 0.04}, BUSY_LOCK, {"work_s": 0.2, "cpu_s": 0.002}),
+        (Cause.PYTHON, {"hand": 0.09}, BUSY_LOCK, {}),
+        (Cause.COLLATE, {"collate": 0.09}, None, {}),
+        (Cause.TRANSFER, {"transfer": 0.09}, None, {}),
+        (Cause.LIMIT, {"read": 0.09}, SET_LOW, {**SLOW, "read_s": 0.09}),
+        (Cause.LIMIT, {"read": 0.09}, None, {**SLOW, "room_s": 0.4}),
+        (Cause.LIMIT, {"hold": 0.09}, None, {**SLOW, "room_s": 0.09}),
+        (Cause.POLICY, {"hold": 0.09}, None, {**SLOW, "held_s": 0.09}),
+        (Cause.POLICY, {"read": 0.09}, None, {**SLOW, "held_s": 0.4}),
+    ],
+)  # fmt: skip
+def test_a_known_cause_is_found(cause, phases, evidence, more):
+    found = run_of(phases, evidence, **more)
+    assert found.main is cause, str(found)
+    assert found.share(cause) > 0.8
+    assert math.isclose(sum(found.causes.values()), found.stall_s)
+    assert found.action
+    assert 0.0 < found.gain_s <= found.stall_s
+    assert found.gain_from
+    assert found.evidence
+    assert cause.value in str(found)
+
+
+@pytest.mark.parametrize(
+    ("cause", "phases", "figures"),
+    [
+        (Cause.METADATA, {"open": 0.08, "read": 0.01}, SLOW),
+        (Cause.LATENCY, {"read": 0.09}, SLOW),
+        (Cause.BANDWIDTH, {"read": 0.09}, FULL),
+        (Cause.NETWORK, {"read": 0.09}, SLOW),
+    ],
+)
+def test_who_has_staged_is_not_told_to(cause, phases, figures):
+    source = "network" if cause is Cause.NETWORK else ""
+    seen = Evidence(file_system="headrace://job", source=source)
+    found = run_of(phases, seen, **figures)
+    assert found.main is cause
+    assert "staged already" in found.action
+    assert "--stage" not in found.action
+
+
+def test_each_step_has_its_causes_and_they_add_up_to_the_verdict():
+    run = Run()
+    for at in range(40):
+        run.add({"read": 0.03} if at % 2 else {"collate": 0.01}, **SLOW)
+    steps = run.steps()
+    steps["delivered_s"][3] = np.nan
+    found, verdict = causes_by_step(steps), verdict_of(steps)
+    assert found.shape == (40, len(Cause))
+    at = list(Cause).index(Cause.COLLATE)
+    assert np.all(found[::2, at] > 0.009)
+    assert np.all(found[1::2, at] < 1e-9)
+    assert not found[3].any()
+    sums = dict(zip(Cause, found.sum(axis=0), strict=True))
+    assert {cause: seconds for cause, seconds in sums.items() if seconds} == pytest.approx(
+        dict(verdict.causes)
+    )
+
+
+def test_what_is_not_explained_promises_nothing():
+    found = run_of({"hand": 0.09}, Evidence(interpreter_looks=100, interpreter_contended=0))
+    assert found.main is Cause.OTHER
+    assert found.action
+    assert found.gain_s == 0.0
+
+
+def test_a_mixture_is_divided():
+    run = Run()
+    for at in range(40):
+        run.add({"read": 0.03} if at % 2 else {"collate": 0.01}, **SLOW)
+    found = verdict_of(run.steps())
+    assert found.main is Cause.LATENCY
+    assert found.share(Cause.COLLATE) == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_storage_that_became_slower_is_not_full():
+    """Nothing met it idle since: but it has given more, and so could be asked for more."""
+    run = Run()
+    for at in range(60):
+        run.add(
+            {"read": 0.004 if at < 30 else 0.1},
+            read_s=8 * (0.001 if at < 30 else 0.05),
+            depth=8 * 16,
+            quiet_reads=4 if at < 30 else 0,
+            quiet_s=4 * 0.001 if at < 30 else 0.0,
+        )
+    found = verdict_of(run.steps())
+    assert found.share(Cause.LATENCY) > 0.8
+
+
+def test_a_full_storage_whose_batches_come_in_bursts_is_full():
+    """What comes late holds up what is there already: it is not by the deliveries that it is judged."""
+    run = Run()
+    for at in range(40):
+        run.add(
+            {"read": 0.3 if at % 10 == 9 else 0.0002},
+            read_s=8 * (0.005 if at == 0 else 0.05),
+            depth=8 * (2 if at == 0 else 20),
+            quiet_reads=8 if at == 0 else 0,
+            quiet_s=8 * 0.005 if at == 0 else 0.0,
+        )
+    found = verdict_of(run.steps())
+    assert found.main is Cause.BANDWIDTH
+    assert found.share(Cause.BANDWIDTH) > 0.8
+
+
+def test_making_that_hides_behind_late_bytes_is_no_cause():
+    """With endlessly fast threads the bytes would still come no sooner."""
+    late = run_of({"read": 0.05, "decode": 0.02, "collate": 0.01}, **SLOW)
+    assert late.share(Cause.LATENCY) == pytest.approx(1.0)
+    alone = run_of({"read": 0.05, "decode": 0.02, "collate": 0.01}, serial=True, **SLOW)
+    assert alone.share(Cause.DECODE) == pytest.approx(0.25)
+
+
+def test_one_thread_after_the_other_is_no_interpreter_trouble():
+    """Decoding in Python holds the lock itself: nobody else is to blame."""
+    found = run_of({"queue": 0.05, "decode": 0.04}, BUSY_LOCK, work_s=0.2, cpu_s=0.1)
+    assert found.main is Cause.DECODE
+    assert found.share(Cause.DECODE) > 0.9
+
+
+def test_a_rank_that_had_its_data_waited_for_the_slow_one():
+    fast, slow = Run(), Run()
+    for _ in range(20):
+        fast.add({"hand": 0.001}, worked_s=0.01 + 0.04)  # the barrier is in its step
+        slow.add({"read": 0.041}, worked_s=0.01)
+    found = verdict_of(fast.steps(), None, [slow.steps()])
+    assert found.main is Cause.SLOW_RANK
+    assert found.causes[Cause.SLOW_RANK] == pytest.approx(19 * 0.04, rel=0.01)
+    assert found.stall_s == pytest.approx(20 * 0.001 + 19 * 0.04, rel=0.01)
+    assert verdict_of(slow.steps(), None, [fast.steps()]).main is Cause.LATENCY
+    assert "look at the verdict of rank 0 of those given" in found.action
+    named = verdict_of(fast.steps(), None, {7: fast.steps(), 5: slow.steps()})
+    assert "look at the verdict of rank 5:" in named.action
+    assert any("(rank 5)" in each for each in named.evidence)
+
+
+def test_ranks_that_do_not_wait_for_each_other_are_not_blamed():
+    fast, slow = Run(), Run()
+    for _ in range(20):
+        fast.add({"hand": 0.001}, worked_s=0.01)
+        slow.add({"read": 0.041}, worked_s=0.01)
+    found = verdict_of(fast.steps(), None, [slow.steps()])
+    assert Cause.SLOW_RANK not in found.causes
+
+
+def test_no_steps_and_no_stall_need_nothing():
+    nothing = verdict_of(np.empty(0, STEP))
+    assert (nothing.main, nothing.stall_s, nothing.action) == (None, 0.0, "")
+    assert "no step" in str(nothing)
+    quick = run_of({"hand": 1e-6})
+    assert quick.action == ""
+    assert "nothing" in str(quick)
+    assert verdict_line(quick) == "stall 0.0 %"
+
+
+def test_a_line_names_the_causes():
+    run = Run()
+    for at in range(40):
+        run.add({"read": 0.03} if at % 2 else {"collate": 0.01}, **SLOW)
+    line = verdict_line(verdict_of(run.steps()))
+    assert line == "stall 67.2 % (slow answers of the storage 75%, collating 25%)"
+
+
+def test_what_is_not_real_is_said():
+    found = run_of({"read": 0.09}, Evidence(simulation="simulated lustre"), **SLOW)
+    assert "[simulated lustre]" in str(found)
+    assert found.as_dict()["simulation"] == "simulated lustre"
+
+
+def test_few_steps_and_missing_figures_are_less_sure():
+    many = run_of({"read": 0.09}, **{**SLOW, "quiet_reads": 8, "quiet_s": 8 * 0.005})
+    assert run_of({"read": 0.09}, steps=3, **SLOW).confidence < many.confidence
+    unknown = run_of({"read": 0.09}, reads=0, read_s=0.0)
+    assert unknown.confidence <= 0.5 < many.confidence
+
+
+# -- bad figures -----------------------------------------------------------------------------------
+
+
+def test_counters_that_go_backwards_or_are_missing_invent_nothing():
+    run = Run()
+    run.add({"read": 0.09}, **SLOW)
+    steps = run.steps()
+    good = steps.copy()
+    steps["delivered_s"] -= 5.0  # a clock that jumped
+    assert verdict_of(steps).stall_s == 0.0
+    assert verdict_of(steps).dropped == 1
+    bad = np.concatenate([good, steps])
+    assert verdict_of(bad).stall_s == pytest.approx(0.09)
+    lean = np.empty(1, [("asked_s", "<f8"), ("delivered_s", "<f8")])
+    lean["asked_s"], lean["delivered_s"] = 1.0, 2.0
+    assert verdict_of(lean).causes == {Cause.OTHER: 1.0}
+    assert verdict_of(lean).confidence == 0.0
+
+
+def test_evidence_that_cannot_be_counts_as_not_known():
+    wild = Evidence(
+        source="moon",
+        reads_allowed=-3,
+        idle_latency_s=math.nan,
+        peak_bytes_per_s=math.inf,
+        interpreter_looks=3,
+        interpreter_contended=90,
+        cpu_share=-1.0,
+        io_pressure=math.inf,
+    )
+    sane = wild.sane()
+    assert (sane.source, sane.reads_allowed, sane.contended) == ("local", 0, 0.0)
+    assert sane.peak_bytes_per_s == sane.idle_latency_s == 0.0
+    assert math.isnan(sane.cpu_share)
+    assert math.isnan(sane.io_pressure)
+    assert run_of({"read": 0.09}, wild, **SLOW).main is Cause.LATENCY
+
+
+amounts = st.one_of(
+    st.floats(0.0, 100.0), st.sampled_from([-1.0, math.nan, math.inf, -math.inf, 1e300])
+)
+evidences = st.builds(
+    Evidence,
+    source=st.sampled_from(["local", "network", "peer"]),
+    reads_allowed=st.integers(-5, 1000),
+    reads_set=st.booleans(),
+    buffer_set=st.booleans(),
+    idle_latency_s=amounts,
+    peak_bytes_per_s=amounts,
+    limit_bytes_per_s=amounts,
+    more_reads_in_vain=st.booleans(),
+    interpreter_looks=st.integers(-5, 100),
+    interpreter_contended=st.integers(-5, 100),
+    decode_threads=st.integers(0, 64),
+    cpus=st.integers(0, 64),
+    cpu_share=amounts,
+    io_pressure=amounts,
+)
+
+
+MAD = np.array([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300, 1e-300, 2.0**63])
+
+
+def mad_steps(seed):
+    """Steps of random bytes, of mad numbers, or of both."""
+    rng = np.random.default_rng(seed)
+    steps = np.frombuffer(rng.bytes(int(rng.integers(0, 7)) * STEP.itemsize), STEP).copy()
+    for name in STEP.names:
+        if STEP[name].base.kind == "f" and rng.random() < 0.7:
+            with np.errstate(over="ignore"):
+                steps[name] = rng.choice(MAD, steps[name].shape)
+    return steps
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32), evidence=evidences)
+def test_any_bytes_give_causes_that_add_up(seed, evidence):
+    """Wrapped, missing and mad figures: no negative and no invented second."""
+    steps = mad_steps(seed)
+    found = verdict_of(steps, evidence, [steps])
+    assert math.isfinite(found.stall_s)
+    assert all(seconds > 0.0 for seconds in found.causes.values())
+    assert math.isclose(sum(found.causes.values()), found.stall_s, abs_tol=1e-9)
+    assert 0.0 <= found.confidence <= 1.0
+    assert 0.0 <= found.gain_s <= found.stall_s
+    with np.errstate(all="ignore"):
+        waited = steps["delivered_s"] - steps["asked_s"]
+    most = float(waited[(waited >= 0.0) & (waited < 1e6)].sum()) if len(steps) else 0.0
+    others = found.causes.get(Cause.SLOW_RANK, 0.0)
+    assert found.stall_s - others <= most * (1 + 1e-6) + 1e-6
+    str(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    phases=st.lists(
+        st.dictionaries(st.sampled_from(PHASES), st.floats(0.0, 2.0), max_size=8), max_size=12
+    ),
+    serial=st.booleans(),
+)
+def test_the_whole_wait_is_accounted_for(phases, serial):
+    run = Run()
+    for each in phases:
+        run.add(each, serial=serial, **SLOW)
+    total = sum(sum(each.values()) for each in phases)
+    found = verdict_of(run.steps())
+    assert found.stall_s == pytest.approx(total, rel=1e-5, abs=1e-6)
