@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.config import BUDGET_BYTES_MIN, place_in_job, reader_options, tier_options
+from headrace.config import (
+    BUDGET_BYTES_MIN,
+    place_in_job,
+    reader_options,
+    tier_options,
+    trace_folder,
+)
 from headrace.control import explain
 from headrace.control import tune as tune_plane
 from headrace.control.limits import memory_policy
+from headrace.control.stalls.epochs import PassEnded
 from headrace.order import (
     Balanced,
     Blocked,
@@ -169,6 +176,7 @@ def loader(
     on_error: OnError = "raise",
     tune: bool = True,
     memory_bytes: int | None = None,
+    trace: str | PathLike[str] | None = None,
     **options: Any,
 ) -> Loader:
     """Return a loader: iterate it for the batches of an epoch.
@@ -182,14 +190,17 @@ def loader(
             say, else to 0 of 1. All ranks have the same number of steps.
         world_size: processes that share the samples.
         tail: what happens with samples that do not fill the last step of all ranks. `exact` (default
-            for one rank): shared out as evenly as possible, each sample exactly once. `pad` (default
-            for several): filled up with samples from the epoch's beginning. `drop`: left out.
+            for one rank): shared out as evenly as possible, each sample exactly once; a rank's last
+            batch may be smaller, even empty (a loss's mean over it is NaN). `pad` (default for
+            several): filled up with samples from the epoch's beginning. `drop`: left out.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be delivered and record them.
         tune: let headrace turn the knobs: reads in flight and buffer bytes. Those given here or by
             HEADRACE_* are left alone. HEADRACE_TUNE=0 turns it off for all loaders.
         memory_bytes: what all buffers of this process may take; by default a part of what the job's
             own limits leave, see `headrace.control.limits`. HEADRACE_MEMORY_BYTES likewise.
+        trace: folder that the run's steps are written to, by a thread of its own, for `headrace report` and
+            `headrace verify-epoch`; the same for all ranks. HEADRACE_TRACE likewise.
         options: fields of `headrace.config.ReaderOptions` and `headrace.config.TierOptions`
             (`cache_dir`, `ram_bytes`, `plane="node"`, ...), none of which changes what is delivered.
 
@@ -219,7 +230,11 @@ def loader(
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
     tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
-    made.tuning, made.stats.rested = tuning, tuning.rested
+    made.tuning, made.stats.rested = tuning, PassEnded(tuning, made)
+    if (folder := trace_folder(trace)) is not None:
+        from headrace.trace import follow
+
+        follow(folder, _about(made, str(store.path)), made, plane=tuning.plane)
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
@@ -271,6 +286,18 @@ _KNOB_OPTIONS = {
     "buffer_bytes": ("budget_bytes",),
 }
 """Options that say where a knob stands."""
+
+
+def _about(made: Loader, path: str) -> dict[str, Any]:
+    """What a trace says of its loader."""
+    order, slices = made.order, made.slices
+    source = path if "://" in path else os.path.abspath(path)  # noqa: PTH100
+    return {
+        "rank": slices.rank, "world_size": slices.world_size, "source": source,
+        "fingerprint": made.source.fingerprint, "samples": order.samples, "order": order.describe(),
+        "order_digest": order.digest(), "length": order.length, "batch_size": slices.batch_size,
+        "tail": slices.tail,
+    }  # fmt: skip
 
 
 def _tuning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -271,6 +272,21 @@ def test_leaving_early_stops_the_threads_at_once(path):
     assert not [t for t in threading.enumerate() if t.name.startswith("headrace-decode")]
 
 
+def test_the_collector_may_drop_an_iterator_while_a_thread_holds_the_lock_of_threading(path):
+    """Where the process once stood still: no thread is waited for, as none ends without that lock."""
+    loader = DataLoader(path, 16, decode=slow, threads=2, prefetch_batches=8)
+    iterator = iter(loader)
+    next(iterator)
+    assert [t for t in threading.enumerate() if t.name.startswith("headrace-decode")]
+    kept = [iterator]
+    kept.append(kept)  # only the collector ends it
+    del iterator, kept
+    with threading._shutdown_locks_lock:
+        gc.collect()
+    loader.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("headrace-decode")]
+
+
 def test_the_look_ahead_is_bounded(path):
     decoded = []
     loader = DataLoader(
@@ -364,10 +380,44 @@ def test_wrong_arguments_are_refused_with_the_value(path):
     ):
         with pytest.raises(ValueError, match=message):
             DataLoader(path, 16, decode=index_of, **options)
-    with pytest.raises(ValueError, match="has no samples"):
-        list(DataLoader(path, 300, rank=0, world_size=212, tail="exact", decode=index_of)) + list(
-            DataLoader(path, 300, rank=211, world_size=212, tail="exact", decode=index_of)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_of_an_exact_tail_of_fewer_samples_than_ranks_one_gets_an_empty_batch(path, num_workers):
+    """With the shapes and types of the others, so that all ranks do the same steps."""
+    world = SAMPLES + 1
+    batches = [
+        list(
+            DataLoader(
+                path, 300, rank=rank, world_size=world, tail="exact", num_workers=num_workers,
+                decode=with_key, order="sequential",
+            )
         )
+        for rank in (0, world - 1)
+    ]  # fmt: skip
+    ((full, _),), ((empty, labels),) = batches
+    assert (full.shape, empty.shape, labels.shape) == ((1, 5), (0, 5), (0,))
+    assert (empty.dtype, labels.dtype) == (full.dtype, torch.int64)
+
+
+def several(data):
+    return {"index": index_of(data), "name": "a", "pair": (torch.zeros(2), "b")}
+
+
+def test_an_empty_batch_has_the_structure_of_a_full_one(path):
+    (batch,) = DataLoader(
+        path, 300, rank=SAMPLES, world_size=SAMPLES + 1, tail="exact", decode=several
+    )
+    (value, labels) = batch
+    assert value["index"].shape == labels.shape == (0,)
+    assert value["name"] == []
+    assert value["pair"][0].shape == (0, 2)
+    assert value["pair"][1] == []
+
+
+def test_a_batch_whose_samples_were_all_left_out_is_an_error(path):
+    with pytest.raises(ValueError, match="all 1 were skipped"):
+        list(DataLoader(path, 1, decode=fail_on_77, on_error="skip"))
 
 
 def test_the_door_offers_exactly_these_names():

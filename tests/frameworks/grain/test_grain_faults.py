@@ -1,12 +1,13 @@
 """What is wrong reaches the user by name, and an iterator that failed can be asked again."""
 
 import grain
+import numpy as np
 import pytest
 
 from headrace.errors import CorruptSample, DecodeError, StoreNotFound
 from headrace.grain import dataset
 
-from .decoders import number_of
+from .decoders import number_and_size, number_of
 from .samples import BATCH, SAMPLES
 
 
@@ -59,6 +60,15 @@ def test_a_batch_without_samples_cannot_be_stacked(path):
 
     with pytest.raises(ValueError, match="a batch has no samples: all were skipped"):
         list(dataset(path, BATCH, decode=fails, on_error="skip"))
+
+
+def test_of_an_exact_tail_of_fewer_samples_than_ranks_one_gets_an_empty_batch(path):
+    (batch,) = dataset(
+        path, BATCH, rank=SAMPLES, world_size=SAMPLES + 1, tail="exact", decode=number_and_size
+    )
+    number, (size,) = batch["data"]["number"], batch["data"]["size"]
+    assert number.shape == size.shape == batch["labels"].shape == batch["indices"].shape == (0,)
+    assert (number.dtype, size.dtype) == (np.int32, np.int64)
 
 
 def test_rows_of_different_lengths_are_an_error(path):

@@ -6,9 +6,11 @@ with Orbax or by hand. `mp_prefetch` cuts the data set into one share of batches
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import grain
+import numpy as np
 
 from headrace import api
 from headrace.config import Placement, place_in_job
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from headrace.plane.store_reader import Fetched
 
 __all__ = ["Dataset", "dataset"]
+
+_FIRST = np.zeros(1, np.int64)
 
 
 # Grain is not typed where it counts, so for the type checker these are subclasses of Any.
@@ -235,7 +239,9 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         return range(this.steps)
 
     def _delivered(self, one: Fetched) -> None:
-        self._this.delivered(self._step, one.asked)
+        place = self._this.delivered(self._step, one.asked)
+        now_s = time.perf_counter()  # Grain's own threads may ask ahead: nobody knows who waited
+        self._loader.stats.steps.came(place, len(one.asked), (now_s, now_s), one.way)
         self._step += 1
         if self._step == self._this.steps:
             self._this.finish()
@@ -251,7 +257,10 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
     def _element(self, one: Fetched) -> dict[str, Any]:
         dataset = self._dataset
         if self._decoder is not None:
-            element = self._decoder(one.batch)
+            if len(one.asked):
+                element = self._decoder(one.batch)
+            else:  # of an exact tail that several ranks share, one may have nothing
+                element = self._decoder.empty(self._loader.reader.fetch(_FIRST).batch)
         else:
             element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
         return element if dataset._device is None else on_device(element, dataset._device)  # noqa: SLF001

@@ -120,13 +120,27 @@ class Decoder:
                 self._skipped.append(Skipped(result.index, result.name, str(result)))
         if not kept:
             raise ValueError(
-                "a batch has no samples: all were skipped, or several ranks share an exact tail of "
-                "fewer samples; give tail='pad'",
+                "a batch has no samples: all were skipped; see `skipped` of the iterator",
             )
         return {
             "data": _stacked([results[i] for i in kept]),
             "labels": batch.labels[kept],
             "indices": batch.indices[kept],
+        }
+
+    def empty(self, one: Batch) -> dict[str, Any]:
+        """Return a batch without samples, shaped like a batch of the one sample that is given.
+
+        Raises:
+            DecodeError: the function failed on it.
+        """
+        sample = self._decode(one, 0)
+        if isinstance(sample, DecodeError):
+            raise sample
+        return {
+            "data": _stacked([sample], 0),
+            "labels": one.labels[:0],
+            "indices": one.indices[:0],
         }
 
     def close(self) -> None:
@@ -152,13 +166,14 @@ class Decoder:
             return error
 
 
-def _stacked(samples: list[Any]) -> Any:
+def _stacked(samples: list[Any], count: int | None = None) -> Any:
+    """Of `samples`, the first `count`: shapes are known where none is wanted."""
     first = samples[0]
     if isinstance(first, dict):
-        return {key: _stacked([sample[key] for sample in samples]) for key in first}
+        return {key: _stacked([sample[key] for sample in samples], count) for key in first}
     if isinstance(first, tuple):
-        return tuple(_stacked(list(each)) for each in zip(*samples, strict=True))
-    return np.stack(samples)
+        return tuple(_stacked(list(each), count) for each in zip(*samples, strict=True))
+    return np.stack(samples)[:count]
 
 
 def on_device(element: dict[str, Any], place: Any) -> dict[str, Any]:

@@ -154,6 +154,17 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
         """Return the number of batches in a whole epoch; the same on every rank."""
         return len(self._loader)
 
+    def __repr__(self) -> str:
+        from headrace.plane.showing import loader_line
+
+        return loader_line(self._loader, type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from headrace.plane.showing import loader_card
+
+        return loader_card(self._loader, type(self).__name__)
+
     @property
     def order(self) -> Order:
         """Which sample comes when."""

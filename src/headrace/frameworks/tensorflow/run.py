@@ -7,6 +7,7 @@ which is called when the consumer gets a batch, moves the cursor.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane import Batch, Loader
+    from headrace.plane.way import Way
 
 __all__ = ["Run"]
 
@@ -30,6 +32,7 @@ class _Taken(NamedTuple):
     samples: int
     nbytes: int
     reads: dict[str, int]
+    way: Way
 
 
 class Run:
@@ -74,7 +77,7 @@ class Run:
             for one in fetched:
                 batch = one.batch
                 self._taken.append(
-                    _Taken(one.asked, epoch, len(batch), batch.nbytes, one.reads),
+                    _Taken(one.asked, epoch, len(batch), batch.nbytes, one.reads, one.way),
                 )
                 yield batch
         finally:
@@ -94,7 +97,9 @@ class Run:
         self._pass.check()
         taken = self._taken.popleft()
         self._loader.stats.count(taken.samples, taken.nbytes, taken.reads)
-        self._pass.delivered(self._step, taken.asked)
+        place = self._pass.delivered(self._step, taken.asked)
+        now_s = time.perf_counter()  # nobody says how long it was waited for
+        self._loader.stats.steps.came(place, len(taken.asked), (now_s, now_s), taken.way)
         self._step += 1
         if self._step == self._pass.steps:
             self._end_epoch()

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils import data as torch_data
 
-from headrace.config import reader_options
+from headrace.config import place_in_job, reader_options, trace_folder
+from headrace.control.stalls.live import verdict_on
+from headrace.control.stalls.words import verdict_line
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.dropin.context import WorkerContext
@@ -32,6 +34,7 @@ from headrace.frameworks.torch.dropin.progress import (
 from headrace.frameworks.torch.dropin.randomness import Snapshot, kept_randomness
 from headrace.frameworks.torch.dropin.watching import Watcher, nothing_to_read
 from headrace.frameworks.torch.store_loader import StoreLoader
+from headrace.plane import LoaderStats
 from headrace.plane.ahead import AheadOptions, SharedLog
 from headrace.store import Store
 
@@ -84,6 +87,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             half for each, over all workers. None: `HEADRACE_BUDGET_BYTES`, else 256 MiB for the former
             and the read-ahead's own default for the latter. What does not fit travels torch's way.
         newer: arguments that a newer torch has.
+
+    Attributes:
+        stats: what was delivered so far, and what was waited for.
+        epochs_begun: by this object.
 
     Raises:
         ValueError, TypeError: as torch raises them.
@@ -154,6 +161,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self.budget_bytes = budget_bytes
         self._arena_bytes = options.budget_bytes // 2 if given else ARENA_BYTES
         self._ahead_bytes = options.budget_bytes // 2 if given else None
+        self.stats = LoaderStats()
+        self.epochs_begun = 0
         self._progress: Progress | None = None
         self._resumption: Resumption | None = None
         self._starting: Resumption | None = None
@@ -161,6 +170,28 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._watcher: Watcher | None = None
         self._context: WorkerContext | None = None
         self._told = False
+        if (folder := trace_folder()) is not None:
+            from headrace.trace import follow
+
+            follow(folder, self._about(), self)
+
+    def _about(self) -> dict[str, Any]:
+        """What a trace says of this loader; its order is torch's."""
+        place = place_in_job()
+        samples = 0
+        with contextlib.suppress(
+            TypeError, NotImplementedError
+        ):  # iterable data sets may have no length
+            samples = len(self.dataset)  # type: ignore[arg-type]
+        kind, root = type(self.dataset), getattr(self.dataset, "root", "")
+        named = os.fspath(root) if isinstance(root, (str, os.PathLike)) else ""
+        source = (
+            named if isinstance(named, str) and named else f"{kind.__module__}.{kind.__qualname__}"
+        )
+        return {
+            "rank": place.rank, "world_size": place.world_size, "source": source[:4096],
+            "framework": "torch DataLoader", "samples": samples, "batch_size": self.batch_size or 0,
+        }  # fmt: skip
 
     # -- iterating ---------------------------------------------------------------------------------
 
@@ -190,6 +221,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._begin_epoch() if iterator is None else iterator
 
     def _begin_epoch(self) -> Any:
+        self.epochs_begun += 1
         iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
             iterator.begin_epoch(self, Beginning.take(self))
@@ -320,10 +352,30 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 state["dataset"] = self.dataset.state_dict() if resumed is None else resumed.dataset
         return state
 
+    # -- how it looks ------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        kind = type(self.dataset).__qualname__
+        return f"{type(self).__name__}({kind}, batch {self.batch_size}, {self.num_workers} workers)"
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks. The data set is not asked: its `len` may take long."""
+        from headrace.pages.card import card
+        from headrace.plane.showing import delivered_rows, waited_share
+
+        rows: list[tuple[str, object]] = [
+            ("batch", self.batch_size),
+            ("workers", self.num_workers),
+            ("epochs begun", self.epochs_begun),
+            *delivered_rows(self.stats),
+        ]
+        title = f"{type(self).__name__}: {type(self.dataset).__qualname__}"
+        return card(title, rows, waited=waited_share(self.stats))
+
     # -- what it does ------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Say in a few lines what is sped up and how, and what is not and why."""
+        """Say in a few lines what is sped up and how, what is not and why, and what was waited for."""
         lines = []
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
@@ -334,6 +386,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
             lines += [f"reading ahead: worker {w}: {said}" for w, said in self._context.said()]
         if self._context is not None:
             lines.append(f"batches: {self._context.explain()}")
+        if self.stats.batches:
+            verdict = verdict_on(self)
+            lines.append(f"waiting: {verdict_line(verdict)}")
+            if verdict.action:
+                lines.append(f"do: {verdict.action}")
         return "\n".join(lines) or "nothing was loaded yet"
 
 

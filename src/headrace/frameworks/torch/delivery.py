@@ -6,8 +6,10 @@ cleans up when it is closed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import torch
 from torch.utils.data import default_collate
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.decode import Decoded
     from headrace.plane.cursor import Pass
     from headrace.plane.store_reader import Fetched
+    from headrace.plane.way import Way as Came
 
 __all__ = ["Collate", "Delivery", "Way"]
 
@@ -41,10 +44,13 @@ class Delivery(NamedTuple):
     reads: dict[str, int]
     """How they were read, see `LoaderStats`."""
 
+    way: Came
+    """How it came."""
+
     @classmethod
     def of(cls, fetched: Fetched, value: Any, samples: int) -> Delivery:
         """Return the delivery of a value that was made from a batch."""
-        return cls(value, fetched.asked, samples, fetched.batch.nbytes, fetched.reads)
+        return cls(value, fetched.asked, samples, fetched.batch.nbytes, fetched.reads, fetched.way)
 
 
 class Way(Protocol):
@@ -62,22 +68,47 @@ class Collate:
 
     Args:
         function: torch's `collate_fn`; None: `torch.utils.data.default_collate`.
+        one: gives any sample, decoded: what an empty batch is shaped like.
     """
 
-    def __init__(self, function: Callable[[list[Decoded]], Any] | None) -> None:
+    def __init__(
+        self, function: Callable[[list[Decoded]], Any] | None, one: Callable[[], Decoded]
+    ) -> None:
         self.function = function
+        self._one = one
 
-    def __call__(self, samples: list[Decoded]) -> Any:
-        """Return the batch.
+    def __call__(self, samples: list[Decoded], asked: int) -> Any:
+        """Return the batch. Where several ranks share an exact tail of fewer samples, it may be empty.
+
+        Args:
+            samples: decoded.
+            asked: how many there would be if none had been skipped.
 
         Raises:
-            ValueError: there are no samples, and no function of the user's that might accept that.
+            ValueError: all samples were skipped, and there is no function of the user's that might accept
+                that.
         """
         if self.function is not None:
             return self.function(samples)
-        if not samples:
+        if samples:
+            return default_collate(samples)
+        if asked:
             raise ValueError(
-                "a batch has no samples: all were skipped, or several ranks share an exact tail of "
-                "fewer samples; give tail='pad', or a collate_fn that accepts an empty list",
+                f"a batch has no samples: all {asked} were skipped; see `loader.skipped`, or give a "
+                "collate_fn that accepts an empty list",
             )
-        return default_collate(samples)
+        return _emptied(default_collate([self._one()]))
+
+
+def _emptied(batch: Any) -> Any:
+    """A batch of the same shapes without samples."""
+    if isinstance(batch, torch.Tensor):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _emptied(each) for key, each in batch.items()}
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    if all(isinstance(each, (str, bytes)) for each in batch):  # default_collate leaves them a list
+        return []
+    parts = [_emptied(each) for each in batch]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else parts

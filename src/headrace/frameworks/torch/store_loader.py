@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -77,6 +78,7 @@ class StoreLoader(Closing):
         persistent_workers: keep the workers from epoch to epoch.
         timeout: seconds to wait for a worker's batch; 0: for ever.
         worker_init_fn: called with its number in each worker when it starts.
+        trace: folder that the run's steps are written to; see `headrace.loader`.
         options: fields of `headrace.config.ReaderOptions` except `threads`.
 
     Raises:
@@ -106,6 +108,7 @@ class StoreLoader(Closing):
         persistent_workers: bool = True,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
+        trace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
@@ -126,6 +129,7 @@ class StoreLoader(Closing):
             tail=tail,
             parts=self.dataset.parts,
             on_error=self.dataset.on_error,
+            trace=trace,
             **self.dataset.given_options,
         )
         self._way = self._choose_way(
@@ -147,7 +151,7 @@ class StoreLoader(Closing):
             raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
         if self.dataset.decode is None and self.collate_fn is None:
             return WholeBatches(self._loader, pin_memory=self.pin_memory)
-        collate = Collate(self.collate_fn)
+        collate = Collate(self.collate_fn, partial(self.dataset.__getitem__, 0))
         if self.num_workers:
             default = BATCHES_AHEAD_PER_WORKER * self.num_workers
             ahead = default if batches_ahead is None else batches_ahead
@@ -172,6 +176,17 @@ class StoreLoader(Closing):
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch; the same on every rank."""
         return len(self._loader)
+
+    def __repr__(self) -> str:
+        from headrace.plane.showing import loader_line
+
+        return loader_line(self._loader, type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        """A card for notebooks."""
+        from headrace.plane.showing import loader_card
+
+        return loader_card(self._loader, type(self).__name__)
 
     @property
     def order(self) -> Order:
@@ -242,9 +257,15 @@ class StoreLoader(Closing):
                     raise RuntimeError("this iterator belongs to the process that made it")
                 asked_at = time.perf_counter()
                 delivery = next(deliveries)
-                waited_s = time.perf_counter() - asked_at
+                got_at = time.perf_counter()
+                waited_s = got_at - asked_at
                 self.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
-                this.delivered(step, delivery.asked)
+                self.stats.steps.came(
+                    this.delivered(step, delivery.asked),
+                    len(delivery.asked),
+                    (asked_at, got_at),
+                    delivery.way,
+                )
                 yield delivery.value
             self.stats.ask()  # what came after the last batch was work, too
         finally:

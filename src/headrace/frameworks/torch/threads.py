@@ -11,6 +11,7 @@ pieces, which the pool decodes in any order; whoever finishes the last piece col
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.plane import Loader
     from headrace.plane.cursor import Pass
     from headrace.plane.store_reader import Fetched
+    from headrace.plane.way import Detour
 
 __all__ = ["ThreadOptions", "ThreadedDecoding"]
 
@@ -82,20 +84,27 @@ class ThreadedDecoding:
         self._threads = options.threads
         self._batches_ahead = options.batches_ahead if options.threads else 1
         self._pin_memory = options.pin_memory
+        self._ended: list[Executor] = []
 
     def deliveries(self, this: Pass) -> Generator[Delivery, None, None]:
         """Yield the batch of each span of the pass, in order."""
+        self.close()
         fetched = self._loader.reader.stream(self._loader.order, this.epoch, this.spans())
         # A pool per pass: its threads cost 0.1 ms, and none is ever left behind by a fork.
         pool = ThreadPoolExecutor(self._threads, "headrace-decode") if self._threads else _Inline()
         try:
             yield from self._in_order(fetched, pool)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            # Not waited for here: the collector may drop this in any thread, which may hold any lock, those
+            # of `threading` too, and without them no thread ends.
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._ended.append(pool)
             fetched.close()
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Wait for the threads of passes that have ended."""
+        while self._ended:
+            self._ended.pop().shutdown(wait=True)
 
     def _in_order(
         self,
@@ -106,14 +115,17 @@ class ThreadedDecoding:
         more = True
         while True:
             submitted = 0
+            detours: list[Detour] = []
             while more and self._wants_more(pending, submitted):
-                future, more = self._submit_next(fetched, pool)
+                future, more = self._submit_next(fetched, pool, detours)
                 if future is not None:
                     pending.append(future)
                     submitted += 1
             if not pending:
                 return
-            yield pending.popleft().result()
+            delivery = pending.popleft().result()
+            delivery.way.detours = detours
+            yield delivery
 
     def _wants_more(self, pending: deque[Future[Delivery]], submitted: int) -> bool:
         if len(pending) >= self._batches_ahead:
@@ -124,8 +136,9 @@ class ThreadedDecoding:
         self,
         fetched: Generator[Fetched, None, None],
         pool: Executor,
+        detours: list[Detour],
     ) -> tuple[Future[Delivery] | None, bool]:
-        """Return the next batch, and whether more may come."""
+        """Return the next batch, and whether more may come; note how long it was waited for."""
         try:
             one = next(fetched)
         except StopIteration:
@@ -134,6 +147,7 @@ class ThreadedDecoding:
             failed: Future[Delivery] = Future()
             failed.set_exception(e)
             return failed, False
+        detours.append((time.perf_counter(), one.way))
         pieces = max(1, min(len(one.batch), PIECES_PER_THREAD * self._threads))
         job = _Job(one, pieces, self._decode, self._finish)
         for piece in range(pieces):
@@ -145,9 +159,13 @@ class ThreadedDecoding:
         return self._decoder.decode(one.batch, self._loader.source.names, skipped, span)
 
     def _finish(self, one: Fetched, samples: list[Decoded]) -> Delivery:
-        value = self._collate(samples)
+        way = one.way
+        way.decoded_s = time.perf_counter()
+        value = self._collate(samples, len(one.asked))
+        way.collated_s = time.perf_counter()
         if self._pin_memory:
             value = pinned(value)  # type: ignore[no-untyped-call]
+            way.moved_s = time.perf_counter()
         return Delivery.of(one, value, len(samples))
 
 
@@ -174,12 +192,18 @@ class _Job:
         """Decode one piece."""
         pieces, samples = len(self._decoded), len(self._one.batch)
         span = slice(piece * samples // pieces, (piece + 1) * samples // pieces)
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
         try:
             if self._error is None:
                 self._decoded[piece] = self._decode(self._one, span)
         except BaseException as e:  # noqa: BLE001 - it is raised where the batch is delivered
             self._error = e
+        work_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
         with self._lock:
+            way = self._one.way
+            way.decoding_s = min(way.decoding_s or began_s, began_s)
+            way.work_s += work_s
+            way.cpu_s += cpu_s
             self._left -= 1
             last = self._left == 0
         if last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from headrace.frameworks.torch.delivery import Delivery
@@ -35,7 +36,9 @@ class WholeBatches:
             for one in fetched:
                 tensors = TensorBatch.over(one.batch)
                 if self._pin_memory:
+                    one.way.collated_s = time.perf_counter()
                     tensors = tensors.pin_memory()
+                    one.way.moved_s = time.perf_counter()
                 yield Delivery.of(one, tensors, len(tensors))
         finally:
             fetched.close()

@@ -9,6 +9,7 @@ workers can live on from epoch to epoch and still derive the right random keys.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,11 +94,18 @@ class _Answers(torch_data.Dataset[Any]):
         already = len(self._dataset.skipped)
         try:
             fetched = self._dataset.fetch(request.indices, request.epoch)
+            way = fetched.way
+            way.serial = True  # this process does one batch after the other
+            way.decoding_s, cpu_s = time.perf_counter(), time.thread_time()
             samples: list[Decoded] = self._dataset.decoded(fetched)
         except HeadraceError as e:
             # Torch would rebuild the error from its text and lose its fields.
             return _Answer(None, [], e)
-        delivery = Delivery.of(fetched, self._collate(samples), len(samples))
+        way.decoded_s, way.cpu_s = time.perf_counter(), time.thread_time() - cpu_s
+        way.work_s = way.decoded_s - way.decoding_s
+        value = self._collate(samples, len(fetched.asked))
+        delivery = Delivery.of(fetched, value, len(samples))
+        way.collated_s = time.perf_counter()
         return _Answer(delivery, self._dataset.skipped[already:])
 
 

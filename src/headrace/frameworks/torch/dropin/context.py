@@ -19,6 +19,7 @@ from headrace.frameworks.torch.dropin.arena import Arena
 from headrace.frameworks.torch.dropin.messages import Answer, Mark, WorkerPlan
 from headrace.frameworks.torch.dropin.packing import Packed, unpack
 from headrace.frameworks.torch.dropin.sending import Sender
+from headrace.frameworks.torch.dropin.timing import Made
 from headrace.frameworks.torch.dropin.watching import READS_AHEAD
 from headrace.frameworks.torch.dropin.worker import serve
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.frameworks.torch.dropin.messages import Reading
+    from headrace.plane.way import Way
 
 __all__ = ["WorkerContext"]
 
@@ -117,10 +119,17 @@ class WorkerContext:
         assert self.results is not None
         return self.results.marks.pop(idx, (0, None))[1]
 
+    def made(self, idx: int) -> Way | None:
+        """How a task's batch was made, if its worker said so."""
+        assert self.results is not None
+        made = self.results.made.pop(idx, None)
+        return None if made is None else Made(*made).way()
+
     def resumed(self) -> list[tuple[int, Mark]]:
         """Return where the workers stood when this epoch began, by worker."""
         assert self.results is not None
         marks, self.results.resumed = self.results.resumed, []
+        self.results.made.clear()  # torch counts anew
         return marks
 
     def __getattr__(self, name: str) -> Any:
@@ -169,6 +178,7 @@ class ResultQueue:
         self.inner = inner
         self._arenas = arenas
         self.marks: dict[Any, tuple[int, Mark]] = {}
+        self.made: dict[int, tuple[float, ...]] = {}
         self.resumed: list[tuple[int, Mark]] = []
         self.notes: dict[int, str] = {}
         self.packed = 0
@@ -184,6 +194,8 @@ class ResultQueue:
         answer = Answer.of(message)
         if answer is None:
             return message  # torch wakes its pinning thread by one
+        if answer.made is not None and isinstance(answer.idx, int):
+            self.made[answer.idx] = answer.made
         if answer.note is not None:
             self.notes[answer.worker] = answer.note
         if answer.mark is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +21,19 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from headrace.control.stalls.epochs import tell_epoch
 from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.samplers import batches_drawable
+from headrace.frameworks.torch.dropin.timing import Making, hash_of
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.context import WorkerContext
     from headrace.frameworks.torch.dropin.progress import Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
+    from headrace.plane import LoaderStats
+    from headrace.plane.way import Way
 
 __all__ = ["InProcess", "InWorkers"]
 
@@ -65,6 +71,13 @@ class _Draws:
             self._skip = progress.delivered + len(progress.pending)
             self._literal = deque(progress.pending.values())
         self._drawn_in_all = 0
+        self._stats: LoaderStats = loader.stats
+        self._told = weakref.ref(loader)
+        _, self._steps_before = loader.stats.steps.since(0)
+        self._epoch = loader.epochs_begun - 1
+        self._position = 0
+        self._last_index: Any = None
+        self._last_way: Way | None = None
 
     def _skip_drawn(self) -> None:
         """Draw again, and drop, what was drawn before the state was taken."""
@@ -96,16 +109,34 @@ class _Draws:
         return drawn
 
     def __next__(self) -> Any:
+        stats = self._stats
+        stats.ask()
+        asked_s = time.perf_counter()
         try:
             if _profiler_enabled() or self._IterableDataset_len_called is not None:
-                return super().__next__()  # type: ignore[misc]
-            # As torch does it, without a record for a profiler that does not run.
-            data = self._next_data()
+                data = super().__next__()  # type: ignore[misc]
+            else:
+                # As torch does it, without a record for a profiler that does not run.
+                data = self._next_data()
+                self._num_yielded += 1
         except StopIteration:
             self.progress.finished = True
+            stats.rest()
+            if (loader := self._told()) is not None:
+                tell_epoch(loader, self._steps_before)
             raise
-        self._num_yielded += 1
+        self._log(asked_s)
         return data
+
+    def _log(self, asked_s: float) -> None:
+        """Count a delivery, and what it was waited for."""
+        got_s = time.perf_counter()
+        samples, hashed = hash_of(self._position, self._last_index)
+        place = (self._epoch, self.progress.delivered - 1, self._position, hashed)
+        self._position += samples
+        self._stats.count(samples, 0, {}, got_s - asked_s)
+        self._stats.steps.came(place, samples, (asked_s, got_s), self._last_way)
+        self._last_index = self._last_way = None
 
     def _next_data(self) -> Any:
         return super()._next_data()  # type: ignore[misc]
@@ -134,6 +165,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         if resumption is not None and resumption.dataset is not None:
             loader.dataset.load_state_dict(resumption.dataset)
         super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self.progress = Progress(beginning, map_style, [])
         if resumption is not None and resumption.under_way:
@@ -142,8 +175,6 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._do_again(resumption)
         if watcher is not None:
             watcher.epoch()
-        elif not self._literal:
-            self._next_index = self._sampler_iter.__next__  # type: ignore[method-assign]
 
     def _do_again(self, resumption: Resumption) -> None:
         if self.progress.map_style:
@@ -154,7 +185,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
                 self._dataset_fetcher.fetch(next(self._sampler_iter))
 
     def _next_index(self) -> Any:
-        index = self._draw()
+        index = self._last_index = self._draw()
+        self._making.begin()
         if self._watcher is None:
             return index
         self._watcher.arrived(index)
@@ -179,6 +211,10 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._count()  # lost: torch goes on with the next one
             raise
         self._count()
+        made = self._making.made()
+        if made is not None:
+            self._last_way = way = made.way()
+            way.moved_s = made.made_s if self._pin_memory else 0.0
         return data
 
     def _count(self) -> None:
@@ -334,6 +370,8 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         assert self._context is not None
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
+        self._last_index = self.progress.pending.get(idx)
+        self._last_way = self._context.made(idx)
         self.progress.deliver(idx, worker_idx, self._context.mark_of(idx))
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
 

@@ -47,18 +47,21 @@ class Answer(NamedTuple):
     note: str | None
     """What the worker does to be fast, when that changed."""
 
+    made: tuple[float, ...] | None = None
+    """When and how it was made: the fields of `timing.Made`."""
+
     def message(self) -> tuple[Any, ...]:
         """Return it as a bare tuple: pickling a class by its name costs more than the rest."""
         if type(self.data) is Packed:
-            return (self.worker, self.idx, None, self.mark, self.note, *self.data)
+            return (self.worker, self.idx, None, self.mark, self.note, self.made, *self.data)
         return tuple(self)
 
     @classmethod
     def of(cls, message: Any) -> Answer | None:
         """Return what `message()` was made of; None: it is a message of torch's own."""
         if len(message) == _PACKED_FIELDS:
-            worker, idx, _, mark, note, *packed = message
-            return cls(worker, idx, Packed(*packed), mark, note)
+            worker, idx, _, mark, note, made, *packed = message
+            return cls(worker, idx, Packed(*packed), mark, note, made)
         return cls(*message) if len(message) == _FIELDS else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils import data as torch_data
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.control import TuningHandle
     from headrace.frameworks.torch.dropin.messages import Reading
 
-__all__ = ["READS_AHEAD", "Watcher", "nothing_to_read"]
+__all__ = ["AHEAD_VARIABLE", "READS_AHEAD", "Watcher", "nothing_to_read"]
 
 READS_AHEAD = "files are read ahead"
 """What a watcher says while nothing is in the way."""
@@ -31,12 +31,18 @@ REST_BATCHES_MAX = 1024
 """Where nothing is read ahead, batches go unwatched: first few, then up to this many in a row."""
 
 
+AHEAD_VARIABLE: Final = "HEADRACE_AHEAD"
+"""At 0 nothing is read ahead: each file is opened by whoever wants it, as torch does."""
+
+
 def nothing_to_read(dataset: Any, *, map_style: bool) -> str | None:
     """Say why a data set's files cannot be read ahead, or None: they may."""
     if not map_style:
         return "an iterable data set does not say what it will read"
     if type(dataset) is torch_data.TensorDataset:
         return "the data set's samples are in memory"
+    if os.environ.get(AHEAD_VARIABLE, "1") == "0":
+        return f"{AHEAD_VARIABLE} is 0"
     return None
 
 
@@ -67,6 +73,11 @@ class Watcher:
     def wants_more(self) -> bool:
         """Whether it helps to know of batches long before they are asked for."""
         return self._ahead is not None and not self._rest and self._ahead.why_off is None
+
+    @property
+    def waited_s(self) -> float:
+        """How long opens have waited for reads that were under way."""
+        return 0.0 if self._ahead is None else self._ahead.figures.wait_s
 
     def foretold(self, batches: Sequence[Any]) -> None:
         """Say which batches will come later, in their order."""

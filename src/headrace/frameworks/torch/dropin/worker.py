@@ -27,6 +27,7 @@ from headrace.frameworks.torch.dropin.messages import Answer, Coming, Mark
 from headrace.frameworks.torch.dropin.packing import pack
 from headrace.frameworks.torch.dropin.randomness import Snapshot
 from headrace.frameworks.torch.dropin.sending import Sender
+from headrace.frameworks.torch.dropin.timing import Making
 from headrace.frameworks.torch.dropin.watching import Watcher
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
     dataset = arguments["dataset"]
     watcher = None if plan.reading is None else Watcher(dataset, plan.reading)
     stateful = dataset if _is_stateful_iterable(dataset, arguments["dataset_kind"]) else None
-    answers = AnswerQueue(arguments["data_queue"], plan.worker, regions, stateful, watcher)
+    making = Making(arguments["collate_fn"], watcher)
+    answers = AnswerQueue(arguments["data_queue"], plan.worker, regions, stateful, watcher, making)
     tasks = TaskQueue(arguments["index_queue"], answers, plan.replay, watcher)
     init_fn = arguments["init_fn"]
     if plan.mark is not None:
@@ -74,6 +76,7 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         loop(
             **{
                 **arguments,
+                "collate_fn": making,
                 "data_queue": answers,
                 "index_queue": tasks,
                 "init_fn": init_fn,
@@ -140,6 +143,7 @@ class TaskQueue:
         idx, index = task
         if self._answers.ended is not None and idx is not _REPLAYED:
             self._answers.put((idx, self._answers.take_end()))
+        self._answers.making.begin()
         if self._watcher is None:
             return task
         return idx, self._watcher.watched(index)
@@ -176,17 +180,20 @@ class AnswerQueue:
         regions: of its arena, None if it has none.
         stateful: the iterable data set, if it can say where it stands.
         watcher: says what there is to say about reading ahead.
+        making: knows how each batch is made.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         inner: Any,
         worker: int,
         regions: Regions | None,
         stateful: Any,
         watcher: Watcher | None,
+        making: Making,
     ) -> None:
         self._inner = inner
+        self.making = making
         self._sender = Sender(inner)
         self._worker = worker
         self._regions = regions
@@ -210,7 +217,10 @@ class AnswerQueue:
         )
         mark = self._mark(anyway=border)
         note = None if self._watcher is None else self._watcher.news()
-        self._sender.put(Answer(self._worker, idx, self._packed(data), mark, note).message())
+        made = self.making.made()
+        packed = self._packed(data)
+        told = None if made is None else tuple(made)
+        self._sender.put(Answer(self._worker, idx, packed, mark, note, told).message())
 
     def take_end(self) -> Any:
         """Return the end of the data set that a replay met."""

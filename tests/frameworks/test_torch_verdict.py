@@ -1,0 +1,48 @@
+"""Over files, too, the loader says what its training waited for: at each epoch's end, and in `explain()`."""
+
+import time
+
+import pytest
+import torch
+
+from headrace.torch import DataLoader
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_line_at_the_end_of_each_epoch_on_request(monkeypatch, capsys, num_workers):
+    loader = DataLoader(Slow(), batch_size=4, num_workers=num_workers)
+    list(loader)
+    assert "headrace: epoch" not in capsys.readouterr().err
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    for _ in range(2):
+        list(loader)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("headrace:")]
+    assert [line.split(" | ")[:2] for line in lines] == [
+        [f"headrace: epoch {epoch}", "8 samples"] for epoch in (1, 2)
+    ]
+    assert all("| stall " in line for line in lines)
+
+
+def test_explain_says_what_was_waited_for(monkeypatch):
+    loader = DataLoader(Slow(), batch_size=4)
+    assert "waiting:" not in loader.explain()
+    list(loader)
+    assert "\nwaiting: stall " in f"\n{loader.explain()}"
+
+
+def test_what_cannot_be_told_does_not_end_training(monkeypatch, caplog):
+    import headrace.control.stalls.epochs as epochs
+
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    monkeypatch.setattr(epochs, "verdict_on", None)
+    assert len(list(DataLoader(Slow(), batch_size=4))) == 2
+    assert "nothing can be said of this epoch" in caplog.text
