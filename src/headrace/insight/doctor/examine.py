@@ -1,0 +1,400 @@
+"""Examine: measures one thing after the other within the time, and keeps what it has, however it ends.
+
+The measuring runs in a thread of its own. Ctrl-C, or a storage that does not answer any more, ends the
+waiting for it: what is known by then is returned, and the thread is left to end by itself.
+
+Nothing is written, and nothing is put out of the page cache. What is read may come to lie in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import HeadraceError, VolumeTimeout
+from headrace.insight.doctor.decoding import measure_decoding
+from headrace.insight.doctor.environment import environment, place_of
+from headrace.insight.doctor.findings import Findings, Storage
+from headrace.insight.doctor.formats import format_of_bytes
+from headrace.insight.doctor.opens import copy_speeds, open_rates, plain_reads
+from headrace.insight.doctor.others import Busy, wanted_by_others
+from headrace.insight.doctor.reads import (
+    FileReads,
+    PieceReads,
+    StoreReads,
+    can_read_direct,
+    files_at_once,
+)
+from headrace.insight.doctor.resident import resident_share
+from headrace.insight.doctor.survey import survey
+from headrace.io.objects.location import is_url
+from headrace.testing import SlowVolume, simulated_files
+
+if TYPE_CHECKING:
+    from headrace.insight.doctor.findings import Opens, Point
+    from headrace.insight.doctor.pieces import Piece, Pool
+    from headrace.insight.doctor.reads import Reads
+    from headrace.io.simulation import Simulation
+
+__all__ = ["DEPTHS", "THREAD", "ExamineOptions", "examine"]
+
+DEPTHS: Final = (1, 4, 16, 64)
+"""Reads in flight: one worker, a few, many, and what an NVMe disk wants."""
+
+THREAD: Final = "headrace-doctor"
+"""The name of the thread that measures."""
+
+_COLD_FILES_MIN: Final = 100
+_COLD: Final = 0.1
+"""Of the data in the page cache, up to which reads are the device's."""
+
+_OVERTIME_S: Final = 20.0
+_TICK_S: Final = 0.1
+_PATIENCE: Final = 1.3
+_PATIENCE_S: Final = 2.0
+"""A slow storage, or a busy machine, may make it last so much longer than asked for."""
+
+_GROWN: Final = 1.1
+_ENOUGH: Final = 0.9
+
+_NAMES: Final = {
+    "machine": "looking at the machine",
+    "data": "looking at the data set",
+    "opens": "opening files",
+    "memory": "asking what lies in memory",
+    "reads": "reading at random",
+    "parts": "reading pieces at random",
+    "plain": "reading as Python does",
+    "decode": "decoding",
+}
+
+_SHARES: Final = {
+    "data": 0.22, "opens": 0.06, "memory": 0.04, "reads": 0.36, "parts": 0.12, "plain": 0.08,
+    "decode": 0.12,
+}  # fmt: skip
+"""Of the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExamineOptions:
+    """How an examination goes.
+
+    Attributes:
+        seconds: about how long it takes; less where there is little to measure.
+        simulate: a storage to feel like: a preset's name or a `Simulation`. Figures are labelled.
+        storage_options: for URLs.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    seconds: float = 15.0
+    simulate: str | Simulation | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.2 <= self.seconds <= 3600:
+            raise ValueError(f"seconds is {self.seconds:g}, expected 0.2 to 3600")
+
+
+Tell = Callable[[str, float], None]
+"""Called with what is done next, and the share of the time that is over."""
+
+
+def examine(
+    target: str | os.PathLike[str],
+    options: ExamineOptions | None = None,
+    tell: Tell | None = None,
+) -> Findings:
+    """Examine a data set where it lies, and the machine.
+
+    Args:
+        target: a folder, a file, a pattern, a store, or a URL.
+        options: how.
+        tell: called before each part.
+
+    Returns:
+        What was found; with `interrupted`, as far as it came when Ctrl-C was pressed.
+
+    Raises:
+        StoreNotFound: there is nothing at `target`.
+        SourceError: it cannot be read, or there are no samples.
+        VolumeTimeout: the storage does not even say what is there.
+        KeyboardInterrupt: Ctrl-C before anything was known.
+    """
+    options = options or ExamineOptions()
+    run = _Run(os.fsdecode(target), options, tell or _silent)
+    thread = threading.Thread(target=run.work, name=THREAD, daemon=True)
+    begun = time.monotonic()
+    thread.start()
+    try:
+        _wait(run, thread, begun + options.seconds + _OVERTIME_S)
+    except KeyboardInterrupt:
+        run.stopped.set()
+        run.found.interrupted = True
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join(2.0)
+        if run.found.data is None:
+            raise
+    run.found.seconds = time.monotonic() - begun
+    return run.result()
+
+
+def _silent(_what: str, _share: float) -> None:
+    pass
+
+
+def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
+    while thread.is_alive():
+        thread.join(_TICK_S)
+        if time.monotonic() < until:
+            continue
+        run.stopped.set()
+        where = (
+            f"{run.target}: the storage did not answer for {_OVERTIME_S:.0f} s while {run.doing}."
+        )
+        if run.found.data is None:
+            raise VolumeTimeout(
+                where, path=run.target, next_step="Look whether its server can be reached: df PATH."
+            )
+        run.found.notes.append(where)
+        return
+
+
+class _Run:
+    """One examination."""
+
+    def __init__(self, target: str, options: ExamineOptions, tell: Tell) -> None:
+        self.target, self._options, self._tell = target, options, tell
+        self.found = Findings()
+        self.stopped = threading.Event()
+        self.doing = ""
+        self._error: BaseException | None = None
+        self._over = 0.0
+        self._volume = None if options.simulate is None else SlowVolume(options.simulate)
+        self._until = time.monotonic() + _PATIENCE * options.seconds + _PATIENCE_S
+        self._cold: Sequence[Piece] = ()
+        self._samples: list[bytes] = []
+
+    def result(self) -> Findings:
+        """What was found.
+
+        Raises:
+            HeadraceError: nothing was.
+        """
+        if self._error is not None:
+            raise self._error
+        return self.found
+
+    def work(self) -> None:
+        """All parts, one after the other; called in a thread of its own."""
+        try:
+            self._work()
+        except BaseException as e:  # noqa: BLE001 - raised where it is waited for
+            self._error = e
+
+    def _begin(self, part: str) -> float:
+        """Say what is done; returns the seconds that it may take."""
+        self.doing = _NAMES[part]
+        self._tell(self.doing, self._over)
+        share = _SHARES.get(part, 0.0)
+        self._over = min(1.0, self._over + share)
+        return share * self._options.seconds
+
+    def _stop(self) -> bool:
+        return self.stopped.is_set() or time.monotonic() > self._until
+
+    def _work(self) -> None:
+        found, options = self.found, self._options
+        self._begin("machine")
+        found.environment = environment()
+        label = "" if self._volume is None else self._volume.label
+        where = self.target if is_url(self.target) else os.path.abspath(self.target)
+        found.place = place_of(where, label)
+        busy = Busy()
+        seconds = self._begin("data")
+        found.data, pool = survey(
+            self.target, seconds, stop=self._stop, storage_options=options.storage_options
+        )
+        found.notes += found.data.notes
+        try:
+            with self._simulated(found.data.path):
+                self._measure(pool)
+        finally:
+            pool.close()
+        if found.cpu is not None:
+            found.cpu = replace(found.cpu, others=max(busy.others(), wanted_by_others(found)))
+
+    def _simulated(self, path: str) -> contextlib.AbstractContextManager[object]:
+        if self._volume is None or is_url(path):
+            return contextlib.nullcontext()
+        return simulated_files(self._volume, path)
+
+    def _measure(self, pool: Pool) -> None:
+        found = self.found
+        parts: tuple[tuple[str, Callable[[Pool, float], None]], ...] = (
+            ("opens", self._opens), ("memory", self._memory), ("plain", self._plain),
+            ("reads", self._reads), ("decode", self._decode), ("parts", self._pieces),
+        )  # fmt: skip
+        found.cpu = copy_speeds()
+        for name, part in parts:
+            if self.stopped.is_set():
+                return
+            if self._stop():
+                found.notes.append(f"the time was over before {_NAMES[name]}")
+                return
+            seconds = self._begin(name)
+            try:
+                part(pool, seconds)
+            except (HeadraceError, OSError) as e:
+                found.notes.append(f"{_NAMES[name]} failed: {e}")
+
+    # -- the parts ---------------------------------------------------------------------------------
+
+    def _opens(self, pool: Pool, seconds: float) -> None:
+        if pool.whole_files:
+            paths = [*pool.unopened, *(p.path for p in pool.pieces)]
+            self.found.opens = open_rates(paths, seconds, self._stop)
+
+    def _memory(self, pool: Pool, seconds: float) -> None:
+        if self._volume is not None:
+            self.found.resident = 0.0  # a simulated storage has nothing in memory
+        elif pool.store is None:
+            self.found.resident, self._cold = resident_share(pool, seconds, self._stop)
+
+    def _reads(self, pool: Pool, seconds: float) -> None:
+        slot = seconds / len(DEPTHS)
+        reads, cold, direct = self._reader(pool)
+        points: list[Point] = []
+        try:
+            for depth in DEPTHS:
+                if self._stop():
+                    break
+                point = reads.rate(depth, slot)
+                if point is None:
+                    self.found.notes.append(f"with {depth} reads in flight, none came in time")
+                    break
+                if pool.whole_files and not isinstance(reads, FileReads):
+                    point = _with_opens(point, self.found.opens)
+                points.append(point)
+                # At once: who is interrupted keeps it.
+                self.found.storage = Storage(
+                    points=tuple(points), cold=cold, direct=direct, engine=reads.engine
+                )
+                if len(points) > 2 and points[-1].per_s < _GROWN * points[-3].per_s:
+                    break  # more in flight bring no more, and what waits in a queue takes the time
+        finally:
+            reads.close()
+
+    def _reader(self, pool: Pool) -> tuple[Reads, bool, bool]:
+        """Who reads; whether from the device; whether past the page cache."""
+        volume, found = self._volume, self.found
+        if pool.store is not None:
+            return (
+                StoreReads(pool.store, pool.mean_bytes, simulate=volume, stop=self._stop),
+                True,
+                False,
+            )
+        resident = found.resident
+        direct = volume is None and can_read_direct(pool.pieces[0].path)
+        if pool.whole_files:
+            cold = [p.path for p in self._cold] if volume is None else [p.path for p in pool.pieces]
+            if volume is not None or (len(cold) >= _COLD_FILES_MIN or (not direct and cold)):
+                simulate = None if volume is None else (volume, _root_of(pool, found))
+                return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
+        cold_enough = volume is not None or direct or (resident is not None and resident <= _COLD)
+        reads = PieceReads(_few_files(pool.pieces), direct=direct, simulate=volume, stop=self._stop)
+        reads.open_all()
+        return reads, cold_enough, direct
+
+    def _pieces(self, pool: Pool, seconds: float) -> None:
+        """The same samples from files that are open, and 4 KiB of each: what opens and bytes cost.
+
+        With as many in flight as it takes for most of the full rate: more only wait in a queue.
+        """
+        storage = self.found.storage
+        if storage is None or pool.store is not None:
+            return
+        most = max(point.per_s for point in storage.points)
+        depth = min(p.depth for p in storage.points if p.per_s >= _ENOUGH * most)
+        direct = self._volume is None and can_read_direct(pool.pieces[0].path)
+        pieces = _few_files(pool.pieces)
+        if not pieces:
+            return
+        reads = PieceReads(pieces, direct=direct, simulate=self._volume, stop=self._stop)
+        try:
+            reads.open_all()
+            small = reads.small_rate(depth, 0.4 * seconds)
+            opened = reads.rate(depth, 0.6 * seconds)
+        finally:
+            reads.close()
+        self.found.storage = replace(storage, opened=opened, small=small)
+
+    def _plain(self, pool: Pool, seconds: float) -> None:
+        if pool.store is not None:
+            self._samples = _samples_of(pool)
+            return
+        pieces: Sequence[Piece] = pool.pieces
+        if len(self._cold) >= _COLD_FILES_MIN:
+            # Those that do not lie in memory, and will then: not the ones that are read next.
+            own = len(self._cold) // 4
+            pieces, self._cold = self._cold[:own], self._cold[own:]
+        self.found.plain, self._samples = plain_reads(
+            pieces, seconds, self._stop, whole_files=pool.whole_files
+        )
+
+    def _decode(self, pool: Pool, seconds: float) -> None:
+        if pool.true_samples:
+            self.found.decode = measure_decoding(self._samples, seconds, self._stop)
+        decode, data = self.found.decode, self.found.data
+        if decode is not None and data is not None and data.format in ("bytes", "mixed"):
+            self.found.data = replace(data, format=decode.format)
+
+
+def _root_of(pool: Pool, found: Findings) -> str:
+    """The folder that the simulated storage is in the place of."""
+    assert found.data is not None
+    path = found.data.path
+    return path if os.path.isdir(path) else os.path.dirname(pool.pieces[0].path)
+
+
+def _few_files(pieces: list[Piece]) -> list[Piece]:
+    """Pieces of as many files as may be open."""
+    most = files_at_once()
+    kept: list[Piece] = []
+    paths: set[str] = set()
+    for piece in pieces:
+        if piece.path not in paths:
+            if len(paths) >= most:
+                continue
+            paths.add(piece.path)
+        kept.append(piece)
+    return kept
+
+
+def _with_opens(point: Point, opens: Opens | None) -> Point:
+    """What was read from open files, as it would be with opening each."""
+    if opens is None:
+        return point
+    opened = opens.one_per_s if point.depth == 1 else opens.many_per_s
+    share = min(1.0, point.depth / opens.threads)
+    opened = max(opens.one_per_s, opened * share)
+    per_s = 1.0 / (1.0 / point.per_s + 1.0 / opened)
+    return replace(point, per_s=per_s, bytes_per_s=point.bytes_per_s * per_s / point.per_s)
+
+
+def _samples_of(pool: Pool) -> list[bytes]:
+    """Some samples of an open store, by their largest part."""
+    store, found = pool.store, []
+    for index in range(0, len(store), max(1, len(store) // 16)):
+        parts = store.parts_of(index)
+        data = bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None))
+        found.append(data)
+        if len(found) >= 16 or format_of_bytes(data[:16]) == "bytes":
+            break
+    return found

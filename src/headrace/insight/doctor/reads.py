@@ -1,0 +1,368 @@
+"""Reads: how many samples a second come, with so many asked for at a time, by headrace's own native readers.
+
+`FileReads` opens and reads whole files, as the drop-in loader reads ahead. `PieceReads` reads pieces of
+files that stay open, as a store is read, past the page cache where the file system lets one: so the
+device can be measured although the data lie in memory, and nothing has to be put out of it. `StoreReads`
+reads an open store's samples by index, wherever they lie.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from headrace import _native
+from headrace.config import ReaderOptions
+from headrace.errors import VolumeError
+from headrace.insight.doctor.findings import Point
+from headrace.insight.doctor.pieces import Piece
+from headrace.io.batch_reader import BatchReader
+from headrace.plane.stage import latency_percentile_s
+from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.names import join_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.store import Store
+    from headrace.testing import SlowVolume
+
+__all__ = ["FileReads", "PieceReads", "Reads", "StoreReads", "can_read_direct", "files_at_once"]
+
+_BUDGET_BYTES: Final = 256 << 20
+_JOB_BYTES_MAX: Final = 8 << 20
+_DEADLINE_S: Final = 60.0
+_LATE: Final = 3.0
+"""A measurement may take so many times the time it is given, where the storage is slower than that."""
+
+_SMALL_BYTES: Final = 4096
+_OPENED_AT_ONCE: Final = 64
+_FILES_MIN: Final = 8
+_FILES_MAX: Final = 256
+_DESCRIPTORS_LEFT: Final = 64
+_TICK_S: Final = 0.1
+_AHEAD: Final = 4
+"""Jobs under way at a time, beside what keeps the depth."""
+
+
+class Reads(Protocol):
+    """Reads samples at random."""
+
+    @property
+    def engine(self) -> str:
+        """What reads."""
+        ...
+
+    def rate(self, depth: int, seconds: float) -> Point | None:
+        """Read for so long; None where nothing came in several times as long."""
+        ...
+
+    def close(self) -> None:
+        """End the threads."""
+        ...
+
+
+def can_read_direct(path: str) -> bool:
+    """Whether a file can be read past the page cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, 4096) as buffer:
+            return os.preadv(fd, [buffer], 0) >= 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def files_at_once() -> int:
+    """How many files may be held open for reading, twice each, within the process's limit.
+
+    A few at the least: where even those are too many, each read opens its own.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = (1 << 16 if soft == resource.RLIM_INFINITY else soft) - len(os.listdir("/proc/self/fd"))
+    return max(_FILES_MIN, min(_FILES_MAX, (free - _DESCRIPTORS_LEFT) // 2))
+
+
+class FileReads:
+    """Whole files: looked up, opened, read past the page cache where they are not in it, closed.
+
+    Args:
+        paths: of the files.
+        mean_bytes: of a file, about.
+        simulate: a storage to feel like, and the folder that is on it.
+        stop: asked now and then; True ends a measurement.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        mean_bytes: float,
+        simulate: tuple[SlowVolume, str] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._paths = [os.fsencode(path) for path in paths]
+        self._mean_bytes, self._stop, self._next = max(1.0, mean_bytes), stop, 0
+        more: dict[str, Any] = {}
+        if simulate is not None:
+            more = {
+                "simulate": simulate[0].model,
+                "simulated_roots": [os.path.realpath(simulate[1])],
+            }
+        self._reader = _native.FileReader(
+            reads_in_flight=1, buffer_bytes=_BUDGET_BYTES, cold="direct", **more
+        )
+
+    @property
+    def engine(self) -> str:
+        """Threads: each file is opened by itself."""
+        return "threads"
+
+    def rate(self, depth: int, seconds: float) -> Point | None:
+        """Read for so long; None where nothing came."""
+        self._reader.turn(reads_in_flight=depth)
+        job_files = _job_samples(depth, self._mean_bytes)
+
+        def submit() -> _native.FileJob:
+            return self._reader.submit(self._take(job_files))
+
+        def take(job: _native.FileJob, wait_s: float) -> tuple[int, int] | None:
+            done = job.wait(wait_s)
+            if done is None:
+                return None
+            good = done.errors == 0
+            return int(good.sum()), int(done.lengths[good].sum())
+
+        return _measure(
+            depth, job_files, seconds, submit=submit, take=take, stats=self._reader.stats,
+            stop=self._stop,
+        )  # fmt: skip
+
+    def _take(self, count: int) -> list[bytes]:
+        taken = [self._paths[(self._next + i) % len(self._paths)] for i in range(count)]
+        self._next = (self._next + count) % len(self._paths)
+        return taken
+
+    def close(self) -> None:
+        """End the threads."""
+        self._reader.close(1.0)
+
+
+class _Batches:
+    """What reads batches by index."""
+
+    def __init__(
+        self,
+        catalog: _native.Catalog,
+        parts: Sequence[int],
+        samples: int,
+        mean_bytes: float,
+        *,
+        direct: bool,
+        simulate: SlowVolume | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        options = ReaderOptions(
+            direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
+            reads_in_flight=1, deadline_s=_DEADLINE_S, simulate=simulate,
+        )  # fmt: skip
+        self._reader = BatchReader(catalog, parts, options)
+        self._samples, self._mean_bytes, self._stop = samples, max(1.0, mean_bytes), stop
+        self._dice = np.random.default_rng(7)
+
+    @property
+    def engine(self) -> str:
+        """What reads: io_uring, threads."""
+        return self._reader.engine[0]
+
+    @property
+    def engine_why(self) -> str:
+        """Why it is not io_uring, or empty."""
+        return self._reader.engine[1]
+
+    def rate(self, depth: int, seconds: float) -> Point | None:
+        """Read for so long; None where nothing came."""
+        return self._rate(depth, seconds, 0, self._mean_bytes)
+
+    def _rate(self, depth: int, seconds: float, first: int, mean_bytes: float) -> Point | None:
+        """Read samples from number `first` on."""
+        self._reader.turn(reads_in_flight=depth)
+        count = min(_job_samples(depth, mean_bytes), self._samples)
+
+        def submit() -> Any:
+            return self._reader.submit(
+                self._dice.choice(self._samples, count, replace=False) + first
+            )
+
+        def take(job: Any, wait_s: float) -> tuple[int, int] | None:
+            if not job.done:
+                time.sleep(min(wait_s, 5e-4))
+                if not job.done:
+                    return None
+            batch = job.take()
+            return batch.samples - int(batch.failed), int(batch.lengths.sum())
+
+        return _measure(
+            depth, count, seconds, submit=submit, take=take, stats=self._reader.stats,
+            stop=self._stop,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the threads."""
+        self._reader.close()
+
+
+class PieceReads(_Batches):
+    """Pieces of files that stay open.
+
+    Args:
+        pieces: what is read, in as many files as `files_at_once` says, at most.
+        direct: past the page cache; what the file system refuses goes through it.
+        simulate: a storage to feel like.
+        stop: asked now and then; True ends a measurement.
+
+    Raises:
+        VolumeError: a file cannot be looked at.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        direct: bool,
+        simulate: SlowVolume | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        # Each piece stands there twice: as a whole, and with its first bytes.
+        twice = [*pieces, *(Piece(p.path, p.offset, min(_SMALL_BYTES, p.length)) for p in pieces)]
+        super().__init__(
+            _catalog_of(twice), [0], len(pieces), sum(p.length for p in pieces) / max(1, len(pieces)),
+            direct=direct, simulate=simulate, stop=stop,
+        )  # fmt: skip
+
+    def open_all(self) -> None:
+        """Open the files: they are opened when they are read first, and that is not what is measured."""
+        count = self._samples
+        self._reader.turn(reads_in_flight=_OPENED_AT_ONCE)
+        for first in range(count, 2 * count, _OPENED_AT_ONCE):
+            if self._stop():
+                break
+            last = min(first + _OPENED_AT_ONCE, 2 * count)
+            self._reader.submit(np.arange(first, last, dtype=np.int64)).take()
+
+    def small_rate(self, depth: int, seconds: float) -> Point | None:
+        """Read the pieces' first 4 KiB for so long; None where nothing came."""
+        return self._rate(depth, seconds, self._samples, _SMALL_BYTES)
+
+
+class StoreReads(_Batches):
+    """Samples of an open store; it stays open."""
+
+    def __init__(
+        self,
+        store: Store,
+        mean_bytes: float,
+        *,
+        simulate: SlowVolume | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        catalog = store.catalog
+        parts = range(len(catalog.part_names))
+        super().__init__(
+            catalog, parts, len(store), mean_bytes, direct=False, simulate=simulate, stop=stop
+        )
+
+
+def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
+    numbers = {path: i for i, path in enumerate(dict.fromkeys(p.path for p in pieces))}
+    names, name_offsets = join_names([b"%010d" % i for i in range(len(pieces))])
+    columns = DirectoryColumns(
+        names=names,
+        name_offsets=name_offsets,
+        volume=np.array([numbers[p.path] for p in pieces], np.uint32),
+        offset=np.array([p.offset for p in pieces], np.uint64),
+        length=np.array([p.length for p in pieces], np.uint64),
+    )
+    fd = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
+    try:
+        write_directory(columns, fd)
+        directory = _native.Directory.from_fd(fd, "what the doctor reads")
+    finally:
+        os.close(fd)
+    volumes = []
+    for path in numbers:
+        try:
+            volumes.append(("file", os.fsencode(path), os.stat(path).st_size, -1))
+        except OSError as e:
+            raise VolumeError(f"{path} cannot be looked at: {e.strerror}.", path=path) from e
+    return _native.Catalog([(directory, volumes)])
+
+
+def _job_samples(depth: int, mean_bytes: float) -> int:
+    """Enough that a few jobs keep the depth, few enough that one ends soon."""
+    return max(1, min((depth + 1) // 2, int(_JOB_BYTES_MAX / mean_bytes) or 1))
+
+
+def _measure(
+    depth: int,
+    job_samples: int,
+    seconds: float,
+    *,
+    submit: Callable[[], Any],
+    take: Callable[[Any, float], tuple[int, int] | None],
+    stats: Callable[[], dict[str, Any]],
+    stop: Callable[[], bool],
+) -> Point | None:
+    """Keep the depth for some time; count what came, and divide by the time until the last came."""
+    jobs_ahead = max(2, -(-depth // job_samples)) + _AHEAD if depth > 1 else 2
+    before, cpu_before = stats(), time.process_time()
+    begun = time.monotonic()
+    last, count, nbytes = begun, 0, 0
+    pending: deque[Any] = deque()
+    while True:
+        now = time.monotonic()
+        late = now > begun + _LATE * seconds or stop()
+        if late or (now > begun + seconds and (count or not pending)):
+            break
+        while now <= begun + seconds and len(pending) < jobs_ahead:
+            pending.append(submit())
+        got = take(pending[0], _TICK_S)
+        if got is not None:
+            pending.popleft()
+            last = time.monotonic()
+            count, nbytes = count + got[0], nbytes + got[1]
+    cpu = time.process_time() - cpu_before
+    after = stats()
+    _drain(pending, take, time.monotonic() + seconds, stop)
+    if not count:
+        return None
+    grown = [b - a for a, b in zip(before["latency_us"], after["latency_us"], strict=True)]
+    tiers = {k: v - before["bytes_by_tier"][k] for k, v in after["bytes_by_tier"].items()}
+    spent = max(1e-9, last - begun)
+    return Point(
+        depth=depth, per_s=count / spent, bytes_per_s=nbytes / spent,
+        p50_s=latency_percentile_s(grown, 0.5), p99_s=latency_percentile_s(grown, 0.99),
+        cpu_s=cpu / count, reads=count,
+        from_memory=tiers.get("page_cache", 0) / max(1, sum(tiers.values())),
+    )  # fmt: skip
+
+
+def _drain(
+    pending: deque[Any],
+    take: Callable[[Any, float], tuple[int, int] | None],
+    until: float,
+    stop: Callable[[], bool],
+) -> None:
+    """Let what is under way end, so that it does not disturb what is measured next."""
+    while pending and time.monotonic() < until and not stop():
+        if take(pending[0], _TICK_S) is not None:
+            pending.popleft()

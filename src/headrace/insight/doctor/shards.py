@@ -1,0 +1,227 @@
+"""Shards: files that hold many samples, and where some of these lie.
+
+tar and TFRecord are followed from header to header, others say themselves where their samples are. What
+says nothing, or is too large to be asked in the time, is looked at in blocks.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.errors import HeadraceError, SourceError
+from headrace.insight.doctor.findings import DataSet
+from headrace.insight.doctor.formats import format_of
+from headrace.insight.doctor.pieces import POOL_MAX, Piece, Pool, quantiles
+from headrace.insight.doctor.records import Hops, hop_tar, hop_tfrecord
+from headrace.insight.doctor.words import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["SHARD_KINDS", "Shards", "survey_shards"]
+
+SHARD_KINDS: Final = frozenset(
+    {"tar", "tfrecord", "parquet", "arrow", "mds", "array_record", "hdf5"}
+)
+_BLOCK_BYTES: Final = 128 << 10
+_FILES_MAX: Final = 64
+_FIRST: Final = 64
+_INDEXED_BYTES_MAX: Final = 1 << 30
+"""Of files whose own index says where samples lie; larger ones are looked at as blocks."""
+
+_HOPPERS: dict[str, Callable[[str, float], Hops]] = {"tar": hop_tar, "tfrecord": hop_tfrecord}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """What is to be looked at.
+
+    Attributes:
+        path: how the data set is called.
+        kind: of the files.
+        names: some of them, or all.
+        sizes: theirs, int64.
+        files: how many there are.
+        exact: whether `names` are all.
+        notes: what was seen on the way.
+    """
+
+    path: str
+    kind: str
+    names: list[str]
+    sizes: NDArray[np.int64]
+    files: int
+    exact: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> float:
+        """Of all files."""
+        return float(self.sizes.mean()) * self.files
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Samples.
+
+    Attributes:
+        samples: how many were seen.
+        seen_bytes: of files that they were seen in.
+        complete: whether these are all.
+        inner: the samples' format, or empty.
+    """
+
+    pieces: list[Piece]
+    samples: int
+    seen_bytes: int
+    complete: bool
+    inner: str = ""
+
+
+def survey_shards(given: Shards, seconds: float, stop: Callable[[], bool]) -> tuple[DataSet, Pool]:
+    """Find samples in files of one kind.
+
+    Args:
+        given: the files.
+        seconds: the most that it may take, apart from one request that the system is slow with.
+        stop: asked now and then; True ends it.
+
+    Raises:
+        SourceError: nothing can be read, or the first file is damaged.
+    """
+    if not given.names or not given.sizes.sum():
+        raise SourceError(
+            f"{safe(given.path)}: nothing can be read here: its files are empty or unreadable.",
+            path=given.path, next_step="Check their permissions, and that they were copied.",
+        )  # fmt: skip
+    why = ""
+    if given.kind in _HOPPERS and not _compressed(given.names[0]):
+        found = _hopped(given, seconds, stop)
+    else:
+        found, why = _indexed(given)
+    if found is None:
+        return _blocks(given, why)
+    exact = found.complete and given.exact
+    lengths = np.array([p.length for p in found.pieces], np.int64)
+    estimated = found.samples / max(1, found.seen_bytes) * given.nbytes
+    data = DataSet(
+        path=given.path, kind="shards" if given.kind in SHARD_KINDS else "file",
+        format=f"{found.inner} in {given.kind}" if found.inner else given.kind,
+        samples=found.samples if exact else round(estimated), exact=exact, files=given.files,
+        nbytes=given.nbytes, **quantiles(lengths), notes=given.notes,
+    )  # fmt: skip
+    pieces = list(found.pieces)
+    random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
+    return data, Pool(pieces=pieces[:POOL_MAX])
+
+
+def _compressed(path: str) -> bool:
+    from headrace.store.sources.tar import compression_of
+
+    with open(path, "rb") as file:
+        return compression_of(file.read(8)) is not None
+
+
+def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Found | None:
+    """Some shards at random, each for a while; what was seen of a shard stands for all of it."""
+    count = len(given.names)
+    order = random.Random(2).sample(range(count), min(count, _FILES_MAX))  # noqa: S311
+    until = time.monotonic() + seconds
+    pieces: list[Piece] = []
+    samples = seen_bytes = 0
+    complete, inner = len(order) == count, ""
+    for number, at in enumerate(order):
+        left = until - time.monotonic()
+        if (pieces and left <= 0) or stop():
+            complete = False
+            break
+        share = max(0.02, left / (len(order) - number))
+        size = int(given.sizes[at])
+        try:
+            hops = _HOPPERS[given.kind](given.names[at], time.monotonic() + share)
+        except (SourceError, OSError):
+            if not pieces:
+                raise
+            complete = False
+            continue
+        complete &= hops.complete
+        samples += hops.samples
+        seen_bytes += size if hops.complete else hops.seen_bytes
+        inner = inner or (format_of("x" + hops.suffix) if hops.suffix else "")
+        pieces += _spread(given.names[at], size, hops)
+    return _Found(pieces, samples, seen_bytes, complete, inner) if pieces else None
+
+
+def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
+    """A shard's samples; if its end was not seen, their sizes at random places of it."""
+    full = [(offset, length) for offset, length in hops.places if length > 0][:POOL_MAX]
+    if hops.complete:
+        return [Piece(path, offset, length) for offset, length in full]
+    starts = np.random.default_rng(len(path)).integers(0, max(1, size), len(full))
+    # The first ones as they are, so that there is something to decode.
+    return [
+        Piece(path, offset if i < _FIRST else max(0, min(int(start), size - length)), length)
+        for i, ((offset, length), start) in enumerate(zip(full, starts, strict=True))
+    ]
+
+
+def _indexed(given: Shards) -> tuple[_Found | None, str]:
+    """Files that say themselves where their samples lie; else why not."""
+    from headrace.store.sources.detect import open_source
+    from headrace.store.sources.scan import Scan, SourceOptions
+
+    names: list[str] = []
+    seen = 0
+    for name, size in zip(given.names, given.sizes.tolist(), strict=True):
+        if seen + size > _INDEXED_BYTES_MAX or len(names) >= _FILES_MAX:
+            break
+        names.append(name)
+        seen += size
+    if not names:
+        return None, f"its {given.kind} files are too large to be listed here: looked at in blocks"
+    try:
+        scan = open_source(names, SourceOptions())
+    except (HeadraceError, ImportError, OSError, ValueError) as e:
+        return None, f"its samples cannot be listed ({_first_line(e)}): looked at in blocks"
+    if not isinstance(scan, Scan):
+        return None, "it can only be read front to back: looked at in blocks"
+    columns = scan.columns
+    drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX].tolist()
+    places = [
+        (int(columns.volume[i]), int(columns.offset[i]), int(columns.length[i])) for i in drawn
+    ]
+    pieces = [Piece(scan.volumes[v].path, offset, n) for v, offset, n in places if n > 0]
+    if not pieces:
+        return None, "its samples are empty: looked at in blocks"
+    return _Found(pieces, columns.samples, seen, len(names) == len(given.names)), ""
+
+
+def _first_line(error: Exception) -> str:
+    message = error.message if isinstance(error, HeadraceError) else str(error)
+    return safe(message.splitlines()[0][:120]) if message else type(error).__name__
+
+
+def _blocks(given: Shards, why: str) -> tuple[DataSet, Pool]:
+    dice = np.random.default_rng(4)
+    chosen = dice.choice(len(given.names), POOL_MAX, p=given.sizes / given.sizes.sum())
+    pieces = []
+    for at in chosen.tolist():
+        size = int(given.sizes[at])
+        length = min(_BLOCK_BYTES, size)
+        start = int(dice.integers(0, size - length + 1)) // 4096 * 4096
+        pieces.append(Piece(given.names[at], start, length))
+    lengths = np.array([p.length for p in pieces], np.int64)
+    data = DataSet(
+        path=given.path, kind="shards" if given.kind in SHARD_KINDS else "file", format=given.kind,
+        samples=max(1, round(given.nbytes / float(lengths.mean()))), exact=False, files=given.files,
+        nbytes=given.nbytes, **quantiles(lengths), in_place=False,
+        notes=tuple(note for note in (*given.notes, why) if note),
+    )  # fmt: skip
+    return data, Pool(pieces=pieces, true_samples=False)

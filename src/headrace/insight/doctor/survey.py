@@ -1,0 +1,271 @@
+"""Survey: what the data set is, and samples of it at random, within a few seconds and without opening most.
+
+Whatever headrace can open is told apart as it tells it apart. What it cannot open, or not in the time, is
+looked at as bytes: files, or blocks of large ones.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import HeadraceError, SourceError, StoreNotFound
+from headrace.insight.doctor.findings import DataSet
+from headrace.insight.doctor.formats import family_of, format_of
+from headrace.insight.doctor.objects import survey_objects
+from headrace.insight.doctor.pieces import POOL_MAX, Piece, Pool, quantiles
+from headrace.insight.doctor.shards import SHARD_KINDS, Shards, survey_shards
+from headrace.insight.doctor.stored import survey_store
+from headrace.insight.doctor.walk import Walk, walk
+from headrace.insight.doctor.words import safe
+from headrace.io.objects.location import HTTP, is_url, scheme_of
+from headrace.store.sources.detect import detect_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["survey"]
+
+_NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
+"""Where nothing can be listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """How long the survey may take, and who may end it."""
+
+    seconds: float
+    stop: Callable[[], bool]
+
+
+def survey(
+    target: str | os.PathLike[str],
+    seconds: float,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> tuple[DataSet, Pool]:
+    """Find out what is at a path or URL.
+
+    Args:
+        target: a folder, a file, a pattern, a store, or the URL of a store or an object.
+        seconds: about how long it may take.
+        stop: asked now and then; True ends it.
+        storage_options: for URLs.
+
+    Raises:
+        StoreNotFound: there is nothing.
+        SourceError: it cannot be read, or there are no samples.
+        VolumeError: an object cannot be read.
+    """
+    text = os.fsdecode(target)
+    given = _Time(seconds, stop)
+    if is_url(text):
+        return _at_url(text, given, storage_options)
+    path = os.path.abspath(text.removeprefix("file://"))
+    try:
+        if os.path.isfile(os.path.join(path, "store.json")):
+            return survey_store(path, storage_options)
+        if os.path.isdir(path):
+            return _folder(path, given)
+        if os.path.isfile(path):
+            return _files([path], path, given)
+    except OSError as e:
+        if isinstance(e, HeadraceError):
+            raise
+        raise SourceError(
+            f"{safe(path)} cannot be looked at: {e.strerror or e}.", path=path,
+            next_step="Check its permissions, and those of the folders above it.",
+        ) from e  # fmt: skip
+    if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
+        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, given)
+    raise _nothing(path)
+
+
+def _at_url(
+    url: str, given: _Time, storage_options: Mapping[str, Any] | None
+) -> tuple[DataSet, Pool]:
+    """A store, or what else headrace opens there; or plain objects."""
+    try:
+        return survey_store(url, storage_options)
+    except (StoreNotFound, SourceError) as e:
+        if scheme_of(url) in _NO_OBJECTS:
+            raise
+        try:
+            return survey_objects(
+                url, 0.6 * given.seconds, stop=given.stop, storage_options=storage_options
+            )
+        except HeadraceError:
+            raise e from None
+
+
+def _nothing(path: str) -> HeadraceError:
+    if os.path.lexists(path):
+        is_link = os.path.islink(path)
+        what = "a link to nothing" if is_link else "neither a file nor a folder"
+        return SourceError(
+            f"{safe(path)} is {what}.", path=path, next_step="Give a folder, a file or a store."
+        )
+    above = os.path.dirname(path)
+    while above != "/" and not os.path.isdir(above):
+        above = os.path.dirname(above)
+    return StoreNotFound(
+        f"{safe(path)}: there is no such file, folder or store (the nearest folder that exists is "
+        f"{safe(above)}).",
+        path=path, next_step="Check the path.",
+    )  # fmt: skip
+
+
+# -- folders -----------------------------------------------------------------------------------------
+
+
+def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
+    seen = walk(path, 0.6 * given.seconds, stop=given.stop)
+    if not seen.files:
+        raise _no_files(path, seen)
+    kind, share = _majority(seen)
+    if kind in SHARD_KINDS and share > 0.5:
+        return _folder_of_shards(path, kind, seen, given)
+    drawn = [os.fsdecode(name) for name in seen.drawn]
+    samples = seen.files_estimated
+    notes = _notes(seen)
+    if family_of(kind) == "image" and 0.5 < share < 1.0:
+        drawn = [name for name in drawn if family_of(format_of(name)) == "image"]
+        notes.append(f"{1 - share:.1%} of the files are no images; they are left out here")
+        samples *= share
+    random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
+    names = [os.path.join(path, name) for name in drawn]
+    sized, sizes = _sizes(names[:POOL_MAX], 0.25 * given.seconds, given.stop)
+    if not sized:
+        raise SourceError(
+            f"{safe(path)}: none of {len(names):,} files that were tried can be looked at.",
+            path=path, next_step="Check their permissions.",
+        )  # fmt: skip
+    empty = int((sizes == 0).sum())
+    if empty:
+        notes.append(f"empty files: {empty} of {len(sizes)} that were looked at")
+    full = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s > 0]
+    if not full:
+        raise SourceError(
+            f"{safe(path)}: all of {len(sizes):,} files that were looked at are empty.", path=path,
+            next_step="Check that the data were copied.",
+        )  # fmt: skip
+    exact = seen.complete and samples == seen.files
+    data = DataSet(
+        path=path, kind="folder", format=kind if share > 0.5 else "mixed", samples=round(samples),
+        exact=exact, at_least=seen.cut, files=round(seen.files_estimated), folders=seen.folders,
+        nbytes=_total(sizes, samples), **quantiles(sizes),
+        classes=len(seen.tops) if not seen.loose and seen.tops else 0, notes=tuple(notes),
+    )  # fmt: skip
+    return data, Pool(pieces=full, whole_files=True, unopened=names[POOL_MAX:])
+
+
+def _no_files(path: str, seen: Walk) -> SourceError:
+    what = "no files" if not seen.odd else f"no regular files ({safe(seen.first_odd)} is none)"
+    if seen.unreadable:
+        what += f"; {seen.unreadable} folders cannot be listed ({safe(seen.first_unreadable)})"
+    if seen.hidden:
+        what += f"; {seen.hidden} names begin with a dot and are left out"
+    return SourceError(
+        f"{safe(path)}: {what}.", path=path,
+        next_step="Give the folder with the samples: headrace doctor FOLDER.",
+    )  # fmt: skip
+
+
+def _majority(seen: Walk) -> tuple[str, float]:
+    """The format of most files, and what share of them has it; images count as one family."""
+    formats: dict[str, int] = {}
+    for suffix, count in seen.suffixes.items():
+        name = format_of("x" + suffix)
+        formats[name] = formats.get(name, 0) + count
+    total = sum(formats.values())
+    images = sum(count for name, count in formats.items() if family_of(name) == "image")
+    best = max(formats, key=lambda name: formats[name])
+    if images > 0.5 * total:
+        of_images = {n: c for n, c in formats.items() if family_of(n) == "image"}
+        return max(of_images, key=lambda name: of_images[name]), images / total
+    return best, formats[best] / total
+
+
+def _notes(seen: Walk) -> list[str]:
+    notes = []
+    if seen.unreadable:
+        notes.append(
+            f"{seen.unreadable} folders cannot be listed, the first: {safe(seen.first_unreadable)}"
+        )
+    if seen.odd:
+        notes.append(
+            f"{seen.odd} names are no regular files (links to nothing, sockets, ...), the first: "
+            f"{safe(seen.first_odd)}"
+        )
+    if seen.loops:
+        notes.append(f"{seen.loops} links lead back to a folder above; they are not followed")
+    return notes
+
+
+def _sizes(
+    names: Sequence[str], seconds: float, stop: Callable[[], bool]
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Files that can be looked at, and their sizes."""
+    until = time.monotonic() + seconds
+    kept: list[str] = []
+    sizes: list[int] = []
+    for name in names:
+        if kept and (time.monotonic() > until or stop()):
+            break
+        try:
+            size = os.stat(name).st_size
+        except OSError:
+            continue
+        kept.append(name)
+        sizes.append(size)
+    return kept, np.array(sizes, np.int64)
+
+
+def _total(sizes: NDArray[np.int64], samples: float) -> float:
+    return float(sizes.mean()) * samples if len(sizes) < samples else float(sizes.sum())
+
+
+# -- files with many samples in each --------------------------------------------------------------------
+
+
+def _folder_of_shards(path: str, kind: str, seen: Walk, given: _Time) -> tuple[DataSet, Pool]:
+    drawn = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
+    names = [name for name in drawn if format_of(name) == kind]
+    files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
+    return _survey_files(
+        names, given, path=path, kind=kind, files=files, notes=tuple(_notes(seen)),
+        exact=seen.complete and files == len(names),
+    )  # fmt: skip
+
+
+def _survey_files(names: list[str], given: _Time, **more: Any) -> tuple[DataSet, Pool]:
+    sized, sizes = _sizes(names, 0.2 * given.seconds, given.stop)
+    more["exact"] &= len(sized) == len(names)
+    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * given.seconds, given.stop)
+
+
+def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, Pool]:
+    """One file, or those of a pattern."""
+    try:
+        kind = detect_file(paths[0])
+    except SourceError:
+        kind = format_of(paths[0])
+        if len(paths) > 1 or kind != "bytes":
+            sized, sizes = _sizes(paths, given.seconds, given.stop)
+            pieces = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s]
+            if pieces:
+                data = DataSet(
+                    path=path, kind="folder", format=kind, samples=len(paths), exact=True,
+                    files=len(paths), nbytes=_total(sizes, len(paths)), **quantiles(sizes),
+                )  # fmt: skip
+                return data, Pool(pieces=pieces, whole_files=True)
+    return _survey_files(paths, given, path=path, kind=kind, files=len(paths), exact=True)

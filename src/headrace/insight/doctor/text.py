@@ -1,0 +1,279 @@
+"""Text: a diagnosis as lines of at most 80 characters, for people.
+
+Names come from anywhere: whatever they hold, it cannot move a terminal's cursor.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+from headrace.insight.doctor.diagnose import unit_of
+from headrace.insight.doctor.predict import LATER, UNCACHED
+from headrace.insight.doctor.words import bytes_text, count_text, duration_text, rate_text, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.insight.doctor.findings import (
+        Advice,
+        DataSet,
+        Diagnosis,
+        Environment,
+        Expected,
+        Findings,
+        Place,
+        Storage,
+    )
+
+__all__ = ["WIDTH", "facts_of", "lines_of"]
+
+WIDTH: Final = 80
+_MARGIN: Final = 10
+_PATH_MAX: Final = 60
+_MORE_SHOWN: Final = 4
+_OTHERS_SHOWN: Final = 0.2
+_PRESSED: Final = 0.25
+_LABEL: Final = 30
+_COLUMN: Final = 13
+
+
+_WHEN: Final = {
+    LATER: "Later epochs come from memory, where the data fit.",
+    UNCACHED: "Uncached: with nothing in memory, as after a restart.",
+}
+
+
+def lines_of(diagnosis: Diagnosis, width: int = WIDTH) -> list[tuple[str, str]]:
+    """The lines, each with what it is: `head`, `fact`, `verdict`, `do`, `command` or `more`."""
+    found = diagnosis.findings
+    lines: list[tuple[str, str]] = []
+    data = found.data
+    if data is None:
+        return [("verdict", diagnosis.verdict)]
+    over = "interrupted after" if found.interrupted else "in"
+    took = f"{over} {found.seconds:.0f} s; nothing was written"
+    lines.append(("head", f"{_short(data.path)}   ({took})"))
+    lines.append(("fact", ""))
+    for name, text in facts_of(diagnosis):
+        lines += [("fact", line) for line in _wrapped(name, text, width)]
+    lines.append(("fact", ""))
+    lines += [("fact", line) for line in _expected(diagnosis, width)]
+    lines += [("verdict", line) for line in _wrapped("verdict", diagnosis.verdict, width)]
+    if diagnosis.advice:
+        first, *more = diagnosis.advice
+        lines.append(("fact", ""))
+        lines += _advice("do first", first, width)
+        if more:
+            lines.append(("fact", ""))
+        for number, advice in enumerate(more[:_MORE_SHOWN]):
+            lines += _advice("then" if number == 0 else "", advice, width)
+        if len(more) > _MORE_SHOWN:
+            lines += [("more", f"{'':<{_MARGIN}}{len(more) - _MORE_SHOWN} more with --json")]
+    return lines
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    """Lines with a word in the margin of the first."""
+    out: list[str] = []
+    for part in text.split("\n"):
+        out += textwrap.wrap(
+            part, width - _MARGIN, break_on_hyphens=False, break_long_words=True,
+            subsequent_indent="  " if part[:1] == " " else "", drop_whitespace=True,
+        ) or [""]  # fmt: skip
+    return [f"{name if i == 0 else '':<{_MARGIN}}{line}".rstrip() for i, line in enumerate(out)]
+
+
+def _short(path: str) -> str:
+    text = safe(path)
+    return text if len(text) <= _PATH_MAX else "..." + text[3 - _PATH_MAX :]
+
+
+# -- what was found ------------------------------------------------------------------------------------
+
+
+def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """What was found: (word for the margin, text)."""
+    found = diagnosis.findings
+    assert found.data is not None
+    yield "data", _data(found.data)
+    if found.place is not None:
+        yield "place", _place(found.place, found.resident)
+    if found.storage is not None:
+        yield "storage", _storage(found, found.storage)
+    yield from _cpu(found)
+    if found.environment is not None:
+        yield "machine", _machine(found.environment)
+        kind, share = max(found.environment.pressure.items(), key=lambda i: i[1], default=("", 0.0))
+        if share > _PRESSED:
+            busy = {"io": "the disks", "cpu": "the CPUs"}.get(kind, kind)
+            waited = f"somebody waited for them {share:.0%} of the time"
+            yield "note", f"other programs keep {busy} busy ({waited}): here is what they leave"
+    for note in dict.fromkeys(found.notes):
+        yield "note", safe(note)
+
+
+def _data(data: DataSet) -> str:
+    about = "" if data.exact else "more than " if data.at_least else "about "
+    many = f"{about}{count_text(data.samples)}"
+    if data.kind == "folder":
+        text = f"{many} {_format(data.format)}files"
+    elif not data.in_place:
+        text = f"{_files(data.files)} {_format(data.format)}, looked at in blocks"
+    else:
+        inside = "" if data.kind in ("store", "object") else f" in {_files(data.files)}"
+        text = f"{many} {_format(data.format)}samples{inside}"
+    if data.classes > 1:
+        text += f" in {count_text(data.classes)} classes"
+    size = f"{bytes_text(data.size_p50)}"
+    if data.size_p90 > 1.2 * data.size_p10:
+        size += f" (from {bytes_text(data.size_p10)} to {bytes_text(data.size_p90)})"
+    total = bytes_text(data.nbytes)
+    return f"{text}, {total} in all, typically {size}"
+
+
+def _format(name: str) -> str:
+    return "" if name in ("bytes", "mixed") else f"{safe(name)} "
+
+
+def _files(count: int) -> str:
+    return f"{count_text(count)} file{'s' * (count != 1)}"
+
+
+def _place(place: Place, resident: float | None) -> str:
+    if place.simulated:
+        text = f"{place.simulated} (no real storage: --simulate)"
+    else:
+        kind = place.file_system or "a file system that does not say what it is"
+        where = f" on {safe(place.mount)}" if place.mount else ""
+        turns = {True: "a disk that turns", False: "a disk without moving parts", None: ""}
+        near = "over the network" if place.network else turns[place.rotational]
+        text = f"{safe(kind)}{where}" + (f", {near}" if near else "")
+    if resident is not None and not place.simulated:
+        share = "nothing" if resident < 0.005 else f"{resident:.0%}"
+        text += f"; {share} of it lies in memory already"
+    return text
+
+
+def _storage(found: Findings, storage: Storage) -> str:
+    assert found.data is not None
+    what = "whole samples" if found.data.in_place else "blocks"
+    if not storage.cold:
+        head = f"random reads of {what}, from memory (the disk was not asked):"
+    else:
+        head = f"random reads of {what}:"
+    rows = [f"{head:<42}{'half within':>12}{'99 % within':>13}"]
+    for point in storage.points:
+        at = "one at a time" if point.depth == 1 else f"{point.depth} at a time"
+        rows.append(
+            f"  {at:<14}{rate_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
+            f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
+        )
+    if found.opens is not None:
+        rows.append(
+            f"opening files: {rate_text(found.opens.one_per_s)}/s one at a time, "
+            f"{rate_text(found.opens.many_per_s)}/s by {found.opens.threads} threads"
+        )
+    if storage.opened is not None and storage.small is not None:
+        rows.append(
+            f"files already open: {rate_text(storage.opened.per_s)}/s whole, "
+            f"{rate_text(storage.small.per_s)}/s if only 4 kB are read"
+        )
+    return "\n".join(rows)
+
+
+def _cpu(found: Findings) -> Iterator[tuple[str, str]]:
+    decode, environment, cpu = found.decode, found.environment, found.cpu
+    if environment is None:
+        return
+    cpus = f"{environment.cpus:g} CPU{'s' * (environment.cpus != 1)}"
+    others = " (other programs want them, too)" if cpu and cpu.others > _OTHERS_SHOWN else ""
+    if decode is not None and decode.decoder and decode.sample_s > 0:
+        scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
+        failed = f"; {decode.failed} of {decode.samples} failed ({safe(decode.first_failed)[:60]})"
+        yield (
+            "cpu",
+            f"{rate_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
+            f"so {rate_text(environment.cpus / decode.sample_s)}/s with {cpus}{others}"
+            + (failed if decode.failed else ""),
+        )
+    else:
+        why = f"; {decode.why}" if decode is not None and decode.why else ""
+        yield "cpu", f"{cpus}{others}{why}"
+
+
+def _machine(environment: Environment) -> str:
+    engine = "io_uring works" if environment.engine == "uring" else "io_uring: no, threads instead"
+    memory = bytes_text(environment.memory_free_bytes)
+    if environment.memory_limit_bytes is not None:
+        memory += f" (limit {bytes_text(environment.memory_limit_bytes)})"
+    parts = [f"Linux {safe(environment.kernel)}", engine, f"{memory} memory free"]
+    if environment.shm_free_bytes is not None:
+        parts.append(f"{bytes_text(environment.shm_free_bytes)} free in /dev/shm")
+    if environment.nofile_soft < 1 << 60:
+        parts.append(f"{environment.nofile_soft:,} open files allowed")
+    if environment.swap_used_bytes:
+        parts.append(f"{bytes_text(environment.swap_used_bytes)} swapped out")
+    gpus: dict[str, int] = {}
+    for name in environment.gpus:
+        gpus[name] = gpus.get(name, 0) + 1
+    told = [f"{count} x {name}" if count > 1 else name for name, count in gpus.items()]
+    parts.append(", ".join(told) or "no GPU seen")
+    return ", ".join(parts)
+
+
+# -- what follows --------------------------------------------------------------------------------------
+
+
+def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    """A table: a row for each loader, a column for each state of the page cache."""
+    expected = diagnosis.expected
+    if not expected:
+        return
+    unit = unit_of(diagnosis.findings)
+    scenes = list(dict.fromkeys(each.when for each in expected))
+    workers = f"{diagnosis.workers} worker{'s' * (diagnosis.workers != 1)}"
+    error = expected[0].high_per_s / expected[0].per_s - 1
+    heads = "".join(f"{scene or 'now':>{_COLUMN}}" for scene in scenes)
+    yield f"{'expected':<{_MARGIN}}{f'{unit}/s with {workers}':<{_LABEL}}{heads}"
+    for loader in dict.fromkeys(each.loader for each in expected):
+        row = [e for e in expected if e.loader == loader]
+        cells = "".join(f"{_cell(e):>{_COLUMN}}" for e in row)
+        yield f"{'':<{_MARGIN}}  {loader:<{_LABEL - 2}}{cells}"
+    if diagnosis.wanted_per_s is not None and diagnosis.step_s is not None:
+        label = f"your model, {diagnosis.batch} in {duration_text(diagnosis.step_s)}"
+        yield f"{'':<{_MARGIN}}  {label:<{_LABEL - 2}}{rate_text(diagnosis.wanted_per_s):>{_COLUMN}}"
+    notes = [
+        f"Computed, not tried: most are within a factor of {1 + error:.1f} of what loaders really do."
+    ]
+    notes += [_WHEN[scene] for scene in scenes if scene in _WHEN]
+    if expected[0].stall is not None:
+        notes.insert(0, "In brackets: the share of its time that your model would wait.")
+    yield from _wrapped("", " ".join(notes), width)
+    yield ""
+
+
+def _cell(expected: Expected) -> str:
+    rate = rate_text(expected.per_s)
+    return rate if expected.stall is None else f"{rate} ({expected.stall:.0%})"
+
+
+def _advice(name: str, advice: Advice, width: int) -> list[tuple[str, str]]:
+    kind = "do" if name == "do first" else "more"
+    lines = [(kind, line) for line in _wrapped(name, advice.do, width)]
+    if kind == "do":
+        because = f"because {advice.because}."
+        gain = f"gain: {advice.gain}"
+        lines += [("more", line) for line in _wrapped("", because, width)]
+        lines += [("more", line) for line in _wrapped("", gain, width)]
+    else:
+        both = f"{advice.because}. Gain: {advice.gain}."
+        lines += [("more", line) for line in _wrapped("", both, width)]
+    prompt = "" if advice.python else "$ "
+    # Not wrapped: it is there to be pasted.
+    for part in advice.command.split("\n"):
+        lines.append(("command", f"{'':<{_MARGIN + 2}}{prompt}{part}"))
+    if advice.proof:
+        lines.append(("more", f"{'':<{_MARGIN}}proof on your own script:"))
+        lines.append(("command", f"{'':<{_MARGIN + 2}}$ {advice.proof}"))
+    return lines

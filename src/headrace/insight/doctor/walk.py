@@ -1,0 +1,216 @@
+"""Walk: what lies in a folder, within a time: counted where it can be, estimated where it is too much.
+
+Names are listed and nothing is opened; a file is looked at only if it is drawn. Folders are entered in
+random order, so that those that were not reached are like those that were. Names that begin with a dot
+are left out, symbolic links are followed, and a link back to a folder above itself is not entered
+again: as `headrace.index` and torchvision's `ImageFolder` see a folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import stat
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Walk", "walk"]
+
+DRAWN_MAX: Final = 4096
+"""Files that stand for the rest."""
+
+_FOLDERS_MAX: Final = 1_000_000
+"""Folders that wait to be entered; the rest are counted, and no more."""
+
+_SUFFIXES_MAX: Final = 256
+_LOOK_EVERY: Final = 256
+_DEPTH_MAX: Final = 64
+
+Ancestors = tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class Walk:
+    """What was seen.
+
+    Attributes:
+        drawn: paths of files at random, each with the same chance.
+        complete: whether everything was seen.
+        cut: whether the walk ended within one folder, of which nobody knows how long it goes on.
+        pending: folders that were not entered.
+        tops: first-level folders with files in them.
+        loose: files that lie in no folder.
+        loops: links back to a folder above.
+        unreadable: folders that could not be listed, and why the first one.
+        odd: what is no regular file: sockets, devices, links to nothing; and the first one.
+    """
+
+    root: bytes
+    files: int = 0
+    folders: int = 0
+    entered: int = 0
+    drawn: list[bytes] = field(default_factory=list)
+    suffixes: Counter[str] = field(default_factory=Counter)
+    complete: bool = False
+    cut: bool = False
+    pending: int = 0
+    tops: set[bytes] = field(default_factory=set)
+    loose: int = 0
+    hidden: int = 0
+    loops: int = 0
+    unreadable: int = 0
+    first_unreadable: str = ""
+    odd: int = 0
+    first_odd: str = ""
+    seconds: float = 0.0
+
+    @property
+    def files_estimated(self) -> float:
+        """Files that there are: those that were counted, and as many in each folder that was not entered."""
+        if self.complete or not self.entered:
+            return float(self.files)
+        return self.files * (1.0 + self.pending / self.entered)
+
+
+def walk(
+    root: str | os.PathLike[str],
+    seconds: float,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    seed: int = 0,
+) -> Walk:
+    """Look around in a folder for so many seconds.
+
+    Args:
+        root: the folder.
+        seconds: the most that it may take, apart from one listing that the system is slow with.
+        stop: asked now and then; True ends the walk.
+        seed: of the draw.
+
+    Raises:
+        OSError: the folder itself cannot be listed.
+    """
+    found = Walk(os.fsencode(root))
+    begun = time.monotonic()
+    until = begun + seconds
+    dice = random.Random(seed)  # noqa: S311 - a draw, no secret
+    draw = _Draw(found.drawn, dice)
+    pending: list[tuple[bytes, Ancestors]] = [(b"", ())]
+    while pending and not found.cut and time.monotonic() < until and not stop():
+        at = dice.randrange(len(pending))
+        pending[at], pending[-1] = pending[-1], pending[at]
+        folder, ancestors = pending.pop()
+        try:
+            _enter(found, (folder, ancestors), pending, draw, until)
+        except OSError as e:
+            if not folder:
+                raise
+            found.unreadable += 1
+            found.first_unreadable = found.first_unreadable or f"{_text(folder)}: {e.strerror}"
+    found.pending += len(pending)
+    found.complete = not found.pending and not found.cut
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+class _Draw:
+    """A fair draw from a stream whose length is not known (algorithm L: most of it is passed by)."""
+
+    def __init__(self, kept: list[bytes], dice: random.Random) -> None:
+        self._kept, self._dice = kept, dice
+        self._weight = 1.0
+        self._skip = 0
+
+    def __call__(self, folder: bytes, name: bytes) -> None:
+        if len(self._kept) < DRAWN_MAX:
+            self._kept.append(os.path.join(folder, name))
+            if len(self._kept) == DRAWN_MAX:
+                self._next()
+        elif self._skip > 0:
+            self._skip -= 1
+        else:
+            self._kept[self._dice.randrange(DRAWN_MAX)] = os.path.join(folder, name)
+            self._next()
+
+    def _next(self) -> None:
+        self._weight *= math.exp(math.log(1.0 - self._dice.random()) / DRAWN_MAX)
+        rest = math.log(1.0 - self._dice.random()) / math.log1p(-self._weight)
+        self._skip = int(rest)
+
+
+def _enter(
+    found: Walk,
+    place: tuple[bytes, Ancestors],
+    pending: list[tuple[bytes, Ancestors]],
+    draw: _Draw,
+    until: float,
+) -> None:
+    folder, ancestors = place
+    path = os.path.join(found.root, folder) if folder else found.root
+    status = os.stat(path)
+    identity = (status.st_dev, status.st_ino)
+    if identity in ancestors or len(ancestors) >= _DEPTH_MAX:
+        found.loops += 1
+        return
+    below = (*ancestors, identity)
+    files = seen = 0
+    with os.scandir(path) as entries:
+        found.entered += 1
+        for entry in entries:
+            seen += 1
+            if seen % _LOOK_EVERY == 0 and time.monotonic() > until:
+                found.cut = True
+                break
+            name = entry.name
+            if name.startswith(b"."):
+                found.hidden += 1
+            elif _is_folder(entry):
+                found.folders += 1
+                if len(pending) < _FOLDERS_MAX:
+                    pending.append((os.path.join(folder, name), below))
+                else:
+                    found.pending += 1
+            elif _is_file(entry):
+                files += 1
+                draw(folder, name)
+                _note_suffix(found.suffixes, name)
+            else:
+                found.odd += 1
+                found.first_odd = found.first_odd or _text(os.path.join(folder, name))
+    found.files += files
+    if files and folder:
+        found.tops.add(folder.split(b"/", 1)[0])
+    elif files:
+        found.loose += files
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that nobody may follow
+        return False
+
+
+def _is_file(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        if not entry.is_symlink():
+            return entry.is_file()
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _note_suffix(suffixes: Counter[str], name: bytes) -> None:
+    suffix = os.fsdecode(os.path.splitext(name)[1]).lower()
+    if len(suffixes) < _SUFFIXES_MAX or suffix in suffixes:
+        suffixes[suffix] += 1
+
+
+def _text(path: bytes) -> str:
+    return os.fsdecode(path)

@@ -1,0 +1,161 @@
+"""Injection: a known thing is made slow or forbidden, and the doctor must name that one."""
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from headrace.insight.cause import Cause
+from headrace.insight.doctor import ExamineOptions, diagnose, examine
+from headrace.io.simulation import Simulation
+
+SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory):
+    """400 files of 60 to 100 kB that nothing decodes."""
+    folder = tmp_path_factory.mktemp("blobs")
+    dice = random.Random(0)
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        for i in range(200):
+            (folder / name / f"{i:03d}.bin").write_bytes(os.urandom(dice.randint(60_000, 100_000)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("simulation", "cause"),
+    [
+        (Simulation(name="metadata", open_s=5e-3, latency_s=2e-4), Cause.METADATA),
+        (Simulation(name="reads", open_s=1e-4, latency_s=10e-3), Cause.LATENCY),
+        (
+            Simulation(name="link", open_s=1e-4, latency_s=2e-4, bandwidth_bytes_per_s=8e6),
+            Cause.BANDWIDTH,
+        ),
+    ],
+    ids=["metadata", "latency", "bandwidth"],
+)
+def test_slow_storage(blobs, simulation, cause):
+    found = examine(blobs, ExamineOptions(seconds=SECONDS, simulate=simulation))
+    assert found.place.simulated == f"simulated {simulation.name}"
+    first = found.storage.points[0]
+    assert 1 / first.per_s > 0.9 * (simulation.open_s + simulation.latency_s)  # it was felt
+    told = diagnose(found, workers=2)
+    assert told.cause == cause
+    ahead = next(e for e in told.expected if "headrace" in e.loader)
+    if cause == Cause.BANDWIDTH:
+        assert ahead.per_s < 1.5 * first.per_s
+        assert "ahead" not in {a.key for a in told.advice}
+    else:
+        assert ahead.per_s > 4 * first.per_s
+        assert told.advice[0].key in ("ahead", "pack")
+
+
+def test_slow_decoding(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for i in range(12):
+        noise = random.Random(i).randbytes(700 * 700 * 3)
+        image.frombytes("RGB", (700, 700), noise).save(tmp_path / f"{i}.jpg", quality=95)
+    found = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    told = diagnose(found, workers=1)
+    assert told.cause == Cause.DECODE
+    assert found.decode.pixels == 490_000
+    assert found.decode.draft_s < found.decode.sample_s
+    assert {a.key for a in told.advice} & {"draft", "smaller", "workers", "cpus"}
+    assert "decoding" in told.verdict
+
+
+def test_files_that_cannot_be_decoded_are_counted(photos, tmp_path):
+    pytest.importorskip("PIL")
+    import shutil
+
+    folder = shutil.copytree(photos, tmp_path / "p")
+    for path in (folder / "cats").iterdir():
+        path.write_bytes(path.read_bytes()[:60])
+    found = examine(folder, ExamineOptions(seconds=1.0))
+    assert 0 < found.decode.failed < found.decode.samples
+    assert found.decode.first_failed
+
+
+def run_python(code, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        check=False, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+
+TELL = """
+import sys
+from headrace.insight.doctor import ExamineOptions, diagnose, examine
+told = diagnose(examine(sys.argv[1], ExamineOptions(seconds=1.0)), workers=2)
+environment = told.findings.environment
+print(environment.engine, "|", environment.engine_why, "|", environment.nofile_soft)
+for advice in told.advice:
+    print(advice.key, "|", advice.blocking, "|", advice.because)
+print("storage", "|", bool(told.findings.storage.points), "|", told.findings.notes)
+"""
+
+FORBID_URING = """
+import ctypes, errno, struct
+program = b"".join([
+    struct.pack("HBBI", 0x20, 0, 0, 0),
+    struct.pack("HBBI", 0x15, 0, 1, 425),  # io_uring_setup
+    struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | errno.EPERM),
+    struct.pack("HBBI", 0x06, 0, 0, 0x7fff0000),
+])
+buffer = ctypes.create_string_buffer(program)
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+chain = Filter(4, ctypes.addressof(buffer))
+assert libc.prctl(22, 2, ctypes.byref(chain)) == 0
+assert libc.syscall(425, 4, 0) == -1 and ctypes.get_errno() == errno.EPERM
+"""
+
+
+def test_io_uring_forbidden_by_seccomp(photos):
+    ended = run_python(FORBID_URING + TELL, photos)
+    lines = ended.stdout.splitlines()
+    assert lines, ended.stderr
+    engine, why, _ = lines[0].split(" | ")
+    assert engine == "threads"
+    assert "io_uring" in why
+    assert any(line.startswith("io_uring | False | ") for line in lines), lines
+    assert lines[-1].startswith("storage | True")
+
+
+def test_few_descriptors(photos):
+    ended = run_python(
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n" + TELL, photos
+    )
+    lines = ended.stdout.splitlines()
+    assert lines, ended.stderr
+    assert lines[0].endswith("| 64")
+    assert lines[1].startswith("nofile | True | the limit is 64 open files")
+    assert lines[-1].startswith("storage | True"), ended.stdout
+
+
+def test_little_shared_memory(photos):
+    """In a mount namespace of its own, /dev/shm has one megabyte."""
+    pytest.importorskip("PIL")
+    smaller = """
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid = os.getuid()
+    if libc.unshare(0x00020000 | (0x10000000 if uid else 0)) or libc.mount(
+        b"none", b"/", None, 0x44000, None
+    ) or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=1m"):
+        print("cannot mount"); raise SystemExit
+    """
+    ended = run_python(textwrap.dedent(smaller) + TELL, photos)
+    if "cannot mount" in ended.stdout:
+        pytest.skip("this container may not mount")
+    lines = ended.stdout.splitlines()
+    assert lines, ended.stderr
+    assert lines[1].startswith("shm | True | torch's 2 workers keep 154 MB"), lines
+    assert "1.0 MB are free" in lines[1]
