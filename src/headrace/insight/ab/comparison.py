@@ -1,0 +1,249 @@
+"""Comparison: what the runs of both sides say together. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from headrace.insight.ab.interval import Interval, interval_of
+from headrace.insight.ab.order_check import Match, Sameness, compare_orders, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.insight.ab.options import AbOptions
+    from headrace.insight.ab.running import Run
+
+__all__ = ["Comparison", "Ended", "Measure"]
+
+_NOTHING_MOST = 0.05
+"""Reading that is less than this share of the time is nothing to win from."""
+
+
+class Ended(StrEnum):
+    """Why no more pairs were run."""
+
+    PAIRS = "all pairs were run"
+    SECONDS = "the time was over"
+    NARROW = "the interval was narrow enough"
+    INTERRUPTED = "interrupted"
+    FAILED = "a run failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of runs: the median of each side, and the ratio of the pairs.
+
+    Attributes:
+        without: None where it is not known.
+        ratio: without / with.
+    """
+
+    name: str
+    unit: str
+    without: float | None
+    with_: float | None
+    ratio: Interval | None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        found = {"name": self.name, "unit": self.unit, "without": self.without, "with": self.with_}
+        if self.ratio is not None:
+            found |= {"ratio": self.ratio.ratio, "low": self.ratio.low, "high": self.ratio.high}
+        return found
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A command with and without headrace.
+
+    Attributes:
+        roots: what was served.
+        learned: the first run, which is not measured.
+        pairs: runs in pairs, the one without headrace first, however they were run.
+        recording_s: what noting an open and its reads costs, per file.
+        remote: file systems whose servers have a memory of their own.
+    """
+
+    command: list[str]
+    options: AbOptions
+    roots: list[str]
+    learned: Run
+    pairs: list[tuple[Run, Run]] = field(default_factory=list)
+    ended: Ended = Ended.PAIRS
+    recording_s: float = 0.0
+    remote: list[str] = field(default_factory=list)
+
+    # -- how long ----------------------------------------------------------------------------------
+
+    @property
+    def wall(self) -> Measure:
+        """The time from start to end: what people wait for, and what is judged."""
+        return self._measure("wall time", "s", lambda run: run.ran.wall_s)
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All of them."""
+        return [
+            self.wall,
+            self._measure("after the first read", "s", lambda run: run.after_first_read_s),
+            self._measure("CPU time", "s", lambda run: run.ran.cpu_s),
+            self._measure("private memory", "B", lambda run: run.ran.peak_bytes),
+            self._measure("read from storage", "B", lambda run: run.ran.storage_bytes),
+            self._measure("files opened", "", lambda run: len(run.reading.opens)),
+        ]
+
+    def _measure(self, name: str, unit: str, figure: Callable[[Run], float | None]) -> Measure:
+        pairs = [(figure(a), figure(b)) for a, b in self.pairs]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if not known:
+            return Measure(name, unit, None, None, None)
+        first, second = [a for a, _ in known], [b for _, b in known]
+        ratio = interval_of(first, second)
+        return Measure(name, unit, statistics.median(first), statistics.median(second), ratio)
+
+    @property
+    def noise(self) -> float | None:
+        """How much runs without headrace differ among themselves: standard deviation over the mean."""
+        times = [a.ran.wall_s for a, _ in self.pairs]
+        if len(times) < 2:
+            return None
+        return statistics.stdev(times) / statistics.fmean(times)
+
+    @property
+    def recording_share(self) -> float:
+        """Of the quicker side's time, what noting its opens costs; the other side pays the same."""
+        opens = len(self.learned.reading.opens)
+        times = [run.ran.wall_s for pair in self.pairs for run in pair]
+        return self.recording_s * opens / min(times) if times else 0.0
+
+    # -- the same work? ----------------------------------------------------------------------------
+
+    @property
+    def order(self) -> Match | None:
+        """The worst of the pairs."""
+        ahead = self.options.drop_in or self.learned.uses_headrace
+        return worst(
+            compare_orders(a.reading.opens, b.reading.opens, ahead=ahead) for a, b in self.pairs
+        )
+
+    @property
+    def own_order(self) -> Match | None:
+        """The same of runs without headrace among themselves: whether the command is seeded at all."""
+        alone = [a for a, _ in self.pairs]
+        first = self.learned.reading.opens
+        return worst(compare_orders(first, run.reading.opens) for run in alone)
+
+    @property
+    def outcomes_agree(self) -> bool | None:
+        """Whether what is compared of the outputs is the same; None: it differs without headrace already."""
+        firsts = [self.learned.outcome, *(a.outcome for a, _ in self.pairs)]
+        if any(outcome != firsts[0] for outcome in firsts):
+            return None
+        return all(a.outcome == b.outcome for a, b in self.pairs)
+
+    @property
+    def same_work(self) -> bool:
+        """Whether nothing says that the sides did different things."""
+        order, own = self.order, self.own_order
+        files = order is None or order.sameness is not Sameness.OTHER_FILES
+        unsteady = own is not None and own.sameness is Sameness.OTHER_FILES
+        # What a loader of headrace's serves from memory nobody opens: that shows nothing.
+        hidden = self.learned.uses_headrace
+        return (files or unsteady or hidden) and self.outcomes_agree is not False
+
+    # -- why, and what else ------------------------------------------------------------------------
+
+    @property
+    def reading_share(self) -> float | None:
+        """Of the time after the first read, without headrace, what went into reading; None: not seen."""
+        found = [a.reading_share for a, _ in self.pairs]
+        known = [share for share in found if share is not None]
+        return statistics.median(known) if known and len(known) == len(found) else None
+
+    @property
+    def later_start_s(self) -> float | None:
+        """How much later the first read comes with headrace, which is started too; None: not known."""
+        late = [_start_s(b) - _start_s(a) for a, b in self.pairs]
+        return statistics.median(late) if late else None
+
+    @property
+    def lost_s(self) -> float:
+        """By how much a run is longer with headrace; below 0 where it is shorter."""
+        return statistics.median(b.ran.wall_s - a.ran.wall_s for a, b in self.pairs)
+
+    @property
+    def compute_bound(self) -> bool:
+        """Whether there was next to nothing to win."""
+        share = self.reading_share
+        return share is not None and share < _NOTHING_MOST
+
+    @property
+    def each_file_once(self) -> bool:
+        """Whether a run opens each file once: then there is no second epoch to know the order of."""
+        opens = self.learned.reading.opens
+        return len({path for _, path in opens}) == len(opens)
+
+    @property
+    def rewritten(self) -> list[bytes]:
+        """Files that more than one run wrote."""
+        runs = [self.learned, *(run for pair in self.pairs for run in pair)]
+        counts = Counter(path for run in runs for path in run.reading.written)
+        return sorted(path for path, count in counts.items() if count > 1)
+
+    @property
+    def left(self) -> list[str]:
+        """Names of processes that runs left behind."""
+        runs = [self.learned, *(run for pair in self.pairs for run in pair)]
+        return sorted({name for run in runs for name in run.ran.left})
+
+    @property
+    def remarks(self) -> list[str]:
+        """What headrace said about runs of its side, each once."""
+        said = [text for _, b in self.pairs for text in (*b.ran.unseen, *b.ran.notes)]
+        return list(dict.fromkeys(said))
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        order = self.order
+        return {
+            "command": self.command,
+            "roots": self.roots,
+            "treatment": "drop-in" if self.options.drop_in else "run",
+            "cold": self.options.cold,
+            "simulated": self.options.simulate,
+            "ended": self.ended.value,
+            "pairs": len(self.pairs),
+            "measures": [measure.document() for measure in self.measures],
+            "confidence": 0.95,
+            "noise": self.noise,
+            "reading_share": self.reading_share,
+            "recording_share": self.recording_share,
+            "order": None if order is None else order.sameness.value,
+            "moved": None if order is None else order.moved,
+            "seeded": None if self.own_order is None else self.own_order.in_order,
+            "outcomes_agree": self.outcomes_agree,
+            "same_work": self.same_work,
+            "rewritten": [name.decode("utf-8", "surrogateescape") for name in self.rewritten],
+            "left_behind": self.left,
+            "runs": [_run_document(run) for pair in self.pairs for run in pair],
+        }
+
+
+def _start_s(run: Run) -> float:
+    return run.ran.wall_s - (run.after_first_read_s or 0.0)
+
+
+def _run_document(run: Run) -> dict[str, Any]:
+    before = run.before
+    return {
+        "pair": run.number, "side": run.side.value, "wall_s": run.ran.wall_s,
+        "after_first_read_s": run.after_first_read_s, "cpu_s": run.ran.cpu_s,
+        "peak_bytes": run.ran.peak_bytes, "storage_bytes": run.ran.storage_bytes,
+        "opens": len(run.reading.opens), "files": len(run.reading.files),
+        "read_bytes": run.reading.nbytes, "resident_before": None if before is None else before.share,
+        "status": run.ran.status,
+    }  # fmt: skip

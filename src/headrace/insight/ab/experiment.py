@@ -1,0 +1,243 @@
+"""Experiment: learns what a command reads, then runs it with and without headrace in turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ProgramError
+from headrace.insight.ab.comparison import Comparison, Ended
+from headrace.insight.ab.interval import is_narrow
+from headrace.insight.ab.page_cache import make_cold, make_warm, remote_kinds
+from headrace.insight.ab.reading import ROOTS_MAX, folders_of
+from headrace.insight.ab.running import Run, run_once
+from headrace.insight.ab.turns import Side, turns
+from headrace.posix.opens import OpenLog, recorder_path
+from headrace.posix.program import find_program, why_unseen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.insight.ab.options import AbOptions
+
+__all__ = ["compare", "recording_cost"]
+
+_PAIRS_LEAST: Final = 2
+"""Even if they take longer than was asked for: one pair says nothing."""
+
+_INTERPRETERS: Final = ("python", "pypy", "bash", "sh", "dash", "zsh", "perl", "ruby", "Rscript")
+
+
+def compare(
+    command: Sequence[str],
+    options: AbOptions,
+    told: Callable[[Run], None] = lambda _run: None,
+) -> Comparison:
+    """Compare a command with itself under headrace.
+
+    Args:
+        command: a program and its arguments.
+        options: how.
+        told: is called after each run.
+
+    Returns:
+        Also after Ctrl-C, with what is known then; and nothing that was started runs any more.
+
+    Raises:
+        ProgramError: it failed, took too long, or read nothing that could be seen. What is known until then
+            is in `comparison`, where that is something.
+        FileNotFoundError: there is no such program.
+        PermissionError: it cannot be run.
+    """
+    program = find_program(command[0])
+    if why := why_unseen(program) or _why_not_recorded():
+        raise ProgramError(
+            f"{why}: what it reads cannot be seen, and headrace cannot serve it.",
+            next_step="Give a command that the dynamic linker starts, such as: python train.py",
+        )
+    for root in options.roots:
+        if not os.path.isdir(root):
+            raise ValueError(f"{root}: no such folder, expected a root whose files are served")
+    with tempfile.TemporaryDirectory(prefix="headrace-ab-") as folder:
+        return _Experiment(list(command), options, Path(folder), told).run()
+
+
+def _why_not_recorded() -> str:
+    path = recorder_path()
+    if not path.exists():
+        return f"{path} is missing"
+    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
+        return f"{path} cannot be preloaded, for its spaces or colons"
+    return ""
+
+
+class _Experiment:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        command: list[str],
+        options: AbOptions,
+        folder: Path,
+        told: Callable[[Run], None],
+    ) -> None:
+        self._command = command
+        self._options = options
+        self._folder = folder
+        self._told = told
+        self._not_data = _own_files(command)
+        self._began_s = time.monotonic()
+        self._files: dict[bytes, None] = {}
+        self._order: Path | None = None
+
+    def run(self) -> Comparison:
+        learned = self._learn()
+        roots = self._roots(learned)
+        learned = replace(learned, reading=learned.reading.below(roots))
+        found = Comparison(self._command, self._options, roots, learned)
+        self._take_files(learned)
+        found.remote = remote_kinds(learned.reading.files) if self._options.cold else []
+        if self._options.with_order:
+            self._order = self._write_order(learned)
+        try:
+            found.ended = self._pairs(found)
+        except KeyboardInterrupt:
+            found.ended = Ended.INTERRUPTED
+        except ProgramError as e:
+            found.ended = Ended.FAILED
+            e.comparison = found  # type: ignore[attr-defined]
+            raise
+        if found.ended is not Ended.INTERRUPTED:
+            found.recording_s = recording_cost(self._folder)
+        return found
+
+    def _learn(self) -> Run:
+        """The first run, without headrace: what it reads, and whether it works at all."""
+        run = run_once(
+            self._command, Side.WITHOUT, 0, self._options, self._folder,
+            roots=self._options.roots if self._options.simulate else (), not_data=self._not_data,
+        )  # fmt: skip
+        self._told(run)
+        if not run.reading.opens:
+            raise ProgramError(
+                f"{' '.join(self._command)} opened no data file that could be seen, so there is nothing "
+                "that headrace could make faster.",
+                next_step="Its data may come over the network, from a program that cannot be seen "
+                "(static, another user), or from no file at all.",
+            )
+        return run
+
+    def _roots(self, learned: Run) -> list[str]:
+        if self._options.roots:
+            return [os.path.abspath(root) for root in self._options.roots]
+        # What is gone by now it had made for itself.
+        files = [path for path in learned.reading.files if os.path.exists(path)]
+        found = folders_of(files, avoid=[os.fsencode(Path.cwd())])
+        if not found:
+            raise ProgramError(
+                "the files that it reads lie in no folder that headrace could serve: "
+                f"{os.fsdecode(learned.reading.files[0])}.",
+                next_step=f"Name the folders: --root DIR, up to {ROOTS_MAX} times.",
+            )
+        return found
+
+    def _take_files(self, run: Run) -> None:
+        self._files.update(dict.fromkeys(run.reading.files))
+
+    def _write_order(self, learned: Run) -> Path:
+        path = self._folder / "order"
+        names = [name for _, name in learned.reading.opens if b"\n" not in name]
+        path.write_bytes(b"".join(name + b"\n" for name in names))
+        return path
+
+    # -- pairs -------------------------------------------------------------------------------------
+
+    def _pairs(self, found: Comparison) -> Ended:
+        options = self._options
+        longest_s = 0.0
+        for number, order in enumerate(islice(turns(options.seed), options.pairs_most), 1):
+            began_s = time.monotonic()
+            late = began_s - self._began_s + longest_s > (options.seconds or float("inf"))
+            if late and len(found.pairs) >= _PAIRS_LEAST:
+                return Ended.SECONDS
+            runs = {side: self._one(found, side, number) for side in order}
+            found.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            if options.until_confident and is_narrow(found.wall.ratio, options.width):
+                return Ended.NARROW
+        return Ended.PAIRS
+
+    def _one(self, found: Comparison, side: Side, number: int) -> Run:
+        before = make_cold(self._files) if self._options.cold else make_warm(self._files)
+        run = run_once(
+            self._command, side, number, self._options, self._folder,
+            roots=found.roots, not_data=self._not_data, order=self._order, before=before,
+        )  # fmt: skip
+        if side is Side.WITH and self._options.drop_in:
+            _check_swapped(run)
+        self._take_files(run)
+        self._told(run)
+        return run
+
+
+def _check_swapped(run: Run) -> None:
+    """Raise where the DataLoader was not exchanged: the two sides are then the same."""
+    if "made" in run.swapped:
+        return
+    failed = [said for said in run.swapped if said.startswith("failed")]
+    if failed:
+        why = f"headrace.torch cannot be imported in it ({failed[0].removeprefix('failed: ')})"
+        step = "Install headrace beside the torch that the command uses."
+    elif run.swapped:
+        why = "it makes no torch.utils.data.DataLoader"
+        step = "Compare without --drop-in: then the files that it opens are served."
+    else:
+        why = "it does not import torch, or its Python does not look at PYTHONPATH (-I, -E, -S)"
+        step = "Compare without --drop-in, or start Python without these."
+    raise ProgramError(f"its DataLoader could not be exchanged: {why}.", next_step=step)
+
+
+def _own_files(command: Sequence[str]) -> set[bytes]:
+    """Files of the command that are read and are no data: the program, or the interpreter's script."""
+    found = [command[0]]
+    if os.path.basename(command[0]).startswith(_INTERPRETERS):
+        found += [word for word in command[1:] if not word.startswith("-")][:1]
+    return {os.fsencode(os.path.abspath(word)) for word in found}
+
+
+# -- what recording costs ----------------------------------------------------------------------------
+
+_OPENS: Final = 20_000
+_ROUNDS: Final = 3
+_LOOP: Final = (
+    "import os, sys, time\n"
+    "path, count = sys.argv[1], int(sys.argv[2])\n"
+    "began = time.process_time()\n"
+    "for _ in range(count):\n"
+    "    fd = os.open(path, os.O_RDONLY); os.read(fd, 4096); os.close(fd)\n"
+    "print(time.process_time() - began)\n"
+)
+
+
+def recording_cost(folder: Path) -> float:
+    """CPU seconds that noting adds to the open, a read and the close of a file; both sides have it."""
+    sample = folder / "sample"
+    sample.write_bytes(bytes(4096))
+    command = [sys.executable, "-S", "-E", "-c", _LOOP, str(sample), str(_OPENS)]
+    best = {True: float("inf"), False: float("inf")}
+    for _ in range(_ROUNDS):
+        for recorded in (False, True):
+            with OpenLog() as log:
+                environment = log.environment(os.environ) if recorded else dict(os.environ)
+                said = subprocess.run(  # noqa: S603 - this Python, and a loop of ours
+                    command, env=environment, capture_output=True, check=True, text=True
+                ).stdout
+            best[recorded] = min(best[recorded], float(said) / _OPENS)
+    return max(0.0, best[True] - best[False])

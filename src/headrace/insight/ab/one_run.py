@@ -1,0 +1,269 @@
+"""One run: starts a command once, measures it, and leaves nothing of it behind. A process of its own.
+
+    python -m headrace.insight.ab.one_run TASK.json
+
+It is the parent of all that the command starts, also of what outlives its own parent, so that CPU time, bytes
+read and processes left behind are of this run and of nothing else. When whoever compares is gone, or says
+SIGTERM, it ends them and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from headrace.posix.launch import RunReport
+
+__all__ = ["Ran", "Task", "descendants_of", "main"]
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_LOOK_S: Final = 0.1
+_GRACE_S: Final = 2.0
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be run, and how.
+
+    Attributes:
+        served: by headrace, as `headrace run` does it; else as it is.
+        log_fd: of the log of its opens, inherited.
+        roots: folders that are served.
+        order: a file that lists the order of the opens; None: headrace learns it.
+        simulate: a slow storage that the roots lie on.
+        environment: added to the program's.
+        result: where the measurements go.
+    """
+
+    command: list[str]
+    served: bool
+    log_fd: int
+    roots: list[str]
+    order: str | None
+    simulate: str | None
+    environment: dict[str, str]
+    result: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Ran:
+    """What a run was like.
+
+    Attributes:
+        wall_s: from the start to the program's end; of a served one also what headrace does before and after.
+        began_ns: on CLOCK_MONOTONIC.
+        ended_ns: likewise.
+        cpu_s: of all its processes, headrace's among them.
+        peak_bytes: memory of its processes that lies in no file, added up, at its most; sampled.
+        storage_bytes: read from block devices and network file systems that count it; None: not told.
+        status: the program's exit status; 128 and the signal where that ended it.
+        signal: that signal; 0: none.
+        left: names of processes that it left behind; they were ended.
+        unseen: why something of it could not be seen.
+        notes: what headrace said.
+        opens: what it served, by kind.
+    """
+
+    wall_s: float
+    began_ns: int
+    ended_ns: int
+    cpu_s: float
+    peak_bytes: int
+    storage_bytes: int | None
+    status: int
+    signal: int
+    left: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    opens: dict[str, int] = field(default_factory=dict)
+
+
+def main(task_file: str) -> None:
+    """Run the task of a file; writes its result."""
+    task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8", errors="surrogateescape")))
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _give_up)
+    # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    found = _measure(task)
+    text = json.dumps(asdict(found))
+    Path(task.result).write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def _give_up(number: int, _frame: FrameType | None) -> None:
+    _end_all()
+    os._exit(128 + number)
+
+
+def _measure(task: Task) -> Ran:
+    peak = _Peak()
+    # A storage is simulated by the shim, on both sides.
+    launched = task.served or task.simulate is not None
+    if not launched:  # what this process imports is no part of the program's time
+        import headrace.posix.launch
+        import headrace.posix.opens  # noqa: F401
+    read_before = _storage_bytes()
+    began_ns = time.monotonic_ns()
+    peak.start()
+    report = _launched(task) if launched else _plain(task)
+    ended_ns = time.monotonic_ns()
+    peak.stop()
+    left = _end_all()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    read_after = _storage_bytes()
+    known = read_before is not None and read_after is not None
+    return Ran(
+        wall_s=(ended_ns - began_ns) / 1e9,
+        began_ns=began_ns,
+        ended_ns=ended_ns,
+        cpu_s=used.ru_utime + used.ru_stime,
+        peak_bytes=peak.bytes or used.ru_maxrss << 10,
+        storage_bytes=(read_after or 0) - (read_before or 0) if known else None,
+        status=report.ended.status,
+        signal=report.ended.signal,
+        left=left,
+        unseen=report.unseen,
+        notes=report.notes,
+        opens=dict(report.opens),
+    )
+
+
+def _plain(task: Task) -> RunReport:
+    from headrace.posix.launch import Ended, RunReport
+    from headrace.posix.opens import OpenLog
+
+    environment = OpenLog.adopt(task.log_fd).environment(dict(os.environ) | task.environment)
+    process = subprocess.Popen(task.command, env=environment)  # noqa: S603 - the user's own command
+    status = process.wait()
+    ended = Ended(status) if status >= 0 else Ended(128 - status, -status)
+    return RunReport(task.command, task.roots, ended)
+
+
+def _launched(task: Task) -> RunReport:
+    from headrace.posix.launch import RunOptions, launch
+    from headrace.posix.opens import OpenLog
+
+    os.environ.update(task.environment)
+    options = RunOptions(
+        roots=task.roots,
+        order=task.order,
+        simulate=task.simulate,
+        plane=task.served,
+        log=OpenLog.adopt(task.log_fd),
+    )
+    return launch(task.command, options)
+
+
+# -- what it uses ------------------------------------------------------------------------------------
+
+
+def _storage_bytes() -> int | None:
+    """Read from storage by this process and all that it has waited for."""
+    try:
+        text = Path("/proc/self/io").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(": ")
+        if name == "read_bytes":
+            return int(value)
+    return None
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Processes that came of one and live, or wait to be asked how they ended."""
+    found: list[int] = []
+    ahead = [pid]
+    while ahead:
+        pid = ahead.pop()
+        with contextlib.suppress(OSError):
+            for task in os.scandir(f"/proc/{pid}/task"):
+                children = Path(task.path, "children").read_text().split()
+                ahead += map(int, children)
+                found += map(int, children)
+    return found
+
+
+class _Peak:
+    """Adds up what the processes have in memory, ten times a second."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="headrace-ab", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        # Signals are the main thread's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not self._over.wait(_LOOK_S):
+            self.bytes = max(self.bytes, sum(map(_own_bytes, descendants_of(os.getpid()))))
+
+
+def _own_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{pid}/statm").read_text().split()
+        return (int(words[1]) - int(words[2])) * _PAGE
+    return 0
+
+
+# -- ending ------------------------------------------------------------------------------------------
+
+
+def _end_all() -> list[str]:
+    """End what still runs; returns its names."""
+    _reap()
+    left = descendants_of(os.getpid())
+    names = [_name_of(pid) for pid in left]
+    number, deadline = signal.SIGTERM, time.monotonic() + _GRACE_S
+    while left:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(0.02)
+        _reap()
+        left = descendants_of(os.getpid())
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+    return names
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").strip()
+    return "?"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    sys.exit(0)

@@ -1,0 +1,363 @@
+"""Words: a comparison as people read it, in lines of at most 80 columns. Pure."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import textwrap
+from typing import TYPE_CHECKING
+
+from headrace.insight.ab.comparison import Ended
+from headrace.insight.ab.order_check import Sameness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.insight.ab.comparison import Comparison, Measure
+    from headrace.insight.ab.interval import Interval
+    from headrace.insight.ab.order_check import Match
+
+__all__ = ["COLUMNS", "command_text", "progress", "report", "sentence"]
+
+COLUMNS = 80
+_COMMAND_MAX = 40
+_LABEL = 22
+_LATE_LEAST = 0.05
+"""A later start is worth a line when it is so much of a run."""
+
+
+def command_text(command: Sequence[str]) -> str:
+    """A command as it would be typed, shortened: files by their names alone."""
+    words = [os.path.basename(word) if os.path.isabs(word) else word for word in command]
+    text = _printable(shlex.join(word or "/" for word in words))
+    return text if len(text) <= _COMMAND_MAX else text[: _COMMAND_MAX - 3].rstrip() + "..."
+
+
+def sentence(found: Comparison) -> str:
+    """The result."""
+    what = command_text(found.command)
+    ratio = found.wall.ratio
+    pairs = f"{len(found.pairs)} pair{'s' if len(found.pairs) != 1 else ''}"
+    how = f"{pairs}, {_state(found)}"
+    if ratio is None:
+        return f"nothing is known yet of {what}: no pair of runs was finished."
+    if not found.same_work:
+        return f"the two sides did not do the same, so {what} cannot be compared: see below."
+    if ratio.pairs == 1:
+        return f"{what}: {_times(ratio.ratio)} in the only pair, {_state(found)}: one pair shows nothing."
+    between = f"{_number(ratio.low)} to {_number(ratio.high)}, 95 %"
+    who = "headrace's DataLoader" if found.options.drop_in else "headrace"
+    if ratio.faster:
+        return f"{who} makes {what} {_number(ratio.ratio)} x faster ({between}), {how}."
+    if ratio.slower:
+        said = f"not faster: {who} makes {what} {_number(1 / ratio.ratio)} x slower"
+        between = f"{_number(1 / ratio.high)} to {_number(1 / ratio.low)}, 95 %"
+        return f"{said} ({between}), {how}{_because(found)}."
+    said = f"not faster: {what} shows no difference in {how} ({between})"
+    return f"{said}{_because(found)}."
+
+
+def _because(found: Comparison) -> str:
+    share = found.reading_share
+    if share is None:
+        return ""
+    percent = "less than 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    if found.compute_bound:
+        return f", because it is compute bound: reading was {percent} of its time"
+    return f"; reading was {percent} of its time"
+
+
+def _state(found: Comparison) -> str:
+    state = "cold" if found.options.cold else "warm"
+    return f"{state}, on simulated {found.options.simulate}" if found.options.simulate else state
+
+
+def report(found: Comparison) -> str:
+    """The result, the figures behind it, and what they are worth; many lines."""
+    lines = textwrap.wrap(sentence(found), COLUMNS)
+    if not found.pairs:
+        return "\n".join(lines)
+    lines += ["", *_table(found), ""]
+    for label, text in _facts(found):
+        lines += _fact(label, text)
+    if advice := _advice(found):
+        lines += ["", *textwrap.wrap(f"next: {advice}", COLUMNS, subsequent_indent="      ")]
+    return "\n".join(lines)
+
+
+def progress(run: str, wall_s: float, opens: int) -> str:
+    """A line for a run that has ended."""
+    return f"{run}: {_seconds(wall_s)}, {opens:,} files opened"
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+def _table(found: Comparison) -> list[str]:
+    rows = [f"{'median of a run':<{_LABEL}}{'without':>12}{'with':>12}   without / with (95 %)"]
+    for measure in found.measures:
+        if measure.without is None or measure.with_ is None:
+            continue
+        rows.append(
+            f"{measure.name:<{_LABEL}}{_figure(measure, measure.without):>12}"
+            f"{_figure(measure, measure.with_):>12}   {_ratio_text(measure.ratio)}".rstrip()
+        )
+    return rows
+
+
+def _figure(measure: Measure, value: float) -> str:
+    if measure.unit == "s":
+        return _seconds(value)
+    if measure.unit == "B":
+        return _bytes(value)
+    return f"{value:,.0f}"
+
+
+def _ratio_text(ratio: Interval | None) -> str:
+    if ratio is None:
+        return ""
+    if ratio.pairs == 1 or math.isinf(ratio.high):
+        return _number(ratio.ratio)
+    return f"{_number(ratio.ratio)}  ({_number(ratio.low)} to {_number(ratio.high)})"
+
+
+# -- what it is worth ----------------------------------------------------------------------------------
+
+
+def _facts(found: Comparison) -> list[tuple[str, str]]:
+    facts = [
+        ("data", _data(found)),
+        *([("served", _served(found))] if _served(found) else []),
+        ("same reads?", _order(found)),
+        ("same result?", _outcome(found)),
+    ]
+    facts.append(("cold?" if found.options.cold else "warm?", _cached(found)))
+    late = found.later_start_s or 0.0
+    if late > _LATE_LEAST * (found.wall.with_ or 0.0):
+        facts.append(("start", f"headrace takes {_seconds(late)} longer to begin, once a run"))
+    if found.noise is not None:
+        facts.append(
+            ("noise", f"runs without headrace differ by {_percent(found.noise)} of their time")
+        )
+    share = found.recording_share
+    facts.append(
+        ("recording", f"noting what is opened takes {_percent(share)} of a run, on both sides")
+    )
+    if found.ended is not Ended.PAIRS:
+        facts.append(("ended", found.ended.value))
+    if found.rewritten:
+        some = ", ".join(map(_name, found.rewritten[:3])) + (
+            " ..." if len(found.rewritten) > 3 else ""
+        )
+        facts.append(("written", f"each run writes the same files, the last one's remain: {some}"))
+    if found.left:
+        facts.append(
+            (
+                "left behind",
+                f"runs left processes behind, which were ended: {', '.join(found.left)}",
+            )
+        )
+    if found.learned.uses_headrace:
+        facts.append(("remark", "the command uses headrace by itself, on both sides"))
+    facts += [("remark", text) for text in found.remarks]
+    dropped = found.learned.reading.dropped
+    if dropped:
+        facts.append(("not noted", f"{dropped:,} opens that the log had no room for"))
+    return facts
+
+
+def _data(found: Comparison) -> str:
+    files = len(found.learned.reading.files)
+    folders = ", ".join(_name(os.fsencode(root)) for root in found.roots[:3])
+    more = f" and {len(found.roots) - 3} more" if len(found.roots) > 3 else ""
+    return f"{files:,} files below {folders}{more}"
+
+
+def _served(found: Comparison) -> str:
+    """Where the opens of headrace's side went, in its last run."""
+    opens = found.pairs[-1][1].ran.opens
+    copies, disk = opens.get("copy", 0), opens.get("tier_copy", 0)
+    if not opens:
+        return ""
+    others = opens.get("original", 0) + opens.get("unknown", 0)
+    text = f"with headrace {copies - disk:,} opens from memory, {others:,} from the storage"
+    return f"{text}, {disk:,} from local disk" if disk else text
+
+
+def _order(found: Comparison) -> str:
+    order = found.order
+    if order is None:
+        return "not known"
+    same = f"{order.opens:,} opens of the same files in the same order"
+    if order.in_order:
+        each = " in each process" if order.sameness is Sameness.BY_PROCESS else ""
+        return f"yes: {same}{each}"
+    if order.sameness is Sameness.AHEAD:
+        more = (
+            "" if found.options.compare else "; --compare REGEX shows whether batches are the same"
+        )
+        return f"yes: the same {len(found.learned.reading.files):,} files, read ahead{more}"
+    if (why := _why_not_known(found, order)) is not None:
+        return f"not known: {why}"
+    if order.sameness is Sameness.OTHER_ORDER:
+        return f"the same files; in another order, by up to {order.moved:,} places"
+    names = [*(f"only without: {_name(n)}" for n in order.only_first[:1]),
+             *(f"only with: {_name(n)}" for n in order.only_second[:1])]  # fmt: skip
+    return f"NO: not the same files were opened ({'; '.join(names)})"
+
+
+def _why_not_known(found: Comparison, order: Match) -> str | None:
+    if found.learned.uses_headrace and order.sameness is Sameness.OTHER_FILES:
+        return "what headrace's own loader has read ahead is not opened again"
+    own = found.own_order
+    if own is None or own.sameness is not order.sameness:
+        return None
+    what = "the same files, but" if order.sameness is Sameness.OTHER_ORDER else "other files, and"
+    return f"{what} in another order each time, also without headrace: it is not seeded"
+
+
+def _outcome(found: Comparison) -> str:
+    agree, options = found.outcomes_agree, found.options
+    first = found.pairs[0][0].outcome
+    what = ["exit status 0"]
+    if options.compare is not None:
+        what.append(f"{len(first.lines)} lines of output that match {options.compare!r}")
+    what += [_name(os.fsencode(path)) for path in options.compare_files]
+    text = ", ".join(what)
+    if agree:
+        more = "" if len(what) > 1 else " (--compare REGEX compares what it prints)"
+        return f"yes: {text} on both sides{more}"
+    if agree is None:
+        return "not known: the output differs between runs without headrace already"
+    return f"NO: {_difference(found)}"
+
+
+def _difference(found: Comparison) -> str:
+    for a, b in found.pairs:
+        for one, other in zip(a.outcome.lines, b.outcome.lines, strict=False):
+            if one != other:
+                return f"without headrace it prints {one!r}, with it {other!r}"
+        if len(a.outcome.lines) != len(b.outcome.lines):
+            return (
+                f"{len(a.outcome.lines)} lines match without headrace, {len(b.outcome.lines)} with"
+            )
+        for path, one_file, other_file in zip(
+            found.options.compare_files, a.outcome.files, b.outcome.files, strict=True
+        ):
+            if one_file != other_file:
+                return f"{_name(os.fsencode(path))} is not the same"
+    return "the exit status"
+
+
+def _cached(found: Comparison) -> str:
+    looks = [run.before for pair in found.pairs for run in pair if run.before is not None]
+    shares = [cached.share for cached in looks]
+    known = [share for share in shares if share is not None]
+    if len(known) < len(shares) or not known:
+        return "the kernel does not tell what lies in memory"
+    if not found.options.cold:
+        return f"{100 * min(known):.0f} % of the files' bytes were in memory before each run"
+    text = f"{_percent(max(known))} of the files' bytes were in memory before a run"
+    remaining = next((c.not_cold[0] for c in looks if c.not_cold), None)
+    if remaining is not None and max(known) > 0.01:
+        text += f"; {_name(remaining[0])}: {remaining[1]}"
+    text += " (names and sizes of files stay cached)"
+    if found.remote:
+        text += (
+            f"; the server of {', '.join(found.remote)} has a memory that cannot be emptied here"
+        )
+    return text
+
+
+def _advice(found: Comparison) -> str:
+    ratio = found.wall.ratio
+    if ratio is None or ratio.faster or not found.same_work:
+        return ""
+    return next((text for holds, text in _advices(found, ratio) if holds), "")
+
+
+def _advices(found: Comparison, ratio: Interval) -> Iterator[tuple[bool, str]]:
+    """What may be done where nothing was won, the likeliest first."""
+    late = found.later_start_s or 0.0
+    yield (
+        late > 0 and 2 * late > abs(found.lost_s),
+        (
+            f"headrace takes {_seconds(late)} longer to begin, which so short a run cannot win back: "
+            "give it more to do, and see the line `after the first read`."
+        ),
+    )
+    yield (
+        found.compute_bound,
+        "the time goes into computing: a faster decoder, more workers or a larger GPU help.",
+    )
+    yield (
+        not found.options.cold,
+        "its files are in memory already; --cold shows what happens when they are not.",
+    )
+    yield (
+        found.each_file_once and not (found.options.drop_in or found.options.with_order),
+        (
+            "each file is read once, and headrace learns the order from a first pass: run more "
+            "epochs, tell it the order (--with-order), or change one import (--drop-in)."
+        ),
+    )
+    yield (
+        ratio.half_width > found.options.width,
+        "the interval is wide: --until-confident runs more pairs.",
+    )
+
+
+def _fact(label: str, text: str) -> list[str]:
+    head = f"{label:<13}"
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=head, subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+# -- numbers -------------------------------------------------------------------------------------------
+
+
+def _times(ratio: float) -> str:
+    if ratio >= 1:
+        return f"{_number(ratio)} x as fast"
+    return f"{_number(1 / ratio)} x as slow"
+
+
+def _number(value: float) -> str:
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _percent(share: float) -> str:
+    if share == 0:
+        return "0 %"
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            return f"{value:.0f} {unit}" if value >= 99.5 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return ""
+
+
+def _name(path: bytes) -> str:
+    """A path as it can be printed, from here where it lies below."""
+    text = os.fsdecode(path)
+    here = os.path.join(os.getcwd(), "")
+    text = text.removeprefix(here)
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """Nothing in it moves the cursor, or cannot be written."""
+    raw = os.fsencode(text).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in raw)
