@@ -153,7 +153,7 @@ DOCUMENTED = {
     "metric.au": (0.5, ""),
 }  # fmt: skip
 
-OURS = {"reader.engine", "checkpoint.writer", "checkpoint.local_folder"}
+OURS = {"reader.engine", "checkpoint.writer", "checkpoint.local_folder", "dataset.requests"}
 """Keys that DLIO does not have."""
 
 NEEDED = {

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from headrace.bench.report.compare import compare, judge
 from headrace.bench.report.conditions import condition_of
 from headrace.bench.report.measures import MEASURES, measure_named, measured, value_of
-from headrace.bench.report.page import report_page
+from headrace.bench.report.page import report_page, with_confidence
 from headrace.bench.report.repeats import load_runs
 from headrace.bench.report.result import load_run, rank_blocks
 from headrace.bench.report.steps import phases_of, slowest_steps
-from headrace.bench.report.text import bytes_text, count_text, number_text, safe, seconds_text
 from headrace.bench.report.trace import trace_events, trace_text
 from headrace.errors import BenchError
+from headrace.pages.text import bytes_text, count_text, number_text, safe, seconds_text
 
 HOSTILE = "</title><script>alert(1)</script>\" onload='x' \u202e\x1b[31m\udcff&amp;"
 
@@ -305,6 +305,8 @@ def test_repeats_in_folders_give_confidence(tmp_path):
     row = rows_of(compare(a, b))["au"]
     assert row.change_half_width == pytest.approx(math.hypot(12.706, 11 * 12.706) / 91)
     assert row.clear is False
+    assert with_confidence(au, "%").endswith("(95 %, 2 runs)")
+    assert with_confidence(au, "%", brief=True).endswith("%")
     assert "AU of each run" in page_of(tmp_path / "a")
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from headrace.bench.replay import replay_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -210,6 +212,9 @@ class DatasetSpec:
     seed: int = 123
     """Of the samples' content. Sizes do not depend on it, as in DLIO."""
 
+    requests: str | None = None
+    """A recorded job's exact requests: the files have its names and sizes, and it says the order."""
+
     def __post_init__(self) -> None:
         _one_of("format", self.format, get_args(Format))
         for name, low in _WHOLE.items():
@@ -228,7 +233,8 @@ class DatasetSpec:
         self._check_text()
         self._check_elements()
         _one_of("compression", self.compression, COMPRESSIONS.get(self.format, ("none",)))
-        self._check_format()
+        if self.requests is None:
+            self._check_format()
 
     def _check_text(self) -> None:
         for name in ("data_folder", "file_prefix"):
@@ -332,6 +338,8 @@ class DatasetSpec:
 
     def subfolders(self, split: Split) -> tuple[str, ...]:
         """Folders of a split's files, relative to `data_folder`; one is the split itself."""
+        if self.requests is not None:
+            return tuple(replay_of(self.requests).folders(split))
         count = self.num_subfolders_train if split == "train" else self.num_subfolders_eval
         if count <= 1:
             return (split,)
@@ -343,6 +351,8 @@ class DatasetSpec:
         count = self.num_files(split)
         if not 0 <= index < count:
             raise IndexError(f"{split} file {index} of {count}")
+        if self.requests is not None:
+            return replay_of(self.requests).name(split, index)
         folders = self.num_subfolders_train if split == "train" else self.num_subfolders_eval
         folder = f"{split}/{index % folders:0{len(str(folders))}}" if folders > 1 else split
         return f"{folder}/{self.file_prefix}_{index:0{len(str(count))}}_of_{count}.{self.extension}"
@@ -367,8 +377,11 @@ class DatasetSpec:
 
         Returns:
             int64 (files, dimensions). The draw depends on the number of all files, as in DLIO: a
-            shorter data set is not the beginning of a longer one.
+            shorter data set is not the beginning of a longer one. Of a recorded job's files: (files, 1),
+            of the whole file.
         """
+        if self.requests is not None:
+            return replay_of(self.requests).file_bytes().reshape(-1, 1)
         if self.record_dims:
             return np.tile(np.array(self.record_dims, np.int64), (self.total_files, 1))
         side = int(math.sqrt(self.record_length_bytes))
@@ -383,7 +396,7 @@ class DatasetSpec:
     def sample_bytes(self) -> NDArray[np.int64]:
         """Bytes of one sample of each file, as an array of its type; int64 (files,)."""
         sizes: NDArray[np.int64] = self.sample_shapes().prod(axis=1) * self.dtype.itemsize
-        return sizes
+        return sizes if self.requests is None else sizes // self.num_samples_per_file
 
     def total_bytes(self) -> int:
         """Bytes of all samples, without what formats add or compression takes away."""

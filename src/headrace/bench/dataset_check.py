@@ -13,6 +13,7 @@ from headrace.bench.dataset import DatasetSpec
 from headrace.bench.formats import format_of
 from headrace.bench.formats.base import bad_file
 from headrace.bench.manifest import read_manifest
+from headrace.bench.replay import check_recorded_files
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
     Raises:
         SourceError: one is not of the format, or is cut short; names it.
     """
+    if spec.requests is not None:
+        check_recorded_files(spec, split, paths)
+        return
     manifest = read_manifest(spec.data_folder)
     if manifest is not None:
         made = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})

@@ -38,13 +38,15 @@ def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = N
     if manifest is not None:
         expected = Manifest.of(spec, complete=True).spec
         for key in _MAY_DIFFER:
-            expected.pop(key)
+            expected.pop(key, None)
         wrong = differences(manifest.spec, expected)
         if wrong:
             raise _unfit(folder, f"was generated with {'; '.join(wrong)}")
         if not manifest.complete:
             raise _unfit(folder, "is half-generated")
     wanted = spec.num_files(split)
+    if spec.requests is not None:
+        return [spec.path(split, index) for index in range(wanted)]
     if listing_interval is not None:
         return _named(spec, split, listing_interval)
     paths = _listed(spec, split)

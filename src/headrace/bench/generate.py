@@ -274,6 +274,12 @@ def _remove(folder: str, old: Manifest) -> None:
     """Removes the files that an older manifest names, and no others. Its own goes last."""
     from headrace.bench.dataset import DatasetSpec
 
+    if "requests" in old.spec:
+        raise SourceError(
+            f"{folder}: holds the files of another recorded job.",
+            path=folder,
+            next_step="Choose another data_folder, or remove that one.",
+        )
     spec = DatasetSpec.from_mapping({**old.spec, "data_folder": folder})
     for split, index in spec.files():
         path = Path(spec.path(split, index))

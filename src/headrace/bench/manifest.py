@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.bench.replay import fingerprint
 from headrace.errors import SourceError
 from headrace.store.publish import replace_file
 
@@ -45,6 +46,10 @@ class Manifest:
     def of(cls, spec: DatasetSpec, *, complete: bool) -> Manifest:
         """What `spec` asks for."""
         fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
+        if spec.requests is None:
+            del fields["requests"]
+        else:
+            fields = {"requests": fingerprint(spec.requests), "seed": spec.seed}
         return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
 
     def write(self, folder: str, rank: int = 0) -> None:

@@ -120,6 +120,7 @@ KEYS: Final[dict[str, Key]] = {
     "dataset.data_gen_method": Key(v.choice("dgen", "numpy")),
     "dataset.skip_listing": Key(v.boolean),
     "dataset.listing_validation_interval": Key(v.integer(1)),
+    "dataset.requests": Key(v.optional(v.text)),
     "dataset.num_files_generated": Key(reason="set num_files_train to the files that are there"),
     "reader.engine": Key(v.word),
     "reader.data_loader": Key(v.choice(

@@ -264,11 +264,19 @@ class _Merging:
                 nested.setdefault(outer, {})[inner] = value
             else:
                 nested[outer] = value
+        if nested.get("requests") is not None:
+            nested["requests"] = self._beside(nested["requests"], "dataset.requests")
         try:
             return DatasetSpec.from_mapping(nested)
         except (ValueError, TypeError, AttributeError) as e:
             self.problems.append(f"{self._where(str(e))}: {e}")
             return DatasetSpec()
+
+    def _beside(self, name: str, key: str) -> str:
+        """A file that a workload names lies beside it; one of the command line, where we are."""
+        given_in_file = self.settings[key].where.startswith(f"{self._source}:")
+        folder = os.path.dirname(os.path.abspath(self._source)) if given_in_file else os.getcwd()
+        return os.path.join(folder, name)
 
     def _where(self, message: str) -> str:
         """Where the key stands that a message of DatasetSpec names."""

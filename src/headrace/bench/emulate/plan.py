@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from headrace.bench.replay import replay_of
 from headrace.errors import WorkloadError
 from headrace.order import Shuffled
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config.load import LoadedWorkload
+    from headrace.bench.replay import RecordedOrder
 
 __all__ = ["Plan", "Shuffle", "plan_of"]
 
@@ -34,6 +36,7 @@ class Plan:
         accelerators: of all processes.
         steps: of every accelerator in every epoch; what does not fill a step of all is left out.
         new_order: another order in every epoch.
+        recorded: a recorded job's order, instead of a shuffle.
     """
 
     split: Literal["train", "valid"]
@@ -45,6 +48,7 @@ class Plan:
     shuffle: Shuffle
     seed: int
     new_order: bool = True
+    recorded: RecordedOrder | None = None
 
     @property
     def samples(self) -> int:
@@ -52,7 +56,13 @@ class Plan:
         return self.files * self.samples_per_file
 
     def indices(self, epoch: int, accelerator: int, step: int) -> NDArray[np.int64]:
-        """The samples of a step: int64, shape (batch,); sample i lies in file i // samples_per_file."""
+        """The samples of a step: int64, shape (batch,); sample i lies in file i // samples_per_file.
+
+        Of a recorded job the last step of an epoch may have fewer.
+        """
+        if self.recorded is not None:
+            start = (step * self.accelerators + accelerator) * self.batch
+            return self.recorded.slice(epoch, start, start + self.batch)
         key = epoch if self.new_order else 0
         if self.shuffle == "none":
             start = (accelerator * self.steps + step) * self.batch
@@ -85,6 +95,8 @@ def plan_of(
     """
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     of_train = split == "train"
+    if data.requests is not None:
+        return _recorded_plan(loaded, split, accelerators)
     files = data.num_files(split)
     batch = reader.batch_size if of_train else reader.batch_size_eval
     samples = files * data.num_samples_per_file
@@ -111,4 +123,37 @@ def plan_of(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
         accelerators=accelerators, steps=steps, shuffle=shuffle, seed=seed,
         new_order=train.seed_change_epoch,
+    )  # fmt: skip
+
+
+def _recorded_plan(
+    loaded: LoadedWorkload, split: Literal["train", "valid"], accelerators: int
+) -> Plan:
+    """The plan of a recorded job: its own order. One accelerator reads all of it, several what is whole."""
+    data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
+    assert data.requests is not None
+    replay = replay_of(data.requests)
+    files = len(replay.names(split))
+    if files != data.num_files(split):
+        key = "dataset.num_files_train" if split == "train" else "dataset.num_files_eval"
+        raise WorkloadError(
+            f"{loaded.at(key)} is {data.num_files(split):,}, but {data.requests} has {files:,}.",
+            next_step="A recorded job has as many files as were recorded; to change that leave out "
+            "the exact requests: ++workload.dataset.requests=null.",
+        )
+    order = replay.order(split)
+    batch = reader.batch_size if split == "train" else reader.batch_size_eval
+    each = batch * accelerators
+    steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
+    if not steps:
+        raise WorkloadError(
+            f"{data.requests}: {order.reads:,} reads of an epoch are no step of {accelerators:,} "
+            f"accelerators x {batch:,} samples.",
+            next_step="Give fewer accelerators, or a smaller batch.",
+        )
+    if split == "train" and train.total_training_steps > 0:
+        steps = min(steps, train.total_training_steps)
+    return Plan(
+        split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
+        accelerators=accelerators, steps=steps, shuffle="none", seed=train.seed, recorded=order,
     )  # fmt: skip

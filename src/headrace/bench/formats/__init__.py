@@ -16,7 +16,7 @@ __all__ = ["FileJob", "FormatModule", "Reader", "SampleExtents", "format_of", "l
 
 def format_of(spec: DatasetSpec) -> FormatModule:
     """The module that writes and reads a data set's files. Optional libraries are imported on use."""
-    name = spec.format.removeprefix("mmap_")
+    name = "recorded" if spec.requests is not None else spec.format.removeprefix("mmap_")
     return cast("FormatModule", importlib.import_module(f"headrace.bench.formats.{name}"))
 
 

@@ -6,7 +6,7 @@
 * conditions: `au < -2%`
 * compare: two results beside each other
 * steps, trace: when each step was, and the slowest of them for trace viewers
-* page, charts, style: one HTML file
+* page, sections: one HTML file, drawn with `headrace.pages`
 
 Reads DLIO's own results, too: what only headrace writes is left out then.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.bench.report.charts import table
 from headrace.bench.report.measures import MEASURES, measured
 from headrace.bench.report.result import number_of
 from headrace.bench.report.sections import sections_of
-from headrace.bench.report.style import STYLE
-from headrace.bench.report.text import measure_text, number_text, safe
+from headrace.pages.charts import table
+from headrace.pages.document import document
+from headrace.pages.text import measure_text, number_text, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,8 +24,6 @@ NOT_MLPERF: Final = "This is not an MLPerf result."
 
 _LISTED_MOST: Final = 12
 """Values of a list that are shown, at most: what has more is a histogram."""
-
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
@@ -50,14 +48,7 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
         _figures(runs),
         *_provenance(run),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(title)}</title><style>{STYLE}</style></head>\n<body>"
-        + "\n".join(part for part in parts if part)
-        + "\n</body></html>\n"
-    )
+    return document(title, parts)
 
 
 def _subtitle(runs: Sequence[RunResult]) -> str:
@@ -95,12 +86,13 @@ def _simulated(run: RunResult) -> str:
     return f"The storage was simulated ({name}): its delays are not real." if name else ""
 
 
-def with_confidence(value: Confidence, unit: str) -> str:
-    """A mean, and its interval where there are repeats."""
+def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str:
+    """A mean, and its interval where there are repeats; `brief`: what interval that is, stands elsewhere."""
     told = measure_text(value.mean, unit)
     if value.half_width is None:
         return told
-    return f"{told} ± {measure_text(value.half_width, unit)} (95 %, {value.runs} runs)"
+    told += f" ± {measure_text(value.half_width, unit)}"
+    return told if brief else f"{told} (95 %, {value.runs} runs)"
 
 
 def _cards(runs: Sequence[RunResult]) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace.bench.report.charts import Part, bars, columns, figure, stacked, table
 from headrace.bench.report.measures import measure_named, value_of
 from headrace.bench.report.result import number_of
 from headrace.bench.report.steps import phases_of, slowest_steps
-from headrace.bench.report.text import bytes_text, count_text, number_text, seconds_text
+from headrace.pages.charts import Part, bars, columns, figure, stacked, table
+from headrace.pages.text import bytes_text, count_text, number_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

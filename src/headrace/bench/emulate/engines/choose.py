@@ -11,6 +11,7 @@ from headrace.bench.emulate.engines.null import NullEngine
 from headrace.bench.emulate.engines.preprocessing import PreprocessingEngine
 from headrace.bench.emulate.engines.tensorflow import TensorFlowEngine
 from headrace.bench.emulate.engines.torch import TorchEngine
+from headrace.bench.replay import replay_of
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ __all__ = ["engine_name", "make_engine"]
 
 def _native_engine(context: EngineContext) -> Engine:
     """Whole files by path, or samples by their places where files hold many."""
-    whole = context.workload.dataset.num_samples_per_file == 1
+    data = context.workload.dataset
+    whole = data.num_samples_per_file == 1
+    if data.requests is not None:
+        whole = replay_of(data.requests).recorded.is_whole_files
     engine = FilesEngine(context) if whole else ExtentsEngine(context)
     if context.workload.reader.preprocess_time.mean_s:
         return PreprocessingEngine(engine, context)
@@ -55,6 +59,12 @@ def engine_name(loaded: LoadedWorkload) -> str:
         )
     if reader.data_loader == "synthetic":
         return "null"
+    if loaded.workload.dataset.requests is not None and reader.engine in ("torch", "tensorflow"):
+        raise WorkloadError(
+            f"{loaded.at('reader.engine')} is {reader.engine}: recorded files are read, not decoded.",
+            next_step="Give ++workload.reader.engine=headrace, or leave out the exact requests: "
+            "++workload.dataset.requests=null.",
+        )
     if reader.odirect and reader.engine in ("torch", "tensorflow"):
         raise WorkloadError(
             f"{loaded.at('reader.odirect')} is not done by the engine {reader.engine}.",

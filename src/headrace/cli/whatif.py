@@ -1,0 +1,283 @@
+"""`headrace whatif`: a job's steps and stall on other storage, nodes, batches, accelerators or workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.output import Json, Output, Quiet
+from headrace.cli.units import bytes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.bench.config import LoadedWorkload
+    from headrace.insight.whatif import JobFigures, Prediction, Storage
+    from headrace.insight.whatif.figures import Loader
+    from headrace.insight.whatif.predict import Check
+    from headrace.recorded import Recorded
+
+__all__ = ["whatif"]
+
+_AS_RECORDED = "recorded"
+
+_BOUNDS = {
+    "compute": "data is there in time; only faster computing helps",
+    "link": "the network or disk link is full: fewer bytes, or a faster one",
+    "servers": "the storage serves no more requests at a time: fewer, larger ones",
+    "processors": "decoding needs more processors, or less work",
+    "workers": "decoding keeps the workers busy: more of them, if there are processors, or less work",
+    "latency": "too few reads in flight: more workers, or --loader headrace",
+}
+"""What a row's last word means, and what would help."""
+
+
+def whatif(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="A workload's YAML, a shipped workload's name, or a traced run's folder.",
+        ),
+    ],
+    *,
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE.json",
+            help="ssd, hdd, lustre, nfs, s3, memory, recorded, or what `headrace doctor --json` or "
+            "`headrace bench storage --json` measured. May be given several times.",
+        ),
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="With as many training processes each.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Of a training process.")] = None,
+    gpu_speed: Annotated[
+        str, typer.Option(metavar="2x", help="How much faster a step computes.")
+    ] = "1x",
+    latency: Annotated[
+        str, typer.Option(metavar="3x", help="How much longer the storage takes: a busy one.")
+    ] = "1x",
+    workers: Annotated[int | None, typer.Option(min=0, help="Of each training process.")] = None,
+    processors: Annotated[int | None, typer.Option(min=1, help="Of a node.")] = None,
+    loader: Annotated[
+        str | None,
+        typer.Option(
+            help="torch: workers that read one by one; headrace: its reader. As recorded."
+        ),
+    ] = None,
+    reads_in_flight: Annotated[
+        int, typer.Option(min=1, help="Of headrace's reader, for each training process.")
+    ] = 16,
+    ahead: Annotated[
+        int, typer.Option(min=1, help="Batches that headrace's reader is ahead, at most.")
+    ] = 4,
+    decode: Annotated[
+        bool, typer.Option("--decode/--no-decode", help="Whether samples are decoded as recorded.")
+    ] = True,
+    shared: Annotated[
+        bool | None,
+        typer.Option("--shared/--local", help="All nodes have one storage, or each its own."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Predict how long a job's steps take, and how much of that is waiting for data, elsewhere.
+
+    A simulation of its reads, decoding and steps, with the recorded sizes and times. What it is worth
+    is said with it: how far it is off on the record itself.
+    """
+    from headrace.insight.whatif import check_of, predict, slower
+    from headrace.insight.whatif.figures import Scenario
+    from headrace.insight.whatif.predict import scenario_as_recorded
+
+    output = Output(as_json=as_json, quiet=quiet)
+    known = _known(job)
+    figures = known.figures
+    if not decode:
+        figures = replace(figures, decode_s=figures.decode_s[:0], collate_s=0.0)
+    given = storage or [_AS_RECORDED if known.home is not None else "ssd"]
+    storages = [_storage(name, known) for name in given]
+    if (factor := _factor("--latency", latency)) != 1:
+        storages = [slower(one, factor) for one in storages]
+    if shared is not None:
+        storages = [replace(one, shared="all" if shared else "none") for one in storages]
+    reader = loader or known.loader
+    wanted = Scenario(
+        storage=storages[0], nodes=nodes, batch=batch or figures.batch,
+        workers=figures.workers if workers is None else workers,
+        gpu_speed=_factor("--gpu-speed", gpu_speed), processors=processors or figures.processors,
+        loader=reader,  # type: ignore[arg-type]  # checked there
+        reads_in_flight=reads_in_flight, ahead=ahead,
+    )  # fmt: skip
+    check = None
+    rows: list[tuple[str, Prediction]] = []
+    if known.home is not None:
+        check = check_of(known.figures, known.home, known.loader)
+        base = scenario_as_recorded(known.figures, known.home, known.loader)
+        rows.append(("as it was", predict(known.figures, base, seed)))
+    rows += [(one.name, predict(figures, replace(wanted, storage=one), seed)) for one in storages]
+    if as_json:
+        output.document(_document(job, known.figures, rows, check))
+        return 0
+    for line in _lines(job, known.figures, rows, check):
+        output.line(line)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a job.
+
+    Attributes:
+        home: the storage that it was recorded on; None: it was not.
+        loader: what read it.
+    """
+
+    figures: JobFigures
+    home: Storage | None
+    loader: Loader
+
+
+def _factor(option: str, text: str) -> float:
+    try:
+        return float(text.lower().removesuffix("x"))
+    except ValueError as e:
+        raise typer.BadParameter(f"{option} is {text!r}, expected a factor such as 2x") from e
+
+
+def _storage(name: str, known: _Known) -> Storage:
+    from headrace.insight.whatif import storage_of
+
+    if name != _AS_RECORDED:
+        return storage_of(name)
+    if known.home is None:
+        raise typer.BadParameter("--storage recorded needs a job of `headrace record`")
+    return known.home
+
+
+def _known(job: str) -> _Known:
+    """What is known of a workload, or of a traced run.
+
+    Raises:
+        WorkloadError: there is no such workload, or it is wrong.
+        TraceError: a run's folder is damaged.
+        ValueError: there is nothing to predict from.
+    """
+    from headrace.bench.config import load_workload, parse_command_line
+    from headrace.insight.whatif import recorded_storage
+    from headrace.insight.whatif.figures import figures_of
+    from headrace.insight.whatif.runs import figures_of_run
+    from headrace.recorded import read_recorded
+    from headrace.trace import read_run
+
+    if Path(job).is_dir():
+        figures, home = figures_of_run(read_run(job))
+        return _Known(figures, home, "headrace")
+    loaded = load_workload(parse_command_line([f"workload={job}"]))
+    requests, reader = loaded.workload.dataset.requests, loaded.workload.reader
+    if requests is None:
+        return _Known(_of_workload(loaded, None), None, "torch")
+    recorded = read_recorded(Path(requests))
+    if not recorded.batch or not len(recorded.compute_s):
+        return _Known(_of_workload(loaded, recorded), None, "torch")
+    # The workload may have been corrected by hand where the record had guessed.
+    figures = replace(figures_of(recorded), batch=reader.batch_size, workers=reader.read_threads)
+    home = recorded_storage(recorded) if len(recorded.read_s) else None
+    return _Known(figures, home, "headrace" if recorded.traced else "torch")
+
+
+def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigures:
+    """Figures of a plain DLIO workload: drawn from its distributions."""
+    import os
+
+    import numpy as np
+
+    from headrace.insight.whatif import JobFigures
+
+    data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
+    random = np.random.default_rng(train.seed)
+    mean, stdev = data.nominal_bytes, data.record_length_bytes_stdev
+    sizes = np.maximum(random.normal(mean, stdev, 4096), 1).astype(np.int64)
+    if recorded is not None:
+        sizes = recorded.sample_bytes[recorded.order]
+    compute = np.abs(train.computation_time.draw(random, 4096))
+    if not compute.any():
+        raise ValueError(
+            f"{loaded.at('train.computation_time')} is not given: how long a step computes is not known"
+        )
+    decode = np.abs(reader.preprocess_time.draw(random, 4096))
+    return JobFigures(
+        sample_bytes=sizes, opens=data.num_samples_per_file == 1, batch=reader.batch_size,
+        workers=reader.read_threads, prefetch=_prefetch(reader.prefetch_size, reader.read_threads),
+        processors=len(os.sched_getaffinity(0)), compute_s=compute,
+        decode_s=decode if decode.any() else np.zeros(0),
+    )  # fmt: skip
+
+
+def _prefetch(size: int, workers: int) -> int:
+    """Batches of each worker, as DLIO has it."""
+    return max(1, -(-size // max(1, workers))) if size else 2
+
+
+def _lines(
+    job: str, figures: JobFigures, rows: Sequence[tuple[str, Prediction]], check: Check | None
+) -> Iterator[str]:
+    yield (
+        f"{job}: batch {figures.batch}, {figures.workers} workers, "
+        f"samples of {bytes_text(float(figures.sample_bytes.mean()))}, "
+        f"{float(figures.compute_s.mean()) * 1e3:.1f} ms computing a step"
+    )
+    yield ""
+    yield (
+        f"{'storage':<13}{'nodes':>5}{'batch':>6}{'workers':>8}{'gpu':>6}{'step':>11}{'stall':>7}"
+        f"{'samples/s':>11}  bound by"
+    )
+    for name, row in rows:
+        s = row.scenario
+        yield (
+            f"{name[:12]:<13}{s.nodes:>5}{s.batch:>6}{s.workers:>8}{f'{s.gpu_speed:g}x':>6}"
+            f"{_ms(row.step_s):>11}{row.stall:>7.1%}{row.samples_per_s:>11,.0f}  {row.bound}"
+        )
+    yield ""
+    for bound in dict.fromkeys(row.bound for _, row in rows):
+        yield f"{bound}: {_BOUNDS[bound]}"
+    yield from _notes(rows, check)
+
+
+def _notes(rows: Sequence[tuple[str, Prediction]], check: Check | None) -> Iterator[str]:
+    last = rows[-1][1]
+    yield f"other draws change the step time by +-{last.step_spread_s / last.step_s:.1%}"
+    if check is not None:
+        yield (
+            f"the model on the record itself: {_ms(check.predicted_s)} a step, it was "
+            f"{_ms(check.recorded_s)} ({check.error:+.1%})"
+        )
+    else:
+        yield "there are no recorded step times to hold the model against"
+    for note in dict.fromkeys(note for _, row in rows for note in row.notes):
+        yield f"note: {note}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+def _document(
+    job: str, figures: JobFigures, rows: Sequence[tuple[str, Prediction]], check: Check | None
+) -> dict[str, Any]:
+    return {
+        "job": job,
+        "recorded": {
+            "batch": figures.batch, "workers": figures.workers, "step_s": figures.step_s,
+            "stall": figures.stall, "compute_s": float(figures.compute_s.mean()),
+        },
+        "check": None if check is None else {
+            "predicted_s": check.predicted_s, "recorded_s": check.recorded_s, "error": check.error,
+            "stall_points": check.stall_points,
+        },
+        "predictions": [{"name": name, **row.document()} for name, row in rows],
+    }  # fmt: skip

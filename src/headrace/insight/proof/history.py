@@ -1,0 +1,209 @@
+"""History: what the ranks of a job delivered, attempt after attempt, and what of it counts.
+
+A job that is resumed writes another file per rank, perhaps on another number of ranks. It goes on at a
+position that was saved, so what the attempt before delivered behind that position was lost with it, and
+comes again: only the last delivery of a position counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.trace import RankTrace
+
+__all__ = ["DELIVERY", "Attempt", "History", "Passage", "histories"]
+
+DELIVERY: Final = np.dtype(
+    [
+        ("begin", "<u8"),
+        ("samples", "<u4"),
+        ("rank", "<u4"),
+        ("attempt", "<u4"),
+        ("step", "<u4"),
+        ("order_hash", "<u8"),
+    ]
+)
+"""One step of one rank; `begin` is the position of its first sample."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The ranks that ran together."""
+
+    world_size: int
+    traces: dict[int, RankTrace] = field(default_factory=dict)
+    """By rank."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without a trace."""
+        return [rank for rank in range(self.world_size) if rank not in self.traces]
+
+    @property
+    def cut(self) -> bool:
+        """Whether a rank did not end properly, or still runs."""
+        return any(trace.cut for trace in self.traces.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One way of all ranks through the rest of an epoch."""
+
+    attempt: int
+    epoch: int
+    begin: int
+    """The position where it began."""
+    deliveries: NDArray[np.void]
+    """dtype `DELIVERY`, by `begin`."""
+    ranks: tuple[int, ...]
+    """That have a trace."""
+    world_size: int
+
+
+@dataclass(slots=True)
+class History:
+    """What one loader of a job delivered, over all its attempts.
+
+    Attributes:
+        about: a trace of the last attempt, for what it says of data and order.
+        attempts: in the order in which they began.
+        epochs: the passages that count, by epoch.
+        again: steps that were delivered again after a resume, and do not count.
+        odd: what does not fit together.
+    """
+
+    about: RankTrace
+    attempts: list[Attempt]
+    epochs: dict[int, list[Passage]]
+    again: int = 0
+    odd: list[str] = field(default_factory=list)
+
+
+def histories(traces: Iterable[RankTrace]) -> list[History]:
+    """What each of a job's loaders delivered, in the order in which they began."""
+    return [_history(attempts) for attempts in _together(traces)]
+
+
+def _together(traces: Iterable[RankTrace]) -> list[list[Attempt]]:
+    """The attempts of each loader: one is known by its data and order.
+
+    A process may have several alike at once: the k-th of each belong together. One that begins when
+    another has ended goes on where that one was.
+    """
+    loaders: dict[tuple[object, ...], list[RankTrace]] = {}
+    ends: dict[tuple[object, ...], list[float]] = {}
+    for trace in sorted(traces, key=lambda trace: (_began_s(trace), trace.rank)):
+        if trace.world_size == 0 or not len(trace.steps):
+            continue  # nothing but a beginning
+        alike = (trace.fingerprint, trace.order_digest, trace.source, trace.framework)
+        mine = ends.setdefault((*alike, trace.process or trace.path, trace.rank), [])
+        began_s, ended_s = _began_s(trace), trace.unix_s(float(trace.steps["delivered_s"].max()))
+        free = next((at for at, ended in enumerate(mine) if ended <= began_s), len(mine))
+        mine[free : free + 1] = [ended_s]
+        loaders.setdefault((*alike, free), []).append(trace)
+    return [_attempts(found) for found in loaders.values()]
+
+
+def _began_s(trace: RankTrace) -> float:
+    """Unix time of its first step."""
+    if not len(trace.steps):
+        return trace.began_unix_s
+    return trace.unix_s(float(trace.steps["asked_s"][0]))
+
+
+def _attempts(traces: Sequence[RankTrace]) -> list[Attempt]:
+    """One loader's attempts, from its traces in the order in which they began.
+
+    Ranks that were started together are an attempt, whatever their clocks. Where processes made one loader
+    after the other, the k-th of each are one.
+    """
+    processes: dict[tuple[object, ...], list[RankTrace]] = {}
+    for trace in traces:
+        process = (trace.process or trace.path, trace.rank, trace.world_size)
+        processes.setdefault(process, []).append(trace)
+    starts: list[dict[int, list[RankTrace]]] = []
+    world_size = 0
+    for mine in processes.values():
+        rank = mine[0].rank
+        if not starts or mine[0].world_size != world_size or rank in starts[-1]:
+            starts.append({})
+            world_size = mine[0].world_size
+        starts[-1][rank] = mine
+    found = []
+    for start in starts:
+        for number in range(max(map(len, start.values()))):
+            there = {rank: mine[number] for rank, mine in start.items() if number < len(mine)}
+            found.append(Attempt(next(iter(there.values())).world_size, there))
+    return found
+
+
+def _history(attempts: list[Attempt]) -> History:
+    about = next(iter(attempts[-1].traces.values()))
+    history = History(about, attempts, {})
+    for number, attempt in enumerate(attempts):
+        for passage in _passages(number, attempt, history.odd):
+            _forget(history, passage.epoch, passage.begin)
+            history.epochs.setdefault(passage.epoch, []).append(passage)
+    history.epochs = dict(sorted(history.epochs.items()))
+    return history
+
+
+def _forget(history: History, epoch: int, begin: int) -> None:
+    """A passage begins: what was delivered behind its beginning does not count any more."""
+    for later in [number for number in history.epochs if number > epoch]:
+        history.again += sum(len(p.deliveries) for p in history.epochs.pop(later))
+    kept: list[Passage] = []
+    for passage in history.epochs.get(epoch, ()):
+        rows = passage.deliveries
+        stays = rows["begin"] < begin
+        history.again += int(len(rows) - stays.sum())
+        if stays.any():
+            kept.append(replace(passage, deliveries=rows[stays]))
+    history.epochs[epoch] = kept
+
+
+def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
+    """The passages of an attempt, those of all ranks together."""
+    ranks = {rank: _cut_by_passages(trace.steps) for rank, trace in sorted(attempt.traces.items())}
+    found: list[Passage] = []
+    for at in range(max(map(len, ranks.values()), default=0)):
+        there = {rank: parts[at] for rank, parts in ranks.items() if at < len(parts)}
+        epochs = Counter(int(rows["epoch"][0]) for rows in there.values())
+        if len(epochs) > 1:
+            told = ", ".join(f"rank {r} in {int(rows['epoch'][0])}" for r, rows in there.items())
+            odd.append(f"ranks went through different epochs at the same time: {told[:300]}")
+        epoch = epochs.most_common(1)[0][0]
+        first = [int(rows["position"][0]) for rows in there.values() if int(rows["step"][0]) == 0]
+        rows = np.concatenate([_deliveries(number, rank, rows) for rank, rows in there.items()])
+        rows = rows[np.argsort(rows["begin"], kind="stable")]
+        begin = min(first, default=int(rows["begin"][0]))
+        found.append(Passage(number, epoch, begin, rows, tuple(ranks), attempt.world_size))
+    return found
+
+
+def _cut_by_passages(steps: NDArray[np.void]) -> list[NDArray[np.void]]:
+    """A rank's steps, cut where another passage begins."""
+    if not len(steps):
+        return []
+    epoch, step = steps["epoch"].astype(np.int64), steps["step"].astype(np.int64)
+    cuts = np.flatnonzero((np.diff(epoch) != 0) | (np.diff(step) <= 0)) + 1
+    # A step that comes twice in a row is a doubled one, not a passage.
+    cuts = cuts[(step[cuts] == 0) | (epoch[cuts] != epoch[cuts - 1])]
+    return np.split(steps, cuts)
+
+
+def _deliveries(attempt: int, rank: int, steps: NDArray[np.void]) -> NDArray[np.void]:
+    found = np.zeros(len(steps), DELIVERY)
+    found["begin"], found["samples"] = steps["position"], steps["samples"]
+    found["rank"], found["attempt"], found["step"] = rank, attempt, steps["step"]
+    found["order_hash"] = steps["order_hash"]
+    return found

@@ -1,0 +1,309 @@
+"""Job: what a record says about a training job, and how sure that is. A pure function of its logs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import RecordError
+from headrace.insight.record.data import data_visits, is_evaluation, reads_of
+from headrace.insight.record.order import batched, epochs_of, statistics_of
+from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
+from headrace.insight.record.saves import saves_of
+from headrace.insight.record.visits import visits_of
+from headrace.recorded import Recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.insight.record.data import Reads
+    from headrace.insight.record.log import ProcessLog
+    from headrace.insight.record.order import OrderStatistics
+    from headrace.insight.record.rhythm import Rhythm
+    from headrace.insight.record.saves import Saves
+
+__all__ = ["Job", "job_of"]
+
+_FORMATS: Final = {
+    ".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".npz": "npz", ".npy": "npy", ".h5": "hdf5",
+    ".hdf5": "hdf5", ".csv": "csv", ".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord",
+}  # fmt: skip
+_MAGIC: Final = (
+    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG", "png"), (b"PK\x03\x04", "npz"), (b"\x93NUMPY", "npy"),
+    (b"\x89HDF", "hdf5"), (b"PAR1", "parquet"),
+)  # fmt: skip
+_FRAMEWORKS: Final = (("pytorch", "/torch/"), ("tensorflow", "/tensorflow/"), ("jax", "/jax/"))
+_COVERS_LEAST: Final = 0.3
+_LONG: Final = 20.0
+"""Steps so much longer than the median are not computing: something else went on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A recorded job.
+
+    Attributes:
+        root: the folder of its files.
+        format: DLIO's name for them.
+        format_by: ending, magic or a guess.
+        rhythm: of its steps.
+        statistics: of its order, of training.
+        requests: system calls that bring a sample, on average.
+        direct: whether files were read past the page cache.
+        overhead_s: what recording cost, over all processes.
+        lost: calls that were not kept.
+        blind: programs that could not be seen.
+        notes: what to know.
+    """
+
+    command: tuple[str, ...]
+    root: str
+    recorded: Recorded
+    format: str
+    format_by: str
+    framework: str
+    rhythm: Rhythm
+    statistics: OrderStatistics
+    saves: Saves | None
+    requests: float
+    direct: bool
+    processors: int
+    wall_s: float
+    overhead_s: float
+    calls: int
+    lost: int
+    blind: int
+    notes: tuple[str, ...] = ()
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step of one training process."""
+        return self.rhythm.batch
+
+
+def job_of(
+    logs: Sequence[ProcessLog], *, command: Sequence[str], cwd: str, roots: Sequence[str] = (),
+    processors: int = 1, wall_s: float = 0.0, exact: Rhythm | None = None,
+) -> Job:  # fmt: skip
+    """What logs say.
+
+    Args:
+        logs: of all processes.
+        command: that was run.
+        cwd: where.
+        roots: folders of the data set; empty: it is found.
+        processors: that it could use.
+        wall_s: how long it ran.
+        exact: what the job's own loader told of its steps; None: they are inferred.
+
+    Raises:
+        RecordError: nothing that could be a data set was read.
+    """
+    by_process = _by_process(logs)
+    visits = [visit for log in logs for visit in visits_of(log)]
+    data = data_visits(visits, roots, cwd, unread=exact is not None)
+    if not data:
+        raise _nothing(logs, roots)
+    kept = set(map(id, data))
+    others = Counter(
+        os.path.splitext(v.path)[1] or "(none)" for v in visits if id(v) not in kept and v.ranges
+    )
+    reads = reads_of(data, dict(others.most_common(8)))
+    trainer = trainers_of(by_process, reads, exact.trained if exact else frozenset())
+    notes: list[str] = []
+    if any(not (visit.ranges or visit.mapped) for visit in data):
+        notes.append(
+            "not all reads were seen (headrace reads through rings of the kernel): files that were "
+            "opened count as read"
+        )
+    is_valid = _split(reads)
+    train = np.flatnonzero(~is_valid[reads.sample_file[reads.sample]])
+    epoch_of = np.full(reads.count, -1, np.int64)
+    epoch_of[train] = _epochs(reads, trainer, train, notes)
+    if exact is not None:
+        exact = replace(exact, workers=workers_of(reads, trainer, epoch_of))
+    rhythm = _usual(
+        exact or rhythm_of(by_process, _only(reads, train), trainer[train], epoch_of[train])
+    )
+    recorded = _recorded(
+        reads, is_valid, epoch_of, rhythm=rhythm, trainer=trainer, processors=processors
+    )
+    statistics = statistics_of(
+        recorded.order, recorded.epoch_starts, _places(recorded), recorded.sample_file
+    )
+    found, by = _format(reads)
+    lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
+    _remark(notes, reads, rhythm, lost, blind)
+    return Job(
+        command=tuple(command), root=reads.root, recorded=recorded, format=found, format_by=by,
+        framework=_framework(logs), rhythm=rhythm, statistics=statistics, saves=saves_of(visits),
+        requests=reads.requests, direct=reads.direct, processors=processors, wall_s=wall_s,
+        overhead_s=sum(log.spent_s for log in logs), calls=sum(len(log.slots) for log in logs),
+        lost=lost, blind=blind, notes=tuple(notes), found={"left_out": reads.left_out},
+    )  # fmt: skip
+
+
+def _by_process(logs: Sequence[ProcessLog]) -> dict[int, ProcessLog]:
+    """By number; of a process that became another program, the part that did most."""
+    found: dict[int, ProcessLog] = {}
+    for log in logs:
+        if log.process not in found or len(log.slots) > len(found[log.process].slots):
+            found[log.process] = log
+    return found
+
+
+def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
+    if not any(len(log.slots) for log in logs):
+        return RecordError(
+            "nothing was recorded: no process of the command opened a file in a way that can be seen.",
+            next_step="Static programs, other users' and those that read by io_uring or over the "
+            "network are not seen.",
+        )
+    where = f" below {', '.join(roots)}" if roots else " besides programs, libraries and settings"
+    return RecordError(
+        f"the command read no files{where}: there is no data set to describe.",
+        next_step="Name its folder with --root DIR, and look whether the command reads from it.",
+    )
+
+
+def _split(reads: Reads) -> NDArray[np.bool_]:
+    """Which files are of evaluation; none where all would be."""
+    found = np.array([is_evaluation(name) for name in reads.names], bool)
+    return np.zeros(len(found), bool) if found.all() else found
+
+
+def _only(reads: Reads, rows: NDArray[np.intp]) -> Reads:
+    from dataclasses import replace
+
+    names = ("sample", "process", "thread", "begin_ns", "end_ns", "open_s", "read_s")
+    return replace(reads, **{name: getattr(reads, name)[rows] for name in names})
+
+
+def _epochs(
+    reads: Reads, trainer: NDArray[np.int64], rows: NDArray[np.intp], notes: list[str]
+) -> NDArray[np.int64]:
+    part = _only(reads, rows)
+    epoch = epochs_of(part, trainer[rows])
+    count = int(epoch.max(initial=0)) + 1
+    samples = len(np.unique(part.sample))
+    if count > 3 and len(rows) / count < _COVERS_LEAST * samples:
+        notes.append("samples come again before others have come: it is one long epoch here")
+        return np.zeros(len(rows), np.int64)
+    return epoch
+
+
+def _usual(rhythm: Rhythm) -> Rhythm:
+    """Without steps in which something else went on: a checkpoint, an evaluation."""
+    from dataclasses import replace
+
+    if len(rhythm.compute_s) < 4:
+        return rhythm
+    kept = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
+    return replace(rhythm, compute_s=rhythm.compute_s[kept], wait_s=rhythm.wait_s[kept])
+
+
+def _recorded(
+    reads: Reads,
+    is_valid: NDArray[np.bool_],
+    epoch_of: NDArray[np.int64],
+    *,
+    rhythm: Rhythm,
+    trainer: NDArray[np.int64],
+    processors: int,
+) -> Recorded:
+    train = np.flatnonzero(epoch_of >= 0)
+    parts = [
+        batched(reads, train[epoch_of[train] == e], rhythm.batch)
+        for e in range(int(epoch_of.max(initial=0)) + 1)
+    ]
+    rows = np.concatenate(parts) if parts else train
+    starts = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
+    valid = np.flatnonzero(is_valid[reads.sample_file[reads.sample]])
+    turns = epochs_of(_only(reads, valid), trainer[valid]) if len(valid) else np.zeros(0, np.int64)
+    by_turn = np.argsort(turns, kind="stable")
+    counts = np.bincount(turns) if len(valid) else np.zeros(0, np.int64)
+    return Recorded(
+        names=reads.names, file_bytes=reads.file_bytes, file_split=is_valid.astype(np.uint8),
+        sample_file=reads.sample_file, sample_offset=reads.sample_offset,
+        sample_bytes=np.minimum(
+            reads.sample_bytes, reads.file_bytes[reads.sample_file] - reads.sample_offset
+        ),
+        order=reads.sample[rows], epoch_starts=starts.astype(np.int64),
+        valid_order=reads.sample[valid][by_turn],
+        valid_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        open_s=reads.open_s[rows], read_s=reads.read_s[rows],
+        compute_s=rhythm.compute_s.astype(np.float32),
+        wait_s=rhythm.wait_s.astype(np.float32),
+        decode_s=rhythm.decode_s.astype(np.float32),
+        batch=rhythm.batch if rhythm.source != "none" else 0,
+        workers=rhythm.workers,
+        ranks=rhythm.ranks,
+        processors=processors,
+        collate_s=rhythm.collate_s,
+        hand_s=rhythm.hand_s,
+        traced=int(rhythm.source == "trace"),
+    )  # fmt: skip
+
+
+def _places(recorded: Recorded) -> NDArray[np.int64]:
+    """Each sample's place in the order of names and offsets."""
+    by_name = sorted(range(len(recorded.names)), key=lambda i: recorded.names[i])
+    rank = np.empty(len(by_name), np.int64)
+    rank[by_name] = np.arange(len(by_name))
+    order = np.lexsort((recorded.sample_offset, rank[recorded.sample_file]))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def _format(reads: Reads) -> tuple[str, str]:
+    endings = Counter(os.path.splitext(name)[1].lower() for name in reads.names)
+    ending, _ = endings.most_common(1)[0]
+    name = reads.names[0].lower()
+    if ending in _FORMATS:
+        return _FORMATS[ending], "ending"
+    if ".tfrecord" in os.path.basename(name):
+        return "tfrecord", "ending"
+    try:
+        with open(os.path.join(reads.root, reads.names[0]), "rb") as f:
+            head = f.read(8)
+    except OSError:
+        head = b""
+    for magic, found in _MAGIC:
+        if head.startswith(magic):
+            return found, "magic"
+    many = len(reads.sample_file) > 2 * len(reads.names)
+    return ("tfrecord" if many else "npy"), "guess"
+
+
+def _framework(logs: Sequence[ProcessLog]) -> str:
+    paths = [path for log in logs for path in log.text_of.values()]
+    for name, part in _FRAMEWORKS:
+        if any(part in path for path in paths):
+            return name
+    return "none"
+
+
+def _remark(notes: list[str], reads: Reads, rhythm: Rhythm, lost: int, blind: int) -> None:
+    if lost:
+        notes.append(f"{lost:,} calls were not kept: logs were full (--limit) or the disk was")
+    if blind:
+        notes.append(
+            f"{blind:,} started programs could not be seen (static, of another user or "
+            "architecture, or without the environment)"
+        )
+    if reads.mapped:
+        notes.append("files are mapped into memory: all of a mapping counts as read")
+    if rhythm.source == "none":
+        notes.append("no steps could be told apart: batch and computing time are not known")
+    elif rhythm.batch_fits < 0.9:
+        notes.append(f"the batch is a guess: {rhythm.batch_fits:.0%} of the reads agree with it")
+    if rhythm.source == "messages" and len(rhythm.compute_s) and not rhythm.waits_seen:
+        notes.append("a thread of its own takes the batches: computing time may contain waiting")

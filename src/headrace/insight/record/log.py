@@ -1,0 +1,189 @@
+"""Log: what one recorded process left, read back, whole or cut off.
+
+The layout is native/record/log_layout.h's. A log ends wherever its process ended; slots that a killed
+thread had claimed and not filled are passed over. Nothing in it is taken on trust.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.errors import RecordError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["SLOT", "Flag", "Kind", "ProcessLog", "read_log"]
+
+SLOT: Final = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("text_bytes", "<u2"), ("thread", "<u4"),
+        ("begin_ns", "<i8"), ("offset", "<i8"), ("nbytes", "<i8"), ("seconds", "<f4"), ("fd", "<i4"),
+    ]
+)  # fmt: skip
+_HEADER: Final = np.dtype(
+    {
+        "names": [
+            "magic", "version", "process", "parent", "command_bytes", "began_ns", "unix_ns",
+            "slots_max", "clock_ns", "used", "lost", "spent_ns", "blind",
+        ],
+        "formats": ["<u8", "<u4", "<u4", "<u4", "<u4", "<i8", "<i8", "<u8", "<i8"] + ["<u8"] * 4,
+        "offsets": [0, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 88],
+        "itemsize": 128,
+    }
+)  # fmt: skip
+_MAGIC: Final = int.from_bytes(b"hrdrlog1", "little")
+_VERSION: Final = 1
+_HEADER_BYTES: Final = 64 << 10
+_WINDOW_BYTES: Final = 256 << 10
+_WINDOW_SLOTS: Final = _WINDOW_BYTES // SLOT.itemsize
+_COMMAND: Final = 128, 1024
+_TEXT_BYTES: Final = SLOT.itemsize - 8
+_TEXT_SLOTS_MAX: Final = 4096 // _TEXT_BYTES + 1
+_LOG_BYTES_MAX: Final = 8 << 30
+_SIZE_MAX: Final = 1 << 48
+_NS_MAX: Final = 1 << 61
+_SECONDS_MAX: Final = 1e8
+
+
+class Kind(IntEnum):
+    """What a slot is about."""
+
+    NONE = 0
+    TEXT = 1
+    OPEN = 2
+    READ = 3
+    WRITE = 4
+    SEEK = 5
+    CLOSE = 6
+    MAP = 7
+    SYNC = 8
+    STAT = 9
+    PIPE_READ = 10
+    PIPE_WRITE = 11
+    WAIT = 12
+
+
+class Flag(IntEnum):
+    """Of an open; SOCKET: of what goes through pipes."""
+
+    FOR_WRITING = 1
+    ADOPTED = 2
+    STREAM = 4
+    DIRECT = 8
+    SOCKET = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLog:
+    """One process.
+
+    Attributes:
+        slots: dtype `SLOT`, without texts, in the order in which they were claimed.
+        text_of: the path of a slot, by its place in `slots`.
+        lost: calls that were not kept.
+        spent_s: what logging cost, estimated.
+        blind: programs that it started and that could not be seen.
+    """
+
+    path: str
+    process: int
+    parent: int
+    command: tuple[str, ...]
+    began_ns: int
+    unix_ns: int
+    slots: NDArray[np.void]
+    text_of: dict[int, str]
+    lost: int
+    spent_s: float
+    blind: int
+
+
+def read_log(path: Path) -> ProcessLog:
+    """Read a process's log.
+
+    Raises:
+        RecordError: it is no log, or damaged.
+    """
+    try:
+        size = path.stat().st_size
+        if not _HEADER_BYTES <= size <= _LOG_BYTES_MAX:
+            raise _damaged(path, f"has {size:,} bytes", f"{_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
+        raw = np.fromfile(path, np.uint8)
+    except OSError as e:
+        raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
+    header = raw[: _HEADER.itemsize].view(_HEADER)[0]
+    if int(header["magic"]) != _MAGIC:
+        raise _damaged(path, "does not begin as a log does", "hrdrlog1")
+    if int(header["version"]) != _VERSION:
+        raise _damaged(path, f"has version {header['version']}", f"version {_VERSION}")
+    slots = _slots(raw[_HEADER_BYTES:], int(header["used"]))
+    is_text = slots["kind"] == Kind.TEXT
+    known = (slots["kind"] >= Kind.OPEN) & (slots["kind"] <= Kind.WAIT)
+    at = np.flatnonzero(known & _makes_sense(slots))
+    return ProcessLog(
+        path=str(path),
+        process=int(header["process"]),
+        parent=int(header["parent"]),
+        command=_command(raw, int(header["command_bytes"])),
+        began_ns=int(header["began_ns"]),
+        unix_ns=int(header["unix_ns"]),
+        slots=slots[at],
+        text_of=_texts(slots, at, is_text),
+        lost=int(header["lost"]),
+        spent_s=(int(header["spent_ns"]) + 2 * int(header["clock_ns"]) * len(at)) / 1e9,
+        blind=int(header["blind"]),
+    )
+
+
+def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Without what no call can have had: sums of such numbers would leave their types."""
+    seconds, begin = slots["seconds"], slots["begin_ns"]
+    found: NDArray[np.bool_] = np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
+    found &= (begin >= 0) & (begin < _NS_MAX)
+    for name in ("offset", "nbytes"):
+        found &= (slots[name] >= -_SIZE_MAX) & (slots[name] <= _SIZE_MAX)
+    return found
+
+
+def _slots(raw: NDArray[np.uint8], used: int) -> NDArray[np.void]:
+    windows = len(raw) // _WINDOW_BYTES
+    whole = raw[: windows * _WINDOW_BYTES].reshape(windows, _WINDOW_BYTES)
+    kept = whole[:, : _WINDOW_SLOTS * SLOT.itemsize].reshape(-1).view(SLOT)
+    return kept[: min(used, len(kept))]
+
+
+def _texts(
+    slots: NDArray[np.void], at: NDArray[np.intp], is_text: NDArray[np.bool_]
+) -> dict[int, str]:
+    """Paths by the place of their slot among those at `at`; one that is not whole is left out."""
+    found: dict[int, str] = {}
+    lengths = slots["text_bytes"][at].tolist()
+    data = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, SLOT.itemsize)
+    for number, (place, length) in enumerate(zip(at.tolist(), lengths, strict=True)):
+        count = -(-length // _TEXT_BYTES)
+        if not length or count > _TEXT_SLOTS_MAX:
+            continue
+        end = place + 1 + count
+        if end > len(slots) or not is_text[place + 1 : end].all():
+            continue
+        text = data[place + 1 : end, SLOT.itemsize - _TEXT_BYTES :].tobytes()[:length]
+        found[number] = os.fsdecode(text)
+    return found
+
+
+def _command(raw: NDArray[np.uint8], length: int) -> tuple[str, ...]:
+    begin, most = _COMMAND
+    words = raw[begin : begin + min(length, most)].tobytes().rstrip(b"\0").split(b"\0")
+    return tuple(os.fsdecode(word) for word in words)
+
+
+def _damaged(path: Path, found: str, expected: str) -> RecordError:
+    return RecordError(f"{path}: {found}, expected {expected}.", path=str(path))

@@ -1,0 +1,209 @@
+"""Recording: from a command to a workload's YAML and its sidecar.
+
+What is recorded lies in a folder beside the output (`job.yaml.part`) until the two files are written. A
+recording that was cut off leaves that folder, and `finish` makes of it what can be made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import RecordError
+from headrace.insight.record.document import sidecar_name, workload_text
+from headrace.insight.record.exact import exact_rhythm
+from headrace.insight.record.job import job_of
+from headrace.insight.record.log import read_log
+from headrace.posix.launch import Ended
+from headrace.posix.recording import RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.insight.record.job import Job
+    from headrace.insight.record.log import ProcessLog
+
+__all__ = ["RecordOptions", "Recording", "finish", "record"]
+
+_LOG_BYTES: Final = 1 << 30
+_RUN_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """How a command is recorded.
+
+    Attributes:
+        output: the YAML file that is written.
+        roots: folders of the data set; empty: it is found.
+        log_bytes: what each process may log, at most.
+        keep: the logs stay.
+        overwrite: an output that is there is replaced.
+    """
+
+    output: Path
+    roots: Sequence[str] = ()
+    log_bytes: int = _LOG_BYTES
+    keep: bool = False
+    overwrite: bool = False
+
+    @property
+    def part(self) -> Path:
+        """The folder of the logs."""
+        return self.output.with_name(self.output.name + ".part")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What came of it.
+
+    Attributes:
+        job: None: nothing that could be described was read; `why` says so.
+        cut_off: the recording did not see the program's end.
+    """
+
+    run: RecordedRun
+    job: Job | None
+    output: Path
+    sidecar: Path | None
+    cut_off: bool = False
+    why: RecordError | None = None
+
+
+def record(command: Sequence[str], options: RecordOptions) -> Recording:
+    """Run a command to its end, and write what it read.
+
+    Args:
+        command: a program and its arguments.
+        options: where to, and how.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        PermissionError: it cannot be run.
+        RecordError: an output is there already.
+        OSError: the output cannot be written.
+    """
+    _check_output(options)
+    run = record_program(command, options.part, options.log_bytes)
+    return _write(run, options, cut_off=False)
+
+
+def finish(part: Path, options: RecordOptions) -> Recording:
+    """Make of a recording that was cut off what can be made.
+
+    Args:
+        part: the folder that it left.
+        options: as for `record`.
+
+    Raises:
+        RecordError: it is none, or is still going on, or an output is there already.
+    """
+    run = _read_run(part)
+    if not options.overwrite and options.output.exists():
+        raise _there(options.output)
+    return _write(run, options, cut_off=run.ended is None, part=part)
+
+
+def _check_output(options: RecordOptions) -> None:
+    if options.output.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"the output is {options.output}, expected a name that ends with .yaml")
+    if not options.output.parent.is_dir():
+        raise RecordError(
+            f"{options.output.parent}: there is no such folder.", path=str(options.output.parent)
+        )
+    if options.output.exists() and not options.overwrite:
+        raise _there(options.output)
+    if options.part.exists():
+        raise RecordError(
+            f"{options.part}: an earlier recording left its logs there.",
+            path=str(options.part),
+            next_step=f"Finish it: headrace record --finish {options.part} -o {options.output}, or "
+            "remove the folder.",
+        )
+
+
+def _there(output: Path) -> RecordError:
+    return RecordError(
+        f"{output} is there already.",
+        path=str(output),
+        next_step="Choose another name, or pass --overwrite.",
+    )
+
+
+def _write(
+    run: RecordedRun, options: RecordOptions, *, cut_off: bool, part: Path | None = None
+) -> Recording:
+    finishing = part is not None
+    part = part or options.part
+    logs, notes = _logs(part)
+    exact, wrong = exact_rhythm(part / TRACE_FOLDER)
+    run.notes.extend([*notes, *([wrong] if wrong else [])])
+    try:
+        job = job_of(
+            logs, command=run.command, cwd=run.working_folder or "/", roots=options.roots,
+            processors=run.processors, wall_s=run.wall_s, exact=exact,
+        )  # fmt: skip
+    except RecordError as e:
+        if not options.keep and not finishing:
+            shutil.rmtree(part, ignore_errors=True)
+        return Recording(run, None, options.output, None, cut_off, e)
+    sidecar = options.output.with_name(sidecar_name(options.output.name))
+    job.recorded.write(sidecar)
+    text = workload_text(job, options.output.stem, sidecar.name)
+    made = options.output.with_name(f".{options.output.name}.new")
+    made.write_text(text, encoding="utf-8", errors="backslashreplace")
+    made.replace(options.output)
+    if not options.keep:
+        shutil.rmtree(part, ignore_errors=True)
+    return Recording(run, job, options.output, sidecar, cut_off)
+
+
+def _logs(part: Path) -> tuple[list[ProcessLog], list[str]]:
+    """All logs of a run that can be read, and what is wrong with the others."""
+    found, notes = [], []
+    for path in sorted(part.glob("log-*")):
+        try:
+            found.append(read_log(path))
+        except RecordError as e:
+            notes.append(f"a process's log is left out: {e.message}")
+    return found, notes
+
+
+def _read_run(part: Path) -> RecordedRun:
+    path = part / RUN_FILE
+    try:
+        with path.open("rb") as f:
+            found: dict[str, Any] = json.loads(f.read(_RUN_BYTES_MAX))
+        _check_run(found)
+        command = [str(word) for word in found["command"]]
+        run = RecordedRun(command, str(part), float(found["began_unix_s"]))
+        run.working_folder = os.fspath(str(found["working_folder"]))
+        run.processors = max(1, int(found["processors"]))
+        run.wall_s = max(0.0, float(found["wall_s"]))
+        if found["ended"] is not None:
+            run.ended = Ended(int(found["ended"]["status"]), int(found["ended"]["signal"]))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RecordError(
+            f"{part}: is no folder that a recording left: {e}.",
+            path=str(part),
+            next_step="Give the folder NAME.yaml.part that lies beside the output.",
+        ) from e
+    return run
+
+
+def _check_run(found: dict[str, Any]) -> None:
+    if found["kind"] != "headrace record" or found["version"] != 1:
+        raise ValueError(f"kind {found['kind']!r}, version {found['version']!r}")
+    if found["ended"] is None and _is_recording(int(found["process"])):
+        raise ValueError(f"process {found['process']} is still recording there")
+
+
+def _is_recording(process: int) -> bool:
+    try:
+        return b"record" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,379 @@
+"""Rhythm: from who read what and when, to workers, batches and how long a step computes.
+
+Three sources, the surest first: headrace's own loaders tell exactly; worker processes send each batch through
+a pipe, and the training process receives it and waits for it in `poll`; a process that reads by itself
+does so in bursts, and computes between them. What is guessed says how far it fits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.insight.record.log import Flag, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from headrace.insight.record.data import Reads
+    from headrace.insight.record.log import ProcessLog
+
+__all__ = ["Rhythm", "rhythm_of", "trainers_of", "workers_of"]
+
+_HEADER_BYTES: Final = 4
+"""What `multiprocessing` sends before a message."""
+_SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
+_GAPS_TRIED: Final = 24
+_AGREES: Final = 0.95
+_STEPS_LEAST: Final = 3
+_NS: Final = 1e9
+_PAUSE_NS: Final = 4_000_000
+"""Between two messages of one handing over, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """How one process trains.
+
+    Attributes:
+        source: trace, messages, bursts or none.
+        batch: samples of a step of one process.
+        batch_fits: share of the reads that agree with it.
+        workers: processes that read for each training process; 0: it reads by itself.
+        threads: of a process that read.
+        ranks: training processes.
+        compute_s: float64 (steps,): of one of them; empty: not known.
+        wait_s: float64 (steps,): how long it waited for data.
+        decode_s: float64: between two reads of a batch, per sample, by those that read.
+        collate_s: what a batch took besides, by those that read.
+        hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
+        waits_seen: False: `compute_s` may contain waiting.
+        trained: numbers of the training processes, where they have told them.
+    """
+
+    source: str
+    batch: int
+    batch_fits: float
+    workers: int
+    threads: int
+    ranks: int
+    compute_s: NDArray[np.float64]
+    wait_s: NDArray[np.float64]
+    decode_s: NDArray[np.float64]
+    collate_s: float
+    waits_seen: bool
+    hand_s: float = 0.0
+    trained: frozenset[int] = frozenset()
+
+    @property
+    def step_s(self) -> float:
+        """Of a step on average, waiting included; 0: not known."""
+        return float((self.compute_s + self.wait_s).mean()) if len(self.compute_s) else 0.0
+
+
+def trainers_of(
+    logs: Mapping[int, ProcessLog], reads: Reads, trained: frozenset[int] = frozenset()
+) -> NDArray[np.int64]:
+    """The training process that each read was for: int64 (reads,).
+
+    Args:
+        logs: of all processes, by process.
+        reads: of the data set.
+        trained: the training processes, as far as they have told that they are.
+    """
+    parents = {p: _trainer_of(p, logs, trained) for p in set(reads.process.tolist())}
+    return np.array([parents[p] for p in reads.process.tolist()], np.int64)
+
+
+def rhythm_of(
+    logs: Mapping[int, ProcessLog],
+    reads: Reads,
+    trainer_of: NDArray[np.int64],
+    epoch_of: NDArray[np.int64],
+) -> Rhythm:
+    """Find the rhythm.
+
+    Args:
+        logs: of all processes, by process.
+        reads: of the data set.
+        trainer_of: int64 (reads,): see `trainers_of`.
+        epoch_of: int64 (reads,): the epoch of each read.
+    """
+    trainers = Counter(trainer_of.tolist())
+    first, _ = trainers.most_common(1)[0]
+    mine = trainer_of == first
+    of_workers = mine & (reads.process != first)
+    if of_workers.sum() * 2 >= mine.sum():
+        return _of_messages(logs, reads, epoch_of, of_workers, (first, len(trainers)))
+    return _of_bursts(reads, epoch_of, mine, len(trainers))
+
+
+def workers_of(reads: Reads, trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]) -> int:
+    """How many processes read for each training process, in an epoch; 0: it reads by itself."""
+    theirs = reads.process != trainer_of
+    pairs = set(zip(epoch_of[theirs].tolist(), trainer_of[theirs].tolist(),
+                    reads.process[theirs].tolist(), strict=True))  # fmt: skip
+    counts = Counter((epoch, trainer) for epoch, trainer, _ in pairs if epoch >= 0)
+    return int(np.median(list(counts.values()))) if counts else 0
+
+
+def _trainer_of(process: int, logs: Mapping[int, ProcessLog], trained: frozenset[int]) -> int:
+    """The process that a reader reads for: itself, unless it is a worker that sends batches to its parent.
+
+    Training processes may be forked or spawned, too: those send no batches.
+    """
+    log = logs[process]
+    if process not in trained and log.parent in trained:
+        return log.parent
+    parent = logs.get(log.parent)
+    if parent is None or not len(_sent(log)):
+        return process
+    forked = log.command == parent.command
+    spawned = any(word in " ".join(log.command) for word in _SPAWNED)
+    if not (forked or spawned):
+        return process
+    of_server = any("forkserver" in word for word in parent.command)
+    return parent.parent if of_server and parent.parent in logs else parent.process
+
+
+# -- workers that send batches ---------------------------------------------------------------------------
+
+
+def _of_messages(
+    logs: Mapping[int, ProcessLog],
+    reads: Reads,
+    epoch_of: NDArray[np.int64],
+    mine: NDArray[np.bool_],
+    of: tuple[int, int],
+) -> Rhythm:
+    """Of (a training process, one of so many)."""
+    trainer, ranks = of
+    workers = sorted(set(reads.process[mine].tolist()))
+    sent, sizes = 0, []
+    for worker in workers:
+        messages = _sent(logs[worker])
+        ends = np.sort(reads.end_ns[mine & (reads.process == worker)])
+        sent += len(messages)
+        if len(messages):
+            sizes += np.diff(np.searchsorted(ends, messages), prepend=0).tolist()
+    total = int(mine.sum())
+    batch = _batch_size(total, sent, sizes)
+    fits = 1 - min(1.0, abs(total - batch * sent) / total) if sent else 0.0
+    received, waited, seen = _received(logs.get(trainer))
+    hands = _hands(logs.get(trainer), received)
+    compute, wait, hand = _steps(received, waited, hands, _epoch_starts(reads, epoch_of, mine))
+    decode, collate = _between(reads, mine, batch, logs)
+    in_epoch = [
+        len(set(reads.process[mine & (epoch_of == e)].tolist())) for e in np.unique(epoch_of[mine])
+    ]
+    return Rhythm(
+        source="messages" if sent else "none", batch=batch, batch_fits=fits,
+        workers=int(np.median(in_epoch)), threads=1, ranks=ranks, compute_s=compute, wait_s=wait,
+        decode_s=decode, collate_s=collate, waits_seen=seen, hand_s=hand,
+    )  # fmt: skip
+
+
+def _through_pipes(slots: NDArray[np.void], kind: Kind) -> NDArray[np.bool_]:
+    """Queues are pipes; through sockets go descriptors of shared memory."""
+    found: NDArray[np.bool_] = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
+    return found
+
+
+def _batch_size(reads: int, sent: int, sizes: list[int]) -> int:
+    """Samples of a message: a worker begins the next batch while it sends one, so single counts jitter."""
+    if not sent:
+        return 1
+    usual = round(float(np.median([s for s in sizes if s > 0] or [1])))
+    mean = reads / sent
+    # The last of an epoch may be smaller: the mean lies below then, never above.
+    return max(1, usual if usual >= 0.8 * mean else round(mean))
+
+
+def _sent(log: ProcessLog) -> NDArray[np.int64]:
+    """When a worker sent its batches: writes to the pipe that it wrote to most often."""
+    slots = log.slots
+    some = _through_pipes(slots, Kind.PIPE_WRITE) & (slots["nbytes"] > _HEADER_BYTES)
+    if not some.any():
+        return np.zeros(0, np.int64)
+    fds = slots["fd"][some]
+    usual = Counter(fds.tolist()).most_common(1)[0][0]
+    found: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == usual])
+    return found
+
+
+def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """When batches came, and the waits of the thread that took them: (begin, end) rows.
+
+    Returns:
+        int64 (batches,), int64 (waits, 2), and whether it is the training's own thread that waits.
+    """
+    nothing = np.zeros(0, np.int64), np.zeros((0, 2), np.int64), False
+    if log is None:
+        return nothing
+    slots = log.slots
+    heads = _through_pipes(slots, Kind.PIPE_READ) & (slots["nbytes"] == _HEADER_BYTES)
+    if not heads.any():
+        return nothing
+    fds = slots["fd"][heads]
+    usual = Counter(fds.tolist()).most_common(1)[0][0]
+    taken = heads & (slots["fd"] == usual)
+    thread = Counter(slots["thread"][taken].tolist()).most_common(1)[0][0]
+    waits = slots[(slots["kind"] == Kind.WAIT) & (slots["thread"] == thread)]
+    ends = waits["begin_ns"] + (waits["seconds"] * _NS).astype(np.int64)
+    rows = np.stack([waits["begin_ns"], ends], axis=1)
+    return np.sort(slots["begin_ns"][taken]), rows, thread == log.process
+
+
+def _epoch_starts(
+    reads: Reads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    epochs = np.unique(epoch_of[mine])
+    return np.array([reads.begin_ns[mine & (epoch_of == e)].min() for e in epochs], np.int64)
+
+
+def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How long each batch's shared memory was being handed over, in ns: through sockets, right behind it."""
+    found = np.zeros(len(received))
+    if log is None or not len(received):
+        return found
+    kinds = (int(Kind.PIPE_READ), int(Kind.PIPE_WRITE))
+    sockets = (log.slots["flags"] & Flag.SOCKET != 0) & np.isin(log.slots["kind"], kinds)
+    slots = log.slots[sockets]
+    ends = np.sort(slots["begin_ns"] + (slots["seconds"] * _NS).astype(np.int64))
+    pauses = np.diff(ends, append=np.iinfo(np.int64).max) > _PAUSE_NS
+    last = np.flatnonzero(pauses)
+    nexts = np.append(received[1:], np.iinfo(np.int64).max)
+    for i, (begin, end) in enumerate(zip(received.tolist(), nexts.tolist(), strict=True)):
+        first = int(np.searchsorted(ends, begin))
+        if first < len(ends) and ends[first] - begin <= _PAUSE_NS:
+            at = last[np.searchsorted(last, first)]
+            found[i] = max(0, min(int(ends[at]), end) - begin)
+    return found
+
+
+def _steps(
+    received: NDArray[np.int64],
+    waits: NDArray[np.int64],
+    hands: NDArray[np.float64],
+    starts: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """What each step computed and waited, and its handing over; not those in which an epoch began."""
+    if len(received) < 2:
+        return np.zeros(0), np.zeros(0), 0.0
+    gaps = np.diff(received)
+    waited = np.zeros(len(gaps))
+    at = np.searchsorted(received, waits[:, 0], "right") - 1
+    inside = (at >= 0) & (at < len(gaps))
+    np.add.at(waited, at[inside], (waits[:, 1] - waits[:, 0])[inside].astype(float))
+    # A wait behind a batch is for the next one: of it, and of the batch's own handing over.
+    waited = np.minimum(waited + hands[:-1], gaps)
+    begun = np.searchsorted(received, starts, "right") - 1
+    kept = np.ones(len(gaps), bool)
+    kept[begun[(begun >= 0) & (begun < len(gaps))]] = False
+    hand = float(hands[:-1][kept].mean() / _NS) if kept.any() else 0.0
+    return ((gaps - waited) / _NS)[kept], (waited / _NS)[kept], hand
+
+
+def _between(
+    reads: Reads, mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
+) -> tuple[NDArray[np.float64], float]:
+    """What workers did between reads: per sample, and per batch besides; waits for work are taken out."""
+    inner: list[float] = []
+    outer: list[float] = []
+    for worker in sorted(set(reads.process[mine].tolist())):
+        rows = np.flatnonzero(mine & (reads.process == worker))
+        gaps = reads.begin_ns[rows][1:] - reads.end_ns[rows][:-1]
+        busy = (gaps - _waited_in(logs[worker], reads.end_ns[rows][:-1], gaps)) / _NS
+        ends = np.arange(1, len(rows)) % batch == 0
+        inner += np.maximum(busy[~ends], 0).tolist()
+        outer += np.maximum(busy[ends], 0).tolist()
+    decode = np.array(inner or outer)
+    if not inner or not outer:
+        return decode, 0.0
+    # The boundary holds the last sample's decoding, too. Epochs' ends are among them: the median.
+    return decode, max(0.0, float(np.median(outer)) - float(np.median(inner)))
+
+
+def _waited_in(
+    log: ProcessLog, begins: NDArray[np.int64], gaps: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    waits = log.slots[(log.slots["kind"] == Kind.WAIT) & (log.slots["thread"] == log.process)]
+    found = np.zeros(len(gaps))
+    at = np.searchsorted(begins, waits["begin_ns"], "right") - 1
+    inside = (at >= 0) & (at < len(gaps))
+    np.add.at(found, at[inside], waits["seconds"][inside].astype(float) * _NS)
+    return np.minimum(found, gaps)
+
+
+# -- a process that reads by itself ----------------------------------------------------------------------
+
+
+def _of_bursts(
+    reads: Reads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
+) -> Rhythm:
+    rows = np.flatnonzero(mine)
+    begin, end = reads.begin_ns[rows], np.maximum.accumulate(reads.end_ns[rows])
+    gaps = np.maximum(begin[1:] - end[:-1], 0) / _NS
+    threads = len(set(reads.thread[rows].tolist()))
+    same_epoch = np.diff(epoch_of[rows]) == 0
+    batch, fits, breaks = _bursts(gaps, same_epoch)
+    inner = gaps[~breaks & same_epoch]
+    decode = inner if threads == 1 else np.zeros(0)
+    usual = float(np.median(inner)) if len(inner) else 0.0
+    steps = np.flatnonzero(breaks & same_epoch)
+    compute = np.maximum(gaps[steps] - usual, 0.0)
+    wait = _burst_s(begin, end, breaks, steps) + usual
+    if not len(steps):
+        compute, wait = np.zeros(0), np.zeros(0)
+    return Rhythm(
+        source="bursts" if len(steps) else "none", batch=batch, batch_fits=fits, workers=0,
+        threads=threads, ranks=ranks, compute_s=compute, wait_s=wait, decode_s=decode, collate_s=0.0,
+        waits_seen=True,
+    )  # fmt: skip
+
+
+def _burst_s(
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    breaks: NDArray[np.bool_],
+    steps: NDArray[np.intp],
+) -> NDArray[np.float64]:
+    """How long the burst before each break lasted."""
+    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    first = firsts[np.searchsorted(firsts, steps, "right") - 1]
+    found: NDArray[np.float64] = (end[steps] - begin[first]) / _NS
+    return found
+
+
+def _bursts(
+    gaps: NDArray[np.float64], same_epoch: NDArray[np.bool_]
+) -> tuple[int, float, NDArray[np.bool_]]:
+    """Where one step's reads end: at the gaps that part them into runs of one length.
+
+    Returns:
+        That length, the share of reads in runs of it, and which gaps they are (ends of epochs among them).
+    """
+    nowhere = ~same_epoch
+    best: tuple[float, int, float, NDArray[np.bool_]] = (0.0, 1, 0.0, nowhere)
+    sizes = np.sort(gaps[gaps > 0])
+    if len(sizes) < 2:
+        return best[1], best[2], best[3]
+    jumps = sizes[1:] / np.maximum(sizes[:-1], 1e-7)
+    for at in np.argsort(jumps)[::-1][:_GAPS_TRIED].tolist():
+        breaks = (gaps > sizes[at]) | nowhere
+        runs = np.diff(np.concatenate([[-1], np.flatnonzero(breaks), [len(gaps)]]))
+        if len(runs) <= _STEPS_LEAST:
+            continue
+        length, times = Counter(runs.tolist()).most_common(1)[0]
+        # Ends of epochs and of the record are shorter, and agree.
+        agreeing = length * times + sum(r for r in runs[runs < length].tolist()[-2:])
+        fits = min(1.0, agreeing / (len(gaps) + 1))
+        score = fits * min(1.0, float(np.log(jumps[at]) / np.log(3.0)))
+        if fits >= 0.5 and score > best[0]:
+            best = score, int(length), fits, breaks
+    return best[1], best[2], best[3]

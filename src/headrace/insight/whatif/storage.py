@@ -1,0 +1,213 @@
+"""Storage: what opening a file and reading its bytes cost, as figures that the simulation draws from.
+
+Five sources: a preset's name, a storage that `headrace bench storage --json` or `headrace doctor --json`
+measured, the storage of the record itself, or figures. Whether nodes share it is part of it: a local disk is
+one for each node, a file server is one for all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from headrace.errors import RecordError
+from headrace.insight.whatif.examined import examined_storage
+from headrace.io.simulation import PRESETS, Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from headrace.recorded import Recorded
+
+__all__ = ["STORAGES", "Storage", "recorded_storage", "slower", "storage_of"]
+
+_DOCUMENT_BYTES_MAX: Final = 4 << 20
+_NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "9p", "fuse", "glusterfs"}
+)
+
+Shared = Literal["all", "servers", "none"]
+"""What nodes share: link and servers, the servers alone, or nothing."""
+
+
+def _none() -> NDArray[np.float32]:
+    return np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A storage.
+
+    Attributes:
+        name: for people.
+        figures: latencies, link, servers.
+        shared: by nodes.
+        open_s: float32: recorded times to draw opens from, instead of the figures.
+        read_s: float32: recorded times of reads, with
+        read_bytes: int64: how long they were.
+        request_bytes: the largest request; sequential reads come in such, thanks to read-ahead.
+    """
+
+    name: str
+    figures: Simulation
+    shared: Shared = "none"
+    open_s: NDArray[np.float32] = field(default_factory=_none)
+    read_s: NDArray[np.float32] = field(default_factory=_none)
+    read_bytes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    request_bytes: int = 1 << 20
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is drawn from recorded times."""
+        return len(self.read_s) > 0
+
+
+STORAGES: Mapping[str, Storage] = {
+    # The page cache: a copy at memory's speed; the open is a look-up.
+    "memory": Storage(
+        name="memory",
+        figures=Simulation(name="memory", open_s=10e-6, latency_s=5e-6, stream_bytes_per_s=8e9),
+    ),
+    # A data-centre NVMe drive: 4 KiB at random take 90 us, a tail of half a millisecond; 3 GB/s. Its
+    # inodes are cached or come with one such read.
+    "ssd": Storage(
+        name="ssd",
+        figures=Simulation(
+            name="ssd", latency_s=90e-6, latency_p99_s=500e-6, open_s=30e-6, open_p99_s=300e-6,
+            bandwidth_bytes_per_s=3e9, parallelism=64,
+        ),
+    ),
+    "hdd": Storage(name="hdd", figures=PRESETS["hdd"]),
+    # One server for all nodes.
+    "nfs": Storage(name="nfs", figures=PRESETS["nfs"], shared="all"),
+    # Each client has its network port; metadata and object servers are everyone's.
+    "lustre": Storage(name="lustre", figures=PRESETS["lustre"], shared="servers"),
+    "s3": Storage(name="s3", figures=PRESETS["s3"], shared="servers"),
+}  # fmt: skip
+"""By name."""
+
+
+def storage_of(given: str) -> Storage:
+    """A storage by its name, or by a document that was measured.
+
+    Args:
+        given: a name of `STORAGES`, or a JSON file of `headrace bench storage DIR --json` or
+            `headrace doctor DATA --json`.
+
+    Raises:
+        ValueError: no such name.
+        RecordError: the file cannot be read, or is no such document.
+    """
+    if given in STORAGES:
+        return STORAGES[given]
+    path = Path(given)
+    if path.suffix != ".json" and not path.is_file():
+        raise ValueError(
+            f"storage is {given!r}, expected one of {', '.join(sorted(STORAGES))}, or a JSON file "
+            "that `headrace bench storage DIR --json` or `headrace doctor DATA --json` printed"
+        )
+    try:
+        with path.open("rb") as f:
+            document = json.loads(f.read(_DOCUMENT_BYTES_MAX))
+        return _of_document(path.stem, document)
+    except OSError as e:
+        raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as e:
+        raise RecordError(
+            f"{path} is no measured storage: {_wrong(e)}.",
+            path=str(path),
+            next_step="Measure one: headrace bench storage DIR --json > FILE.json, or without writing "
+            "there: headrace doctor DATA --json > FILE.json",
+        ) from e
+
+
+def _of_document(name: str, document: Any) -> Storage:
+    """By what a document says, from whichever command it comes."""
+    if not isinstance(document, dict) or not document.keys() & {"findings", "latency_s"}:
+        raise ValueError("neither of the two commands below printed it")
+    if "findings" in document:
+        figures, shared = examined_storage(name, document)
+        return Storage(name=name, figures=figures, shared=shared)
+    return _measured(name, document)
+
+
+def _wrong(e: Exception) -> str:
+    """What is wrong with a document, in words."""
+    if isinstance(e, json.JSONDecodeError):
+        return f"it is no JSON ({e.msg} in line {e.lineno})"
+    return f"{e} is missing" if isinstance(e, KeyError) else str(e)
+
+
+def _measured(name: str, document: Mapping[str, Any]) -> Storage:
+    """From rates by depth and block, single reads' latencies, and files of 100 KiB at depth 16."""
+    latency = document["latency_s"]
+    cells = [(c["block_bytes"], c["depth"], c["bytes_per_s"]) for c in document["random"]]
+    link = max([c[2] for c in cells] + list(document["sequential"]["read_bytes_per_s"].values()))
+    # Little's law: what is served at a time is the rate times how long each takes.
+    block, _, rate = max((c for c in cells if c[0] <= 4 << 10), key=lambda c: c[2])
+    median_s = float(latency["p50"])
+    servers = max(1, round(rate / block * median_s))
+    batches = document["batches"]
+    depth, sample = batches["reads_in_flight"], batches["sample_bytes"]
+    per_file = min(depth, servers) / batches["files"]["per_s"]
+    per_sample = min(depth, servers) / batches["packed"]["per_s"]
+    stream = _stream(cells, median_s)
+    mount = document.get("provenance", {}).get("mount", {}).get("type", "")
+    network = any(str(mount).startswith(kind) for kind in _NETWORK)
+    figures = Simulation(
+        name=name, latency_s=median_s, latency_p99_s=float(latency["p99"]),
+        open_s=max(5e-6, per_file - per_sample), bandwidth_bytes_per_s=link,
+        stream_bytes_per_s=stream, parallelism=min(servers, 4096),
+    )  # fmt: skip
+    if not all(map(math.isfinite, (link, stream, per_file, sample))):
+        raise ValueError("a rate is not finite")
+    return Storage(name=name, figures=figures, shared="all" if network else "none")
+
+
+def _stream(cells: list[tuple[int, int, float]], latency_s: float) -> float:
+    """Of one request, from the largest blocks one at a time; 0: the link is the limit."""
+    single = [c for c in cells if c[1] == 1]
+    block, _, rate = max(single, key=lambda c: c[0])
+    seconds = block / rate - latency_s
+    return block / seconds if seconds > 0 else 0.0
+
+
+def recorded_storage(recorded: Recorded) -> Storage:
+    """The storage of a record: each open and read takes as long as one that was recorded.
+
+    Raises:
+        ValueError: the record has no times.
+    """
+    if not len(recorded.read_s):
+        raise ValueError("the record has no times of reads: name a storage")
+    opens = recorded.open_s[recorded.open_s > 0]
+    return Storage(
+        name="as recorded", figures=Simulation(name="recorded"), open_s=opens,
+        read_s=recorded.read_s, read_bytes=recorded.sample_bytes[recorded.order],
+    )  # fmt: skip
+
+
+def slower(storage: Storage, factor: float) -> Storage:
+    """The same, busier: everything but its link takes `factor` times as long.
+
+    Raises:
+        ValueError: the factor makes no sense.
+    """
+    if not 1e-6 <= factor <= 1e6:
+        raise ValueError(f"latency is {factor} times as long, expected more than 0")
+    f = storage.figures
+    figures = replace(
+        f, open_s=f.open_s * factor, open_p99_s=f.open_p99_s * factor,
+        latency_s=f.latency_s * factor, latency_p99_s=f.latency_p99_s * factor,
+    )  # fmt: skip
+    times = np.float32(factor)
+    return replace(
+        storage, figures=figures, open_s=storage.open_s * times, read_s=storage.read_s * times
+    )
