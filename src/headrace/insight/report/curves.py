@@ -1,0 +1,179 @@
+"""Curves: a rank's steps as running sums, at some moments and steps: as large for 100 steps as for 10^7.
+
+Sums stay exact where they are kept: what happened between two moments is a difference, and a wait that
+spans several moments is shared out among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.control.stalls.verdict import causes_by_step
+from headrace.plane.cause import Cause
+from headrace.plane.stage import TIERS
+from headrace.plane.step import PHASES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.control.stalls import Evidence
+    from headrace.trace import RankTrace
+
+__all__ = ["CAUSES", "COLUMNS", "Curves", "EpochSum", "columns_of", "curves_of"]
+
+CAUSES: Final = {cause: f"for_{cause.value}" for cause in Cause}
+"""The column of each cause. A slower rank is not seen in one rank's steps: its column stays 0."""
+
+COLUMNS: Final = ("worked_s", "waited_s", "samples", "steps", *PHASES, *TIERS, *CAUSES.values())
+"""What is added up."""
+
+_AT_ONCE: Final = 1 << 16
+"""Steps whose causes are found together: what that takes is many times as large as they are."""
+
+POINTS: Final = 512
+
+SLOWEST: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSum:
+    """A rank's passes through one epoch, added up."""
+
+    sums: NDArray[np.float64]
+    """By `COLUMNS`."""
+    began_s: float
+    """Unix time."""
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One trace, of bounded size.
+
+    Attributes:
+        trace: where it comes from; without its steps.
+        times: Unix seconds, shape (points,).
+        over_time: sums up to these, shape (points, columns).
+        ordinals: steps of this trace, shape (points,).
+        over_steps: sums up to these.
+        epochs: by epoch.
+        slowest: the longest waits, dtype `STEP`.
+        total: of all steps.
+    """
+
+    rank: int
+    host: str
+    times: NDArray[np.float64]
+    over_time: NDArray[np.float64]
+    ordinals: NDArray[np.float64]
+    over_steps: NDArray[np.float64]
+    epochs: dict[int, EpochSum]
+    slowest: NDArray[np.void]
+    total: NDArray[np.float64]
+
+
+def columns_of(found: NDArray[np.float64], *names: str) -> NDArray[np.float64]:
+    """Some columns of sums, by name, along the last axis."""
+    return found[..., [COLUMNS.index(name) for name in names]]
+
+
+def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
+    """Add a trace's steps up; `evidence` is what else is known of them."""
+    steps = trace.steps
+    sums = np.zeros((len(steps) + 1, len(COLUMNS)))
+    amounts = sums[1:]
+    worked_s = _add_amounts(amounts, steps, evidence)
+    epochs = _epochs(steps, amounts, trace.began_unix_s - trace.began_s)
+    for column in range(len(COLUMNS)):  # in place: of a long run they take gigabytes
+        amounts[:, column] = np.cumsum(amounts[:, column])
+    ordinals = np.linspace(0, len(steps), min(POINTS, len(steps)) + 1).round()
+    times, over_time = _over_time(steps, sums, worked_s)
+    return Curves(
+        rank=trace.rank,
+        host=trace.host,
+        times=times + (trace.began_unix_s - trace.began_s),
+        over_time=over_time,
+        ordinals=ordinals,
+        over_steps=sums[ordinals.astype(np.int64)],
+        epochs=epochs,
+        slowest=steps[np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]],
+        total=sums[-1],
+    )
+
+
+def _add_amounts(
+    found: NDArray[np.float64], steps: NDArray[np.void], evidence: Evidence
+) -> NDArray[np.float64]:
+    """Fill in what each step adds, shape (steps, columns); return how long its consumer worked before it."""
+    waited_s = steps["delivered_s"] - steps["asked_s"]
+    worked_s = np.zeros(len(steps))
+    if len(steps):
+        # Between two passes nobody worked on a batch: validation, a checkpoint, or a resume.
+        same = (np.diff(steps["epoch"].astype(np.int64)) == 0) & (
+            np.diff(steps["step"].astype(np.int64)) > 0
+        )
+        between = steps["asked_s"][1:] - steps["delivered_s"][:-1]
+        worked_s[1:] = np.where(same & (between > 0), between, 0.0)
+    found[:, 0], found[:, 1], found[:, 2], found[:, 3] = worked_s, waited_s, steps["samples"], 1
+    phases = steps["waited_s"].astype(np.float64)
+    # They add up to the wait, but for rounding; what a foreign trace does not say is `read`.
+    total = phases.sum(axis=1)
+    scale = np.divide(waited_s, total, out=np.zeros_like(total), where=total > 0)
+    phases *= scale[:, None]
+    phases[total <= 0, PHASES.index("read")] = waited_s[total <= 0]
+    first = 4 + len(PHASES)
+    found[:, 4:first] = phases
+    found[:, first : first + len(TIERS)] = steps["bytes"]
+    for at in range(0, len(steps), _AT_ONCE):
+        rows = slice(at, at + _AT_ONCE)
+        found[rows, first + len(TIERS) :] = causes_by_step(steps[rows], evidence)
+    return worked_s
+
+
+def _over_time(
+    steps: NDArray[np.void], sums: NDArray[np.float64], worked_s: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums at even moments: a step's work grows until the next batch is asked for, then all else does."""
+    if not len(steps):
+        return np.zeros(1), np.zeros((1, len(COLUMNS)))
+    asked, delivered = steps["asked_s"], np.maximum.accumulate(steps["delivered_s"])
+    times = np.linspace(asked[0] - worked_s[0], delivered[-1], POINTS)
+    at = np.minimum(np.searchsorted(delivered, times), len(steps) - 1)
+    before, after = sums[at], sums[at + 1]
+    waited = _share(times - asked[at], delivered[at] - asked[at])
+    found = before + (after - before) * waited[:, None]
+    worked = _share(times - asked[at] + worked_s[at], worked_s[at])
+    found[:, 0] = before[:, 0] + (after - before)[:, 0] * worked
+    return times, found
+
+
+def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far something has come, 0 to 1; what takes no time is done as soon as it has begun."""
+    done = np.where(part >= 0, 1.0, 0.0)
+    return np.clip(np.divide(part, whole, out=done, where=whole > 0), 0.0, 1.0)
+
+
+def _epochs(
+    steps: NDArray[np.void], amounts: NDArray[np.float64], offset_s: float
+) -> dict[int, EpochSum]:
+    if not len(steps):
+        return {}
+    order = (
+        slice(None)
+        if np.all(steps["epoch"][1:] >= steps["epoch"][:-1])
+        else np.argsort(steps["epoch"], kind="stable")
+    )
+    numbers, begins = np.unique(steps["epoch"][order], return_index=True)
+    sums = np.add.reduceat(amounts[order], begins, axis=0)
+    began = np.minimum.reduceat(steps["asked_s"][order], begins) + offset_s
+    ended = np.maximum.reduceat(steps["delivered_s"][order], begins) + offset_s
+    return {
+        int(number): EpochSum(sums[at], float(began[at]), float(ended[at]))
+        for at, number in enumerate(numbers[:_EPOCHS_MAX])
+    }
+
+
+_EPOCHS_MAX: Final = 4096

@@ -1,0 +1,338 @@
+"""Figures: all ranks of a run together: what the page and the text say. Ranks are read one after the other."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.control.stalls import verdict_of
+from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, curves_of
+from headrace.insight.report.looks import decisions_of, evidence_of, knobs_of, latencies_of
+from headrace.plane.cause import Cause
+from headrace.plane.stage import LATENCY_BUCKETS, TIERS
+from headrace.plane.step import PHASES
+from headrace.trace.format import finite
+from headrace.trace.run import rank_traces, run_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from headrace.control.stalls import Evidence, Verdict
+    from headrace.insight.report.curves import Curves
+    from headrace.insight.report.looks import Decision, Latencies
+    from headrace.trace import RankTrace
+
+__all__ = [
+    "Epoch",
+    "LoaderFigures",
+    "RankFigures",
+    "RunFigures",
+    "causes_of",
+    "phases_of",
+    "run_figures",
+    "stall_of",
+    "tiers_of",
+]
+
+_JUDGED_RANKS: Final = 8
+_JUDGED_STEPS: Final = 4000
+"""The verdict looks at the last steps of the ranks that waited most: it goes through them one by one."""
+
+_DECISIONS_MOST: Final = 2000
+_KNOBS_OF_RANK: Final = 1
+"""Knobs are drawn of one rank: those of the others go much the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch over all ranks."""
+
+    epoch: int
+    sums: NDArray[np.float64]
+    """By `COLUMNS`, of all ranks."""
+    seconds: float
+    """From its first request to its last delivery, on whichever rank."""
+
+    @property
+    def stall(self) -> float:
+        """Share of the ranks' time."""
+        return stall_of(self.sums)
+
+    def of(self, name: str) -> float:
+        """One column."""
+        return float(self.sums[COLUMNS.index(name)])
+
+
+@dataclass(slots=True)
+class RankFigures:
+    """A rank, over all its loaders and attempts."""
+
+    rank: int
+    host: str
+    curves: list[Curves] = field(default_factory=list)
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """By `COLUMNS`."""
+        found: NDArray[np.float64] = np.sum([c.total for c in self.curves], axis=0)
+        return found
+
+
+@dataclass(slots=True)
+class LoaderFigures:
+    """One loader of the job: its data, and its curves on all ranks."""
+
+    about: RankTrace
+    """Without its steps."""
+    curves: list[Curves] = field(default_factory=list)
+    most: list[tuple[float, int, int, NDArray[np.void], Evidence]] = field(default_factory=list)
+    """Of the ranks that waited most: (seconds, which trace, rank, the last steps, evidence)."""
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """By `COLUMNS`."""
+        found: NDArray[np.float64] = np.sum([c.total for c in self.curves], axis=0)
+        return found
+
+    def epochs(self) -> list[Epoch]:
+        """Each epoch over all ranks."""
+        sums: dict[int, NDArray[np.float64]] = {}
+        times: dict[int, tuple[float, float]] = {}
+        for curve in self.curves:
+            for number, one in curve.epochs.items():
+                sums[number] = sums.get(number, 0.0) + one.sums
+                began, ended = times.get(number, (one.began_s, one.ended_s))
+                times[number] = min(began, one.began_s), max(ended, one.ended_s)
+        return [Epoch(n, sums[n], times[n][1] - times[n][0]) for n in sorted(sums)]
+
+    def by_step(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sums over all ranks in bins of steps.
+
+        Returns:
+            Where bins begin and end, in steps of a rank, shape (bins + 1,); sums, shape (bins, columns).
+        """
+        by_rank: dict[int, list[Curves]] = {}
+        for curve in self.curves:
+            by_rank.setdefault(curve.rank, []).append(curve)
+        lines = [_joined(curves) for curves in by_rank.values()]
+        longest = max((float(steps[-1]) for steps, _ in lines), default=0.0)
+        edges = np.linspace(0, longest, max(1, min(bins, int(longest))) + 1).round()
+        sums = np.zeros((len(edges), len(COLUMNS)))
+        for steps, values in lines:
+            for column in range(len(COLUMNS)):
+                sums[:, column] += np.interp(edges, steps, values[:, column])
+        return edges, np.diff(sums, axis=0)
+
+
+def _joined(curves: Iterable[Curves]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """A rank's attempts one behind the other: steps, and sums up to them."""
+    steps, values = [np.zeros(1)], [np.zeros((1, len(COLUMNS)))]
+    for curve in curves:
+        steps.append(steps[-1][-1] + curve.ordinals[1:])
+        values.append(values[-1][-1] + curve.over_steps[1:])
+    return np.concatenate(steps), np.concatenate(values)
+
+
+@dataclass(slots=True)
+class RunFigures:
+    """A run.
+
+    Attributes:
+        path: its folder.
+        facts: run.json.
+        loaders: the one with the most time first.
+        ranks: by rank.
+        decisions: of the tuner, in their order.
+        knobs: of one rank over time: name to (Unix time, value).
+        latencies: of reads, over time, all ranks.
+        causes: seconds of all ranks by cause, the largest first.
+        verdict: of the rank that waited most; None: no steps.
+        notes: what is not as it should be with the traces.
+        hosts: how many.
+        traces: how many files.
+    """
+
+    path: str
+    facts: Mapping[str, Any]
+    loaders: list[LoaderFigures] = field(default_factory=list)
+    ranks: list[RankFigures] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    knobs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    latencies: list[Latencies] = field(default_factory=list)
+    causes: dict[Cause, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    notes: list[str] = field(default_factory=list)
+    hosts: int = 0
+    traces: int = 0
+
+    @property
+    def main(self) -> LoaderFigures | None:
+        """The loader with the most time; None: no step was written."""
+        return self.loaders[0] if self.loaders else None
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """By `COLUMNS`, of all ranks and loaders."""
+        found: NDArray[np.float64] = np.zeros(len(COLUMNS))
+        for loader in self.loaders:
+            found = found + loader.total
+        return found
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """Unix times of the first step and the last."""
+        curves = [curve for rank in self.ranks for curve in rank.curves]
+        first = min((float(curve.times[0]) for curve in curves), default=0.0)
+        return first, max((float(curve.times[-1]) for curve in curves), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """From the first step to the last."""
+        first, last = self.span_s
+        return last - first
+
+    def of(self, name: str) -> float:
+        """A column of the total."""
+        return float(self.total[COLUMNS.index(name)])
+
+    def over_time(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sums of each rank in bins of time.
+
+        Returns:
+            Unix times where bins begin and end, shape (bins + 1,); sums, shape (ranks, bins, columns).
+        """
+        first, last = self.span_s
+        edges = np.linspace(first, last, bins + 1)
+        found = np.zeros((len(self.ranks), bins, len(COLUMNS)))
+        for row, rank in enumerate(self.ranks):
+            for curve in rank.curves:
+                for column in range(len(COLUMNS)):
+                    sums = np.interp(edges, curve.times, curve.over_time[:, column])
+                    found[row, :, column] += np.diff(sums)
+        return edges, found
+
+    def latency_map(self, bins: int) -> NDArray[np.float64]:
+        """Reads by bin of time and bucket of latency, shape (bins, buckets)."""
+        first, last = self.span_s
+        found = np.zeros((bins, LATENCY_BUCKETS))
+        width = (last - first) / bins if last > first else 1.0
+        for one in self.latencies:
+            low = int(np.clip((one.from_s - first) // width, 0, bins - 1))
+            high = int(np.clip((one.to_s - first) // width, low, bins - 1))
+            found[low : high + 1] += one.counts / (high - low + 1)
+        return found
+
+
+def stall_of(sums: NDArray[np.float64]) -> float:
+    """Share of the time that was waited, of sums by `COLUMNS`."""
+    worked, waited = columns_of(sums, "worked_s", "waited_s")
+    return float(waited / (worked + waited)) if worked + waited > 0 else 0.0
+
+
+def run_figures(folder: str) -> RunFigures:
+    """Add a run up.
+
+    Raises:
+        TraceError: the folder is no run's, or damaged.
+    """
+    run = RunFigures(folder, run_facts(folder))
+    loaders: dict[tuple[str, ...], LoaderFigures] = {}
+    ranks: dict[int, RankFigures] = {}
+    told = Counter[str]()
+    for trace in rank_traces(folder):
+        run.traces += 1
+        _note(trace, told)
+        if not len(trace.steps):
+            continue
+        alike = (trace.fingerprint, trace.order_digest, trace.source, trace.framework)
+        loader = loaders.setdefault(alike, LoaderFigures(replace(trace, steps=trace.steps[:0])))
+        evidence = evidence_of(trace)
+        curves = curves_of(trace, evidence)
+        loader.curves.append(curves)
+        ranks.setdefault(trace.rank, RankFigures(trace.rank, trace.host)).curves.append(curves)
+        _keep(loader, trace, curves, evidence)
+        run.decisions += decisions_of(trace)
+        run.latencies += latencies_of(trace)
+        if len(ranks) <= _KNOBS_OF_RANK and not run.knobs:
+            run.knobs = knobs_of(trace)
+    run.loaders = sorted(loaders.values(), key=_seconds, reverse=True)
+    run.ranks = [ranks[rank] for rank in sorted(ranks)]
+    run.hosts = len({rank.host for rank in run.ranks})
+    run.decisions = sorted(run.decisions, key=lambda one: one.at_s)[:_DECISIONS_MOST]
+    run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in told.most_common(20)]
+    _judge(run)
+    return run
+
+
+def _seconds(loader: LoaderFigures) -> float:
+    return float(columns_of(loader.total, "worked_s", "waited_s").sum())
+
+
+def _note(trace: RankTrace, told: Counter[str]) -> None:
+    if trace.cut:
+        told[trace.cut.partition(": the last")[0]] += 1
+    if trace.lost:
+        told["some steps came faster than they were written"] += 1
+    for event in trace.of_kind("evidence")[-1:]:
+        if finite(event.get("skipped")) > 0:
+            told["samples were left out"] += 1
+
+
+def _keep(loader: LoaderFigures, trace: RankTrace, curves: Curves, evidence: Evidence) -> None:
+    """Keep the last steps of the ranks that waited most, for the verdict."""
+    waited_s = float(columns_of(curves.total, "waited_s")[0])
+    # A trace's number breaks ties: arrays cannot be compared.
+    steps = trace.steps[-_JUDGED_STEPS:].copy()
+    one = (waited_s, -len(loader.curves), trace.rank, steps, evidence)
+    if len(loader.most) < _JUDGED_RANKS:
+        heapq.heappush(loader.most, one)
+    else:
+        heapq.heappushpop(loader.most, one)
+
+
+def _judge(run: RunFigures) -> None:
+    """Divide what was waited among its causes.
+
+    Each step says why it waited itself. That a rank waited for a slower one is seen only where ranks are
+    compared: its share is that of the last steps of some.
+    """
+    if run.main is None:
+        return
+    judged = sorted(run.main.most, key=lambda one: one[:2], reverse=True)
+    judged_s = slower_s = 0.0
+    for waited_s, _, rank, steps, evidence in judged:
+        # A rank has several traces where it was resumed: it does not wait for itself.
+        others = {other: theirs for _, _, other, theirs, _ in judged if other != rank}
+        verdict = verdict_of(steps, evidence, others)
+        run.verdict = run.verdict or verdict
+        judged_s += waited_s
+        slower_s += waited_s * verdict.share(Cause.SLOW_RANK)
+    slower = slower_s / judged_s if judged_s > 0 else 0.0
+    causes = {cause: (1.0 - slower) * seconds for cause, seconds in causes_of(run.total).items()}
+    causes[Cause.SLOW_RANK] = slower * run.of("waited_s")
+    told = {cause: seconds for cause, seconds in causes.items() if seconds > 0}
+    run.causes = dict(sorted(told.items(), key=lambda item: -item[1]))
+
+
+def causes_of(sums: NDArray[np.float64]) -> dict[Cause, float]:
+    """Seconds by cause, of sums by `COLUMNS`; the largest first."""
+    found = dict(zip(CAUSES, map(float, columns_of(sums, *CAUSES.values())), strict=True))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def phases_of(sums: NDArray[np.float64]) -> dict[str, float]:
+    """Seconds by phase, of sums by `COLUMNS`; the largest first."""
+    found = dict(zip(PHASES, map(float, columns_of(sums, *PHASES)), strict=True))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def tiers_of(sums: NDArray[np.float64]) -> dict[str, float]:
+    """Bytes by tier, of sums by `COLUMNS`, only those that are not 0."""
+    found = zip(TIERS, map(float, columns_of(sums, *TIERS)), strict=True)
+    return {tier: count for tier, count in found if count > 0}

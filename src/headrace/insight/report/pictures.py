@@ -1,0 +1,301 @@
+"""Pictures: the report's, each with what to see in it and the table behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from headrace.insight.report.curves import COLUMNS, columns_of
+from headrace.insight.report.figures import stall_of, tiers_of
+from headrace.insight.report.strip import stall_strip
+from headrace.insight.report.words import (
+    PHASE_WORDS,
+    TIER_COLOURS,
+    TIER_WORDS,
+    counted,
+    duration_text,
+    percent,
+)
+from headrace.pages.charts import Part, columns, figure, round_up, table
+from headrace.pages.plots import FEW_ROWS, SHADES, Axis, Line, areas, heat, lines, time_axis
+from headrace.pages.text import bytes_text, number_text, seconds_text
+from headrace.plane.stage import LATENCY_BUCKETS
+from headrace.plane.step import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.insight.report.figures import Epoch, RunFigures
+
+__all__ = [
+    "PICTURES",
+    "bytes_by_tier",
+    "decisions",
+    "epochs",
+    "latency_map",
+    "pictures",
+    "rank_map",
+    "slowest",
+]
+
+TIME_BINS: Final = 150
+ROWS_MOST: Final = 64
+EPOCHS_MOST: Final = 60
+TABLE_ROWS: Final = 30
+
+
+def pictures(run: RunFigures) -> list[str]:
+    """All that there is something to draw for, from the most telling on."""
+    return [drawn for draw in PICTURES if (drawn := draw(run))]
+
+
+def bytes_by_tier(run: RunFigures) -> str:
+    """Rate at which bytes came, by where from, over time."""
+    edges, sums = run.over_time(TIME_BINS)
+    total = tiers_of(run.total)
+    if not total or run.seconds <= 0:
+        return ""
+    seconds = np.diff(edges)
+    rates = np.stack([columns_of(sums, tier)[..., 0].sum(axis=0) / seconds for tier in total])
+    top = round_up(float(rates.sum(axis=0).max()))
+    whole = sum(total.values())
+    parts = [
+        Part(TIER_WORDS[t], n, f"{bytes_text(n)}, {percent(n / whole)}", TIER_COLOURS[t])
+        for t, n in total.items()
+    ]
+    each = [
+        f"{duration_text(edge - edges[0])}: {bytes_text(column.sum())}/s"
+        for edge, column in zip(edges[:-1], rates.T, strict=True)
+    ]
+    up = Axis("", [(at, f"{bytes_text(at * top)}/s") for at in (0.0, 0.5, 1.0)])
+    drawn = areas(
+        "Bytes delivered per second, by where they came from", parts, rates / top,
+        time_axis(run.seconds), up, each,
+    )  # fmt: skip
+    rows = [(TIER_WORDS[t], bytes_text(n), percent(n / whole)) for t, n in total.items()]
+    behind = table(["came from", "bytes", "of all"], rows) + _rates_table(edges, rates, list(total))
+    return figure("Bytes by where they came from", drawn, behind, "All ranks together, over time.")
+
+
+def _rates_table(
+    edges: NDArray[np.float64], rates: NDArray[np.float64], tiers: Sequence[str]
+) -> str:
+    every = max(1, rates.shape[1] // TABLE_ROWS)
+    rows = [
+        (
+            duration_text(edges[at] - edges[0]),
+            *(f"{bytes_text(n)}/s" for n in rates[:, at : at + every].mean(axis=1)),
+        )
+        for at in range(0, rates.shape[1], every)
+    ]
+    return table(["from", *(TIER_WORDS[tier] for tier in tiers)], rows)
+
+
+def latency_map(run: RunFigures) -> str:
+    """How long reads took, over time."""
+    counts = run.latency_map(TIME_BINS)
+    seen = np.flatnonzero(counts.sum(axis=0))
+    if not len(seen):
+        return ""
+    low, high = max(0, int(seen[0]) - 1), min(LATENCY_BUCKETS, int(seen[-1]) + 2)
+    counts = counts[:, low:high]
+    whole = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, whole, out=np.zeros_like(counts), where=whole > 0)
+    shades = np.where(whole > 0, np.searchsorted(_READS_SHARES, shares, side="left"), -1)
+    said = ["none", *(f"up to {100 * to:g} %" for to in _READS_SHARES[1:-1]), "more"]
+    rows = Axis("", [
+        ((bucket - low) / (high - low), _bucket_text(bucket))
+        for bucket in range(low, high + 1) if bucket % 4 == 0
+    ], crowded=True)  # fmt: skip
+    drawn = heat(
+        "Reads by how long they took, over time", np.flipud(shades.T).astype(np.int64),
+        time_axis(run.seconds), _flipped(rows), said, height=min(300.0, max(90.0, 12.0 * (high - low))),
+    )  # fmt: skip
+    total = counts.sum(axis=0)
+    table_rows = [
+        (
+            f"{_bucket_text(low + at)} to {_bucket_text(low + at + 1)}",
+            f"{count:,.0f}", percent(count / total.sum()),
+        )
+        for at, count in enumerate(total) if count
+    ]  # fmt: skip
+    behind = table(["latency of a read", "reads", "of all"], table_rows)
+    said_of = "Each column is a stretch of time: the stronger the colour, the more of its reads took that long."
+    return figure("Latency of reads", drawn, behind, said_of)
+
+
+def _bucket_text(bucket: int) -> str:
+    """Where a bucket of latencies begins."""
+    return seconds_text(2.0 ** (bucket / 2) * 1e-6)
+
+
+_READS_SHARES: Final = np.array([0.0, 0.02, 0.08, 0.2, 0.5, 1.0])
+
+
+def _flipped(axis: Axis) -> Axis:
+    """Marks for a grid whose first row is the last."""
+    return Axis(axis.name, [(1.0 - share, told) for share, told in axis.ticks], axis.crowded)
+
+
+def decisions(run: RunFigures) -> str:
+    """Where knobs stood over time, and when the tuner decided something."""
+    if not run.decisions and not run.knobs:
+        return ""
+    first, last = run.span_s
+    seconds = max(last - first, 1e-9)
+    found = []
+    for colour, (name, points) in zip(("l1", "l2", "l3"), sorted(run.knobs.items()), strict=False):
+        most = max(value for _, value in points)
+        told = bytes_text(most) if name.endswith("bytes") else number_text(most)
+        shown = _thinned([((at - first) / seconds, value / most) for at, value in points])
+        found.append(Line(f"{name.replace('_', ' ')} (top: {told})", shown, colour))
+    marks = [
+        (
+            _inside((one.at_s - first) / seconds),
+            f"rank {one.rank}: {one.action} {one.change}: {one.reason}",
+        )
+        for one in run.decisions[:_MARKS_MOST]
+    ]
+    rows = [
+        (
+            duration_text(max(0.0, one.at_s - first)), one.rank, one.action, one.change, one.reason,
+            one.evidence,
+        )
+        for one in run.decisions[:_DECISIONS_SHOWN]
+    ]  # fmt: skip
+    drawn = lines(
+        "Knobs over time, and decisions of the tuner", found, marks, time_axis(seconds),
+        Axis("", [(0.0, "0"), (1.0, "top")]),
+    )  # fmt: skip
+    heads = ["after", "rank", "decision", "what it turned", "why", "evidence"]
+    behind = table(heads, rows).replace("<table>", '<table class="words">', 1)
+    hidden = len(run.decisions) - len(rows)
+    said = f"{counted(len(run.decisions), 'decision')}, upright bars; knobs are those of one rank."
+    if hidden > 0:
+        said += f" The table has the first {len(rows)}."
+    return figure("What the tuner did", drawn, behind, said)
+
+
+_MARKS_MOST: Final = 400
+_DECISIONS_SHOWN: Final = 100
+
+
+def _inside(share: float) -> float:
+    return min(1.0, max(0.0, share))
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Only where a line goes up or down."""
+    return [
+        (_inside(x), y) for at, (x, y) in enumerate(points) if at == 0 or y != points[at - 1][1]
+    ]
+
+
+def rank_map(run: RunFigures) -> str:
+    """Share of each rank's time that was waited, over time."""
+    if not run.ranks or run.seconds <= 0:
+        return ""
+    _, sums = run.over_time(TIME_BINS)
+    waited = columns_of(sums, "waited_s")[..., 0]
+    seconds = columns_of(sums, "worked_s", "waited_s").sum(axis=2)
+    shares = np.divide(waited, seconds, out=np.full_like(waited, -1.0), where=seconds > 1e-9)
+    together = -(-len(shares) // ROWS_MOST)
+    rows = [shares[at : at + together].max(axis=0) for at in range(0, len(shares), together)]
+    grid = np.stack(rows)
+    shades = np.where(grid < 0, -1, np.searchsorted(_STALL_SHARES, grid, side="left")).clip(
+        -1, SHADES - 1
+    )
+    names = [run.ranks[at].rank for at in range(0, len(shares), together)]
+    every = max(1, -(-len(names) // 16))
+    ticks = [((at + 0.5) / len(names), f"rank {names[at]}") for at in range(0, len(names), every)]
+    said = ["under 1 %", "to 5 %", "to 15 %", "to 30 %", "to 60 %", "more"]
+    drawn = heat(
+        "Share of each rank's time that was waited, over time", shades.astype(np.int64),
+        time_axis(run.seconds), Axis("rank", ticks, crowded=len(names) > FEW_ROWS), said,
+    )  # fmt: skip
+    order = sorted(run.ranks, key=lambda rank: -stall_of(rank.total))
+    table_rows = [
+        (
+            f"rank {rank.rank}", rank.host or "-", percent(stall_of(rank.total)),
+            duration_text(float(columns_of(rank.total, "waited_s")[0])),
+            f"{float(columns_of(rank.total, 'steps')[0]):,.0f}",
+        )
+        for rank in order[:_RANKS_SHOWN]
+    ]  # fmt: skip
+    behind = table(["rank", "host", "waited", "seconds", "steps"], table_rows)
+    note = (
+        "A row for each rank"
+        if together == 1
+        else f"A row for {together} ranks, that of the one that waited most"
+    )
+    hidden = len(order) - len(table_rows)
+    note += ": the stronger the colour, the more of the time it waited."
+    if hidden > 0:
+        note += f" The table has the {len(table_rows)} that waited most."
+    return figure("Which ranks waited, and when", drawn, behind, note)
+
+
+_STALL_SHARES: Final = np.array([0.01, 0.05, 0.15, 0.3, 0.6])
+_RANKS_SHOWN: Final = 256
+
+
+def epochs(run: RunFigures) -> str:
+    """Epoch over epoch."""
+    if run.main is None:
+        return ""
+    found = run.main.epochs()
+    if len(found) < 2:
+        return ""
+    shown = found if len(found) <= EPOCHS_MOST else _chosen(found)
+    parts = [Part(str(one.epoch), 100 * one.stall, percent(one.stall), "h4") for one in shown]
+    drawn = columns(
+        "Share of each epoch that was waited", parts, lambda value: f"{value:.1f} %", below="epoch"
+    )
+    rows = [
+        (
+            one.epoch, duration_text(one.seconds), percent(one.stall),
+            f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-",
+            ", ".join(f"{TIER_WORDS[t]} {bytes_text(n)}" for t, n in tiers_of(one.sums).items()) or "-",
+        )
+        for one in shown
+    ]  # fmt: skip
+    behind = table(["epoch", "took", "waited", "samples/s", "bytes from"], rows)
+    said = "Share of all ranks' time that went to waiting for data."
+    if len(shown) < len(found):
+        said += f" {len(shown)} of {len(found):,} epochs, evenly chosen."
+    return figure("Epoch over epoch", drawn, behind, said)
+
+
+def _chosen(found: list[Epoch]) -> list[Epoch]:
+    return [found[at] for at in np.linspace(0, len(found) - 1, EPOCHS_MOST).round().astype(int)]
+
+
+def slowest(run: RunFigures) -> str:
+    """The longest waits, as a table."""
+    if run.main is None:
+        return ""
+    found = [(curve, row) for curve in run.main.curves for row in curve.slowest]
+    found.sort(key=lambda one: float(one[1]["asked_s"] - one[1]["delivered_s"]))
+    rows = []
+    for curve, row in found[:12]:
+        waited_s = float(row["delivered_s"] - row["asked_s"])
+        if waited_s <= 0:
+            break
+        phase = PHASES[int(np.argmax(row["waited_s"]))]
+        rows.append((
+            int(row["epoch"]), f"{int(row['step']):,}", curve.rank, seconds_text(waited_s),
+            PHASE_WORDS[phase], bytes_text(float(row["bytes"].sum())),
+        ))  # fmt: skip
+    if not rows:
+        return ""
+    return "<h2>The longest waits</h2>" + table(
+        ["epoch", "step", "rank", "waited", "its batch was mostly", "bytes"], rows
+    )
+
+
+PICTURES: Final = (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
+
+assert COLUMNS[0] == "worked_s"

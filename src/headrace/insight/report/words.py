@@ -1,0 +1,91 @@
+"""Words: phases of a wait, tiers and causes as people call them, and their colours; shares and durations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from headrace.pages.text import seconds_text
+from headrace.plane.cause import Cause
+from headrace.plane.stage import TIERS
+from headrace.plane.step import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "PHASE_WORDS",
+    "TIER_COLOURS",
+    "TIER_WORDS",
+    "cause_colours",
+    "cause_word",
+    "counted",
+    "duration_text",
+    "percent",
+]
+
+PHASE_WORDS: Final = {
+    "hold": "held back",
+    "open": "opening files",
+    "read": "reading",
+    "queue": "waiting for a decoder",
+    "decode": "decoding",
+    "collate": "collating",
+    "transfer": "copying to the device",
+    "hand": "handing over",
+}
+
+TIER_WORDS: Final = {
+    "ram": "memory",
+    "page_cache": "page cache",
+    "disk": "local disk",
+    "peer": "other nodes",
+    "source": "the data's own storage",
+}
+
+TIER_COLOURS: Final = {"ram": "c5", "page_cache": "c3", "disk": "c1", "peer": "c6", "source": "c2"}
+
+_CAUSE_COLOURS: Final = ("c1", "c2", "c3", "c5", "c6", "c7", "c8")
+
+
+def cause_word(cause: Cause) -> str:
+    """`slow rank`."""
+    return cause.value.replace("_", " ")
+
+
+def cause_colours(causes: Iterable[Cause]) -> dict[Cause, str]:
+    """The class of each cause's colour on one page.
+
+    There are more causes than colours that all eyes tell apart: the largest have one each, in their order;
+    the rest, and what nothing explains, are grey.
+
+    Args:
+        causes: the largest first.
+    """
+    known = [cause for cause in causes if cause is not Cause.OTHER]
+    found = dict.fromkeys(Cause, "c4")
+    found.update(zip(known, _CAUSE_COLOURS, strict=False))
+    return found
+
+
+def percent(share: float) -> str:
+    """`12.3 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def duration_text(seconds: float) -> str:
+    """As people say how long a run took: `1 h 3 min`."""
+    if seconds < 120:
+        return seconds_text(seconds)
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+assert set(PHASE_WORDS) == set(PHASES)
+assert set(TIER_WORDS) == set(TIER_COLOURS) == set(TIERS)
