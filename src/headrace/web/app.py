@@ -1,0 +1,422 @@
+"""App: what browsers may ask, and who may ask it. docs/howto/web.md says it for people.
+
+Looking needs nothing on one's own machine, and a token elsewhere; changing a policy always takes an
+operator's. Only here do source, stores, policies and doors meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from headrace.control.client import Refusal as ControllerRefusal
+from headrace.control.policy import PolicyError
+from headrace.errors import HeadraceError, SampleNotFound
+from headrace.insight.starving import starving_of
+from headrace.web.guard import Guard
+from headrace.web.live import Client, Full, Live
+from headrace.web.picture import plain
+from headrace.web.shell import PAGES, document, files
+from headrace.web.table import Query, rows
+from headrace.web.tokens import SESSION_S, Refusal
+from headrace.web.traced import PREFIX, Runs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from headrace.web.options import WebOptions
+    from headrace.web.policies import Desk
+    from headrace.web.source import Source
+    from headrace.web.stores import Shelf
+    from headrace.web.tokens import Doors
+
+__all__ = ["Web"]
+
+DAY_S: Final = 86400.0
+"""The leaderboard is of so long."""
+
+BODY_BYTES_MAX: Final = 1 << 20
+BODY_S: Final = 5.0
+ANSWER_S: Final = 12.0
+READS_MAX: Final = 4
+"""Samples that are read at a time."""
+
+IMAGE_POLICY: Final = "default-src 'none'; sandbox"
+
+_STATUS: Final[dict[type[Exception], int]] = {
+    SampleNotFound: 404, HeadraceError: 502, TimeoutError: 504, ClientDisconnect: 400, OSError: 502,
+    ValueError: 400,
+}  # fmt: skip
+"""What goes wrong, as HTTP says it; the first that fits."""
+
+HEADER: Final = "x-headrace"
+"""Scripts of our pages send it: another site's cannot, unless we let them."""
+
+
+class Web:
+    """The pages, without their sockets.
+
+    Args:
+        source: what is looked at.
+        doors: knows tokens.
+        options: how they are served.
+        shelf: stores.
+        runs: that wrote a trace.
+        desk: policies; None: there is no controller.
+
+    Attributes:
+        app: the ASGI application.
+        live: looks, and tells browsers.
+        port: in the cookie's name, so that two servers on one machine do not share it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        doors: Doors,
+        options: WebOptions,
+        *,
+        shelf: Shelf,
+        desk: Desk | None = None,
+        runs: Runs | None = None,
+        live: Live | None = None,
+    ) -> None:
+        self.live = live or Live(source)
+        self._source = source
+        self._doors = doors
+        self._options = options
+        self._shelf = shelf
+        self._desk = desk
+        self._runs = runs or Runs(())
+        self._ahead: asyncio.Task[None] | None = None
+        self._reads = asyncio.Semaphore(READS_MAX)
+        self._files = {
+            name: (data, kind, f'"{sha256(data).hexdigest()[:20]}"')
+            for name, (data, kind) in files().items()
+        }
+        self.port = options.address[1]
+        pages = [
+            Route(page.path, self._page(page.path)) for page in PAGES if page.path != "/signin"
+        ]
+        self.app = Guard(
+            Starlette(
+                routes=[
+                    *pages,
+                    Route("/signin", self._sign_in, methods=["GET", "POST"]),
+                    Route("/signout", self._guarded(self._sign_out, open_to_all=True), methods=["POST"]),
+                    Route("/static/{name}", self._static),
+                    Route("/favicon.ico", self._icon),
+                    Route("/api/live", self._guarded(self._live)),
+                    Route("/api/starving", self._guarded(self._starving)),
+                    Route("/api/storage", self._guarded(self._storage)),
+                    Route("/api/job", self._guarded(self._job)),
+                    Route("/api/runs", self._guarded(self._traced)),
+                    Route("/api/policy", self._guarded(self._policy)),
+                    Route("/api/policy/check", self._guarded(self._check), methods=["POST"]),
+                    Route("/api/policy/apply", self._guarded(self._apply, "operator"), methods=["POST"]),
+                    Route("/api/stores", self._guarded(self._stores)),
+                    Route("/api/stores/{number:int}/samples", self._guarded(self._samples)),
+                    Route("/api/stores/{number:int}/sample", self._guarded(self._sample)),
+                    Route("/api/stores/{number:int}/image", self._guarded(self._image)),
+                ]
+            ),
+            doors,
+            options.hosts,
+        )  # fmt: skip
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def _page(self, path: str) -> Callable[[Request], Awaitable[Response]]:
+        page = next(each for each in PAGES if each.path == path)
+
+        async def answer(request: Request) -> Response:
+            try:
+                who = self._who(request)
+            except Refusal as e:
+                return self._html("/signin", "", e.status, str(e))
+            if not who and self._options.needs_token:
+                return RedirectResponse("/signin", 303)
+            if page.path == "/" and not self._ahead:
+                # It will ask for the grid in a moment: look while it loads its scripts.
+                self._ahead = asyncio.create_task(self.live.soon())
+                self._ahead.add_done_callback(self._was_ahead)
+            return self._html(page.path, who)
+
+        return answer
+
+    def _html(self, path: str, who: str, status: int = 200, said: str = "") -> Response:
+        page = next(each for each in PAGES if each.path == path)
+        text = document(
+            page,
+            label=self._source.label,
+            who=who,
+            can_sign_in=self._doors.has_tokens,
+            said=said,
+            runs=bool(self._options.runs),
+        )
+        return HTMLResponse(text, status)
+
+    def _was_ahead(self, task: asyncio.Task[None]) -> None:
+        self._ahead = None
+        if not task.cancelled():
+            task.exception()  # whoever asks for the grid is told
+
+    async def _sign_in(self, request: Request) -> Response:
+        if request.method != "POST":
+            return self._html("/signin", self._session(request) or "")
+        kind = request.headers.get("content-type", "").split(";")[0]
+        if kind != "application/x-www-form-urlencoded":
+            return self._html("/signin", "", 415, "a form is expected")
+        try:
+            body = (await _body(request, 4096)).decode("utf-8", "replace")
+            given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
+            name, seconds = self._doors.sign_in(given)
+        except Refusal as e:
+            return self._html("/signin", "", e.status, str(e))
+        except (ValueError, TimeoutError, ClientDisconnect) as e:
+            return self._html("/signin", "", 400, f"the form cannot be read: {plain(e)}")
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            self._cookie, name, max_age=int(min(seconds, SESSION_S)), path="/", httponly=True,
+            samesite="strict", secure=request.headers.get("origin", "").startswith("https:"),
+        )  # fmt: skip
+        return answer
+
+    async def _sign_out(self, request: Request) -> Response:
+        self._doors.sign_out(request.cookies.get(self._cookie, ""))
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(self._cookie, path="/", httponly=True, samesite="strict")
+        return answer
+
+    async def _static(self, request: Request) -> Response:
+        found = self._files.get(request.path_params["name"])
+        if found is None:
+            return _refusal(404, "there is no such file")
+        data, kind, tag = found
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=kind, headers=headers)
+
+    async def _icon(self, _: Request) -> Response:
+        data, kind, _tag = self._files["icon.svg"]
+        return Response(data, media_type=kind)
+
+    # -- what is looked at --------------------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        connection = getattr(request.state, "connection", None)
+        client = Client(
+            grid=request.query_params.get("grid") == "1",
+            hang_up=connection.hang_up if connection is not None else lambda: None,
+            may=lambda: self._may_look(request),
+        )
+        try:
+            self.live.join(client)
+        except Full:
+            return _refusal(
+                503, "as many browsers watch as may; try again soon", {"retry-after": "10"}
+            )
+        if connection is not None:
+            connection.hold()
+        return StreamingResponse(
+            self.live.stream(client), media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )  # fmt: skip
+
+    async def _starving(self, request: Request) -> Response:
+        query = Query.of(request.query_params)
+        found, hints = await self.live.ask("starving", self._who_starves)
+        return JSONResponse(await asyncio.to_thread(rows, found, hints, query))
+
+    def _who_starves(self) -> tuple[Any, Any]:
+        records, until_s = self._source.records(), time.time()
+        found = starving_of(records, until_s - DAY_S, until_s)
+        return found, {record.shown_id: record for record in records}
+
+    async def _storage(self, _: Request) -> Response:
+        return JSONResponse({"file_systems": await self.live.ask("storage", self._source.storage)})
+
+    async def _job(self, request: Request) -> Response:
+        job_id = request.query_params.get("id", "")
+        if job_id.startswith(PREFIX):
+            found = await asyncio.to_thread(self._runs.page, job_id, time.time())
+        else:
+            found = await self.live.once(lambda: self._source.job(job_id))
+        if found is None:
+            return _refusal(404, f"nothing is known of job {plain(job_id)!r}")
+        return JSONResponse(found)
+
+    async def _traced(self, _: Request) -> Response:
+        found = await asyncio.to_thread(self._runs.found)
+        return JSONResponse(
+            {"runs": [{"id": name, "path": plain(path)} for name, path in found.items()]}
+        )
+
+    # -- policies -----------------------------------------------------------------------------------
+
+    async def _policy(self, _: Request) -> Response:
+        desk = self._desk
+        if desk is None:
+            return JSONResponse({"where": "", "version": None, "text": ""})
+        return JSONResponse({"where": plain(desk.where), **await asyncio.to_thread(desk.current)})
+
+    async def _check(self, request: Request) -> Response:
+        return await self._put(request, dry_run=True)
+
+    async def _apply(self, request: Request) -> Response:
+        return await self._put(request, dry_run=False)
+
+    async def _put(self, request: Request, *, dry_run: bool) -> Response:
+        desk = self._desk
+        if desk is None:
+            return _refusal(404, "there is no controller: start headrace web with --controller")
+        if request.headers.get(HEADER) is None and not request.headers.get("authorization"):
+            return _refusal(
+                403, "the header X-Headrace is missing: it tells our pages from other sites'"
+            )
+        body = await _body(request, BODY_BYTES_MAX)
+        try:
+            text = json.loads(body)["text"]
+        except (ValueError, RecursionError, LookupError, TypeError) as e:
+            raise Refusal(400, 'the body is wrong, expected JSON: {"text": POLICY}') from e
+        if not isinstance(text, str):
+            raise Refusal(400, "the body is wrong: text is no string")
+        try:
+            found = await asyncio.to_thread(desk.put, text, dry_run=dry_run)
+        except PolicyError as e:
+            return _refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
+        except ControllerRefusal as e:
+            status = e.status if e.status in (400, 413, 422) else 502
+            return _refusal(status, plain(e), problems=[plain(p) for p in e.problems])
+        return JSONResponse(found)
+
+    # -- stores ---------------------------------------------------------------------------------------
+
+    async def _stores(self, _: Request) -> Response:
+        return JSONResponse({"stores": await asyncio.to_thread(self._shelf.listed)})
+
+    async def _samples(self, request: Request) -> Response:
+        asked = request.query_params
+        index = _integer(asked.get("index", ""), "index") if asked.get("index") else None
+        number, prefix, after = (
+            request.path_params["number"],
+            asked.get("prefix", ""),
+            asked.get("after", ""),
+        )
+        async with self._reads:
+            found = await asyncio.to_thread(
+                self._shelf.find, number, prefix=prefix, index=index, after=after
+            )
+        return JSONResponse(found)
+
+    async def _sample(self, request: Request) -> Response:
+        index = _integer(request.query_params.get("index", ""), "index")
+        async with self._reads:
+            found = await asyncio.to_thread(
+                self._shelf.sample, request.path_params["number"], index
+            )
+        return JSONResponse(found)
+
+    async def _image(self, request: Request) -> Response:
+        index = _integer(request.query_params.get("index", ""), "index")
+        async with self._reads:
+            data, kind = await asyncio.to_thread(
+                self._shelf.image, request.path_params["number"], index,
+                request.query_params.get("part"),
+            )  # fmt: skip
+        return Response(data, media_type=kind, headers={
+            "content-security-policy": IMAGE_POLICY, "content-disposition": "inline",
+        })  # fmt: skip
+
+    # -- how --------------------------------------------------------------------------------------------
+
+    @property
+    def _cookie(self) -> str:
+        return f"headrace_{self.port}"
+
+    def _session(self, request: Request) -> str | None:
+        return self._doors.by_session(request.cookies.get(self._cookie, ""))
+
+    def _who(self, request: Request) -> str:
+        """The role of who asks; '' for anybody.
+
+        Raises:
+            Refusal: a token is shown that is not good.
+        """
+        given = request.headers.get("authorization")
+        if given is not None:
+            return self._doors.by_header(given)
+        return self._session(request) or ""
+
+    def _may_look(self, request: Request) -> bool:
+        try:
+            return bool(self._who(request)) or not self._options.needs_token
+        except Refusal:
+            return False
+
+    def _guarded(
+        self,
+        handle: Callable[[Request], Awaitable[Response]],
+        role: str = "",
+        *,
+        open_to_all: bool = False,
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Let only those in who may, and answer whatever goes wrong."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                who = self._who(request)
+                if role and who != role:
+                    return _refusal(403 if who else 401, f"this takes an {role}'s token: sign in")
+                if not who and self._options.needs_token and not open_to_all:
+                    return _refusal(
+                        401, "a token is needed: Authorization: Bearer TOKEN, or sign in"
+                    )
+                async with asyncio.timeout(ANSWER_S):
+                    return await handle(request)
+            except Refusal as e:
+                return _refusal(e.status, str(e))
+            except tuple(_STATUS) as e:
+                status = next(status for kind, status in _STATUS.items() if isinstance(e, kind))
+                return _refusal(status, plain(e) or "it took too long")
+
+        return answer
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The body, bounded in bytes and time."""
+    body = bytearray()
+    async with asyncio.timeout(BODY_S):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise Refusal(413, f"the body has more than {most} bytes")
+    return bytes(body)
+
+
+def _integer(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ValueError(f"{name} is {text!r}, expected a number from 0 on")
+    return int(text)
+
+
+def _refusal(
+    status: int, message: str, headers: dict[str, str] | None = None, **more: Any
+) -> Response:
+    return JSONResponse({"error": {"message": message, **more}}, status, headers)

@@ -1,0 +1,237 @@
+"""Live: looks now and then, and tells browsers what changed, by server-sent events.
+
+Nobody looks while nobody watches. A browser that comes is told everything once, then what changes; one that
+does not keep up, or is gone without a word, is hung up on, and comes again by itself. So memory is bounded:
+`CLIENTS_MAX` browsers, `QUEUE_MAX` messages each, which all share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import HeadraceError
+from headrace.web.picture import Wire, plain
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from headrace.web.source import Source
+
+__all__ = ["CLIENTS_MAX", "Client", "Full", "Live", "event"]
+
+_log = logging.getLogger("headrace.web")
+
+CLIENTS_MAX: Final = 128
+QUEUE_MAX: Final = 8
+"""Messages that wait for a browser: at two seconds each, a quarter of a minute."""
+
+HEARTBEAT_S: Final = 10.0
+STREAM_S: Final = 3600.0
+"""A stream ends then, and the browser comes again: who may not look any more is seen."""
+
+RETRY_MS: Final = 2000
+SLOWER_S: Final = {"starving": 10.0, "storage": 5.0}
+"""What costs more is computed no more often than this."""
+
+SHARE: Final = 0.2
+"""Looking takes no more than this share of the time."""
+
+
+class Full(Exception):
+    """There are as many browsers as there may be."""
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A browser that is told.
+
+    Attributes:
+        grid: it wants the cluster, not only the news that there is some.
+        hang_up: ends its connection at once.
+        may: whether it may still look: who signed in may be signed out meanwhile.
+    """
+
+    grid: bool
+    hang_up: Callable[[], None]
+    may: Callable[[], bool] = lambda: True
+    queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX))
+
+    def tell(self, message: bytes) -> bool:
+        """Whether it keeps up."""
+        try:
+            self.queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.hang_up()
+            return False
+        return True
+
+
+def event(name: str, document: Any) -> bytes:
+    """A message as it goes over the wire."""
+    return b"event: " + name.encode() + b"\ndata: " + _json(document) + b"\n\n"
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+class Live:
+    """Looks for all browsers together.
+
+    Args:
+        source: at what.
+        clients_max: browsers at a time.
+
+    Attributes:
+        clients: who is told now.
+        dropped: how many did not keep up.
+        looks: so far.
+        trouble: why nothing can be seen; ''.
+    """
+
+    def __init__(self, source: Source, clients_max: int = CLIENTS_MAX) -> None:
+        self.source = source
+        self.clients: set[Client] = set()
+        self.dropped = 0
+        self.looks = 0
+        self.trouble = ""
+        self._clients_max = clients_max
+        # One thread: a source is asked by one at a time.
+        self._thread = ThreadPoolExecutor(1, "headrace-web-look")
+        self._wire = Wire(source.label)
+        self._full: bytes | None = None
+        self._looked_s = -1e9
+        self._kept: dict[str, tuple[float, Any]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._watched = asyncio.Event()
+
+    async def run(self) -> None:
+        """Look for ever, as long as somebody watches."""
+        while True:
+            await self._watched.wait()
+            if not self.clients:
+                self._watched.clear()
+                continue
+            began_s = time.monotonic()
+            await self.look()
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(self.source.period_s - took_s, took_s * (1 / SHARE - 1)))
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for client in self.clients:
+            client.hang_up()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.source.close()
+
+    # -- browsers -----------------------------------------------------------------------------------
+
+    async def stream(self, client: Client) -> AsyncIterator[bytes]:
+        """What a browser is told, message by message."""
+        self.join(client)
+        try:
+            yield f"retry: {RETRY_MS}\n\n".encode()
+            yield await self._hello(client)
+            until_s = time.monotonic() + STREAM_S
+            while time.monotonic() < until_s:
+                message: bytes | None = b": still here\n\n"
+                with contextlib.suppress(TimeoutError):
+                    message = await asyncio.wait_for(client.queue.get(), HEARTBEAT_S)
+                if message is None or not client.may():
+                    return
+                yield message
+        finally:
+            self.clients.discard(client)
+
+    def join(self, client: Client) -> None:
+        """Tell this browser, too.
+
+        Raises:
+            Full: there are too many.
+        """
+        if client in self.clients:
+            return
+        if len(self.clients) >= self._clients_max:
+            raise Full
+        self.clients.add(client)
+        self._watched.set()
+
+    async def _hello(self, client: Client) -> bytes:
+        await self.soon()
+        # What was told meanwhile is in what comes now.
+        while not client.queue.empty():
+            client.queue.get_nowait()
+        if not client.grid:
+            return event("look", self._said())
+        if self._full is None or self.trouble:
+            return event("trouble", {"text": self.trouble})
+        return self._full
+
+    def _said(self) -> dict[str, Any]:
+        return {"look": self.looks, "trouble": self.trouble, "label": self.source.label}
+
+    # -- looks ----------------------------------------------------------------------------------------
+
+    async def soon(self) -> None:
+        """Look, if what was seen is not fresh: somebody comes."""
+        if time.monotonic() - self._looked_s > 2 * self.source.period_s:
+            async with self._locks.setdefault("soon", asyncio.Lock()):
+                if time.monotonic() - self._looked_s > 2 * self.source.period_s:
+                    await self.look()
+
+    async def look(self) -> None:
+        """Look once, and tell all."""
+        async with self._locks.setdefault("look", asyncio.Lock()):
+            loop = asyncio.get_running_loop()
+            try:
+                tick, self._full = await loop.run_in_executor(self._thread, self._see)
+            except Exception as e:  # noqa: BLE001 - whoever watches is told, and it looks again
+                if not isinstance(e, HeadraceError):
+                    _log.exception("a look failed")
+                self.trouble = plain(e) or type(e).__name__
+                self._tell(event("trouble", {"text": self.trouble}), grid=True)
+            else:
+                self.looks += 1
+                self._looked_s = time.monotonic()
+                self.trouble = ""
+                self._tell(tick, grid=True)
+            self._tell(event("look", self._said()), grid=False)
+
+    def _see(self) -> tuple[bytes, bytes]:
+        tick = self._wire.tick(self.source.cluster())
+        return event("tick", tick), event("full", self._wire.full())
+
+    def _tell(self, message: bytes, *, grid: bool) -> None:
+        for client in [client for client in self.clients if client.grid == grid]:
+            if not client.tell(message):
+                self.dropped += 1
+                self.clients.discard(client)
+
+    async def ask(self, what: str, make: Callable[[], Any]) -> Any:
+        """Something of the source, computed off the loop, and kept for a moment.
+
+        Args:
+            what: names it.
+            make: gives it.
+
+        Raises:
+            HeadraceError: it cannot be seen.
+        """
+        async with self._locks.setdefault(what, asyncio.Lock()):
+            made_s, found = self._kept.get(what, (-1e9, None))
+            if time.monotonic() - made_s < max(self.source.period_s, SLOWER_S.get(what, 0.0)):
+                return found
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+            self._kept[what] = time.monotonic(), found
+            return found
+
+    async def once(self, make: Callable[[], Any]) -> Any:
+        """Likewise, not kept: what is asked by name, of which there are many."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)

@@ -1,0 +1,223 @@
+"""Picture: a cluster's GPUs and the jobs on them at one moment, as it goes to browsers.
+
+A GPU is a byte of stall and a byte of use, so that a thousand nodes are 22 kB a look. Jobs have slots: a
+number that holds while the job runs, which a GPU's holder names.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["IDLE", "UNKNOWN", "Cluster", "JobBox", "NodeBox", "Wire", "levels", "plain"]
+
+IDLE: Final = -1
+"""A GPU that no job holds."""
+
+UNKNOWN: Final = 255
+"""A stall or use that nobody knows."""
+
+LEVELS: Final = 200
+"""A share of 1 is this byte."""
+
+NAME_CHARACTERS_MAX: Final = 200
+
+
+def plain(text: object) -> str:
+    """A name from anywhere as it may be shown: bounded, controls and marks of direction as their escapes."""
+    shown = "".join(
+        c if c.isprintable() else repr(c)[1:-1] for c in str(text)[:NAME_CHARACTERS_MAX]
+    )
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def levels(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Shares 0..1 as bytes; NaN is unknown."""
+    known = np.nan_to_num(np.clip(shares, 0.0, 1.0) * LEVELS)
+    return np.where(np.isnan(shares), UNKNOWN, np.rint(known)).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBox:
+    """A node: its GPUs stand in a row."""
+
+    name: str
+    partition: str
+    gpus: int
+    away: str = ""
+    """Why it takes no jobs; '' if it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobBox:
+    """A job that holds GPUs."""
+
+    job_id: str
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    gpus: int = 0
+    nodes: int = 1
+    cause: str = ""
+    """What it waits for most; ''."""
+    file_system: str = ""
+    measured: bool = False
+    started_s: float | None = None
+
+    def row(self) -> list[Any]:
+        """As it goes over the wire; `cluster.js` knows the order."""
+        return [
+            plain(self.job_id), plain(self.name), plain(self.user), plain(self.account),
+            plain(self.partition), self.gpus, self.nodes, plain(self.cause),
+            plain(self.file_system), int(self.measured), self.started_s,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """All of it.
+
+    Attributes:
+        taken_s: Unix seconds.
+        nodes: in the order in which they are shown.
+        jobs: that run.
+        holders: (GPUs) int32, of each GPU the place of its job in `jobs`, or `IDLE`.
+        stall: (GPUs) uint8, see `levels`.
+        busy: (GPUs) uint8, likewise.
+        waiting: jobs that wait for GPUs.
+        notes: what could not be seen, a sentence each.
+    """
+
+    taken_s: float
+    nodes: Sequence[NodeBox]
+    jobs: Sequence[JobBox]
+    holders: NDArray[np.int32]
+    stall: NDArray[np.uint8]
+    busy: NDArray[np.uint8]
+    waiting: int = 0
+    notes: tuple[str, ...] = ()
+
+    def totals(self) -> dict[str, Any]:
+        """What stands above the grid."""
+        held = self.holders >= 0
+        counts = np.array([node.gpus for node in self.nodes], np.int64)
+        away = np.repeat(np.array([bool(n.away) for n in self.nodes], bool), counts)
+        known = held & (self.stall != UNKNOWN)
+        lost = self.stall[known].astype(np.float64) / LEVELS
+        used = self.busy[held & (self.busy != UNKNOWN)].astype(np.float64) / LEVELS
+        return {
+            "nodes": len(self.nodes),
+            "gpus": len(self.holders),
+            "held": int(held.sum()),
+            "idle": int((~held & ~away).sum()),
+            "away": int((~held & away).sum()),
+            "known": int(known.sum()),
+            "lost": round(float(lost.sum()), 1),
+            "busy": round(float(used.mean()), 4) if len(used) else None,
+            "running": len(self.jobs),
+            "waiting": self.waiting,
+            "causes": self._causes(known),
+            "notes": [plain(note) for note in self.notes],
+        }
+
+    def _causes(self, known: NDArray[np.bool_]) -> list[list[Any]]:
+        """GPUs' worth of waiting, by cause, the largest first."""
+        if not len(self.jobs):
+            return []
+        lost = self.stall[known].astype(np.float64) / LEVELS
+        of_job = np.bincount(self.holders[known], lost, len(self.jobs))
+        found: dict[str, float] = {}
+        for job, amount in zip(self.jobs, of_job.tolist(), strict=True):
+            found[job.cause or "other"] = found.get(job.cause or "other", 0.0) + amount
+        ranked = sorted(found.items(), key=lambda item: -item[1])
+        return [[plain(cause), round(amount, 1)] for cause, amount in ranked if amount >= 0.05]
+
+
+@dataclass(slots=True)
+class Wire:
+    """Turns clusters into messages: the whole of one, or what changed since the last."""
+
+    label: str = ""
+    _slots: dict[str, int] = field(default_factory=dict)
+    _rows: dict[int, list[Any]] = field(default_factory=dict)
+    _boxes: dict[int, JobBox] = field(default_factory=dict)
+    _nodes: dict[str, Any] = field(default_factory=dict)
+    _last: dict[str, Any] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+
+    def full(self) -> dict[str, Any]:
+        """Everything as of the last `tick`, for a browser that comes."""
+        return {
+            **self._last,
+            "label": self.label,
+            "nodes": self._nodes,
+            "jobs": dict(self._rows),
+        }
+
+    def tick(self, cluster: Cluster) -> dict[str, Any]:
+        """What changed since the cluster before."""
+        before = dict(self._rows)
+        places = self._place(cluster.jobs)
+        holders = np.where(cluster.holders >= 0, places[cluster.holders], IDLE).astype("<i4")
+        nodes = _nodes(cluster.nodes)
+        whole = {
+            "taken_s": cluster.taken_s,
+            "totals": cluster.totals(),
+            "holders": _text(holders),
+            "stall": _text(cluster.stall),
+            "busy": _text(cluster.busy),
+        }
+        said = dict(whole)
+        if self._last.get("holders") == said["holders"]:
+            del said["holders"]
+        if nodes != self._nodes:
+            said["nodes"] = self._nodes = nodes
+        said["jobs"] = {slot: row for slot, row in self._rows.items() if before.get(slot) != row}
+        said["gone"] = [slot for slot in before if slot not in self._rows]
+        self._last = whole
+        return said
+
+    def _place(self, jobs: Sequence[JobBox]) -> NDArray[np.int32]:
+        """The slots of jobs; those of jobs that are gone are free again."""
+        here = {job.job_id for job in jobs}
+        for gone in [job_id for job_id in self._slots if job_id not in here]:
+            slot = self._slots.pop(gone)
+            del self._rows[slot], self._boxes[slot]
+            self._free.append(slot)
+        places = np.full(len(jobs) + 1, IDLE, np.int32)  # the last for IDLE
+        for place, job in enumerate(jobs):
+            if job.job_id not in self._slots:
+                free = self._free.pop() if self._free else len(self._slots)
+                self._slots[job.job_id] = free
+            slot = self._slots[job.job_id]
+            if self._boxes.get(slot) != job:
+                self._boxes[slot], self._rows[slot] = job, job.row()
+            places[place] = slot
+        return places
+
+
+def _nodes(nodes: Iterable[NodeBox]) -> dict[str, Any]:
+    """Columns: names, partitions by number, GPUs, and why some are away."""
+    boxes = list(nodes)
+    partitions = list(dict.fromkeys(box.partition for box in boxes))
+    number: Mapping[str, int] = {name: i for i, name in enumerate(partitions)}
+    return {
+        "names": [plain(box.name) for box in boxes],
+        "partitions": [plain(name) for name in partitions],
+        "partition": [number[box.partition] for box in boxes],
+        "gpus": [box.gpus for box in boxes],
+        "away": {i: plain(box.away) for i, box in enumerate(boxes) if box.away},
+    }
+
+
+def _text(values: NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()

@@ -1,0 +1,120 @@
+"""Shell: the HTML around every page, and the files that pages load. Written once, at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace import __version__
+from headrace.pages.style import STYLE
+from headrace.pages.text import safe
+
+__all__ = ["PAGES", "Page", "document", "files"]
+
+_FOLDER: Final = Path(__file__).parent / "static"
+
+_TYPES: Final = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: its file of HTML in `static` is what stands in the middle."""
+
+    path: str
+    title: str
+    file: str
+    script: str
+    loads: tuple[str, ...] = ("core.js",)
+    """Other scripts that it loads, so that a browser need not find out one by one."""
+
+    in_menu: bool = True
+
+    @property
+    def menu(self) -> str:
+        """What it is called in the menu."""
+        return "Runs" if self.path == "/job" else self.title
+
+
+PAGES: Final = (
+    Page("/", "Cluster", "cluster.html", "cluster.js", ("core.js", "charts.js", "grid.js")),
+    Page("/starving", "Starving", "starving.html", "starving.js"),
+    Page("/storage", "File systems", "storage.html", "storage.js", ("core.js", "charts.js")),
+    Page("/policies", "Policies", "policies.html", "policies.js"),
+    Page("/stores", "Stores", "stores.html", "stores.js"),
+    Page("/job", "Job", "job.html", "job.js", ("core.js", "charts.js"), in_menu=False),
+    Page("/signin", "Sign in", "signin.html", "", in_menu=False),
+)
+
+
+def files() -> dict[str, tuple[bytes, str]]:
+    """What pages load, by name: bytes and type."""
+    found = {
+        path.name: (path.read_bytes(), _TYPES[path.suffix])
+        for path in sorted(_FOLDER.iterdir())
+        if path.suffix in _TYPES
+    }
+    found["pages.css"] = STYLE.encode(), _TYPES[".css"]
+    return found
+
+
+def document(
+    page: Page, *, label: str, who: str, can_sign_in: bool, said: str = "", runs: bool = False
+) -> str:
+    """A page.
+
+    Args:
+        page: which.
+        label: what stands on every page: `recorded demo`.
+        who: the role of who is signed in; '' for nobody.
+        can_sign_in: there are tokens.
+        said: a sentence at the top: what went wrong.
+        runs: there are traced runs.
+    """
+    shown = [each for each in PAGES if each.in_menu or (runs and each.path == "/job")]
+    menu = "".join(
+        f'<li><a href="{each.path}"{" aria-current=page" if each is page else ""}>{each.menu}</a></li>'
+        for each in shown
+    )
+    if who:
+        door = (
+            f'<form method="post" action="/signout"><span>{safe(who)}</span> '
+            '<button class="quiet">Sign out</button></form>'
+        )
+    else:
+        door = '<a href="/signin">Sign in</a>' if can_sign_in else "<span>read-only</span>"
+    banner = (
+        f'<p class="banner"><strong>{safe(label)}</strong> The cluster, its users and its jobs '
+        "are made up by a seeded model.</p>"
+        if label
+        else ""
+    )
+    scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
+    script = f'<script type="module" src="/static/{page.script}"></script>' if page.script else ""
+    body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _said(said))
+    given = f'data-page="{page.path}" data-who="{safe(who)}"' + " data-door" * can_sign_in
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{page.title} - headrace</title>
+<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/pages.css">
+<link rel="stylesheet" href="/static/web.css">{scripts if page.script else ""}{script}</head>
+<body {given}><a class="skip" href="#main">Skip to content</a>
+<header><a class="brand" href="/"><svg viewBox="0 0 24 24" aria-hidden="true" class="mark"><path
+ d="M2 15q5-8 10-4t10-4"/><path d="M2 20q5-8 10-4t10-4"/></svg>headrace</a>
+<nav aria-label="Pages"><ul>{menu}</ul></nav>
+<div class="right"><span id="live" class="live" role="status"></span>{door}</div></header>
+{banner}<main id="main" tabindex="-1">
+{body}</main>
+<footer><p>headrace {safe(__version__)}. Nothing on this page comes from, or goes to, another machine.</p>
+<noscript><p><strong>These pages are live: they need JavaScript.</strong> <code>headrace starving</code> and
+<code>headrace top</code> say the same in a terminal.</p></noscript></footer></body></html>
+"""
+
+
+def _said(text: str) -> str:
+    return f'<p class="problem" role="alert">{safe(text)}</p>' if text else ""

@@ -1,0 +1,52 @@
+// Policies: what holds, what an edit would change, and applying it.
+import { $, ask, fill, h, trouble } from "./core.js";
+
+const text = $("text"), check = $("check"), apply = $("apply");
+const operator = document.body.dataset.who === "operator";
+let held = null, checked = null;
+
+function ready() { apply.disabled = !(operator && checked !== null && checked === text.value); }
+
+const list = (found) => h("ul", { class: "diff" }, found.changes.map((c) => c.before === null ? h("li", { class: "plus" }, `+ ${c.at}: ${c.after}`) : c.after === null ? h("li", { class: "minus" }, `- ${c.at}: ${c.before}`) : h("li", { class: "change" }, `~ ${c.at}: ${c.before} \u2192 ${c.after}`)));
+const unknown = (found) => found.unknown.length && [h("p", {}, "Not known now, and may still come:"), h("ul", {}, found.unknown.map((u) => h("li", {}, u)))];
+
+async function put(path, done) {
+  const sent = text.value;
+  check.disabled = apply.disabled = true;
+  fill($("said"), h("p", { class: "busy" }, "Asking ..."));
+  try {
+    const found = await ask(path, { text: sent });
+    trouble("");
+    done(found, sent);
+  } catch (e) {
+    checked = null;
+    fill($("said"), h("div", { class: "problem", role: "alert" }, e.message, e.problems.length ? h("ul", {}, e.problems.map((p) => h("li", {}, p))) : ""));
+  }
+  check.disabled = false;
+  ready();
+}
+
+check.addEventListener("click", () => put("/api/policy/check", (found, sent) => {
+  checked = found.changes.length ? sent : null;
+  fill($("said"), found.changes.length ? [h("p", {}, `${found.changes.length} value${found.changes.length === 1 ? "" : "s"} would change; nothing has changed yet. Version ${found.version} holds.`), list(found), unknown(found),
+    !operator && h("p", { class: "soft" }, document.body.dataset.who || document.body.dataset.door === undefined ? "Applying it takes an operator's token; headrace web --token-file says which there are." : ["To apply it, ", h("a", { href: "/signin" }, "sign in"), " with an operator's token."])].filter(Boolean).flat() : h("p", {}, `Nothing would change: version ${found.version} says the same.`));
+}));
+
+apply.addEventListener("click", () => put("/api/policy/apply", (found) => {
+  checked = null; held = text.value;
+  fill($("said"), h("div", { class: "good", role: "status" }, found.applied ? `Applied: version ${found.version} holds.` : `Nothing changed: version ${found.version} holds.`), list(found));
+  version(found.version);
+}));
+
+$("revert").addEventListener("click", () => { text.value = held; checked = null; ready(); fill($("said"), h("p", { class: "empty" }, "Edit the policy and check it.")); });
+text.addEventListener("input", ready);
+
+let where = "";
+function version(number) { fill($("answer"), "Version ", h("strong", {}, String(number)), ` holds ${where}.`, operator ? "" : " You may check an edit; applying it takes an operator's token."); }
+
+try {
+  const found = await ask("/api/policy");
+  if (found.version === null) $("answer").textContent = "No controller is known here: start headrace web with --controller.";
+  else { where = found.where; text.value = held = found.text; $("desk").hidden = false; version(found.version); ready(); }
+} catch (e) { trouble(e.message); $("answer").textContent = "The controller does not say what holds."; }
+document.body.dataset.looks = "1";

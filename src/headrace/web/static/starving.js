@@ -1,0 +1,65 @@
+// The leaderboard: jobs by GPU-hours lost.
+import { $, ask, causeColour, causeName, count, fill, filters, h, hours, live, options, percent, seconds, table, trouble } from "./core.js";
+
+const COLUMNS = [["job", "Job", "words"], ["user", "User", "words wide-only"], ["lost", "Lost GPU-h"], ["hours", "GPU-h", "wide-only"], ["stall", "Waits"], ["cause", "Cause", "words"], ["on", "On", "words wide-only"], [null, "What helps", "words wide-only"]];
+const FALLING = new Set(["lost", "hours", "stall", "waited"]);
+const form = $("tools");
+const asked = new URLSearchParams(location.search);
+let sort = asked.get("sort") || "lost", reverse = asked.get("reverse") === "1", turn = 0, limit = 25;
+
+const held = filters(form, () => { clearTimeout(turn); turn = setTimeout(look, 150); });
+
+function order(by) {
+  reverse = by === sort ? !reverse : false; sort = by;
+  const kept = new URLSearchParams(location.search);
+  if (sort !== "lost") kept.set("sort", sort); else kept.delete("sort");
+  if (reverse) kept.set("reverse", "1"); else kept.delete("reverse");
+  history.replaceState(null, "", `?${kept}`);
+  look();
+}
+
+let latest = 0;
+async function look() {
+  const mine = ++latest, wanted = held.read(), query = new URLSearchParams({ sort, limit: String(limit) });
+  if (reverse) query.set("reverse", "1");
+  for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
+  try {
+    const found = await ask(`/api/starving?${query}`);
+    if (mine === latest) { show(found); trouble(""); }
+  } catch (e) { trouble(e.message); }
+}
+
+function head([key, name, kind]) {
+  if (!key) return h("th", { scope: "col", class: kind }, name);
+  const falling = FALLING.has(key) !== reverse;
+  return h("th", { scope: "col", class: kind || "", "aria-sort": key === sort ? (falling ? "descending" : "ascending") : "none" }, h("button", { type: "button", "data-sort": key, onclick: () => order(key) }, name));
+}
+
+function meter(share) { const i = h("i"); i.style.width = `${100 * share}%`; return h("span", { class: "meter", "aria-hidden": "true" }, i); }
+
+function row(job) {
+  return h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/job?id=${encodeURIComponent(job.job_id)}` }, `${job.job_id} ${job.name}`)), h("td", { class: "words wide-only" }, job.user),
+    h("td", {}, h("strong", {}, hours(job.lost))), h("td", { class: "wide-only" }, hours(job.gpu_hours)), h("td", {}, meter(job.stall), h("span", { class: "share" }, `${job.measured ? "" : "~"}${percent(job.stall)}`)),
+    h("td", { class: "words fixed" }, job.cause && [h("i", { class: `swatch ${causeColour(job.cause)}` }), ` ${causeName(job.cause)}`]), h("td", { class: "words wide-only" }, job.on), h("td", { class: "words wide-only" }, job.hint));
+}
+
+function groups(place, title, list, choose) {
+  fill(place, table([title, "Jobs", "Lost GPU-h"], list.map((g) => [choose ? h("button", { class: "quiet", type: "button", onclick: () => held.set(choose, g.name) }, choose === "cause" ? causeName(g.name) : g.name || "none") : g.name, count(g.jobs), hours(g.lost)]), "rank"));
+}
+
+function show(found) {
+  fill($("answer"), found.answer[0].toUpperCase() + found.answer.slice(1), `, in the last ${seconds(found.until_s - found.since_s)}.`);
+  const focused = document.activeElement?.dataset?.sort;
+  fill($("jobs"), found.jobs.length ? h("table", { class: "rank" }, h("caption", { class: "hidden" }, "Jobs that lost GPU-hours to waiting for data"), h("thead", {}, h("tr", {}, COLUMNS.map(head))), h("tbody", {}, found.jobs.map(row))) : h("p", { class: "empty" }, "No job is as asked for."), found.of > found.jobs.length && limit < 200 && h("p", {}, h("button", { type: "button", onclick: () => { limit = limit < 100 ? 100 : 200; look(); } }, `Show more of ${count(found.of)}`)));
+  if (focused) $("jobs").querySelector(`[data-sort=${focused}]`)?.focus();
+  const inferred = found.jobs.some((j) => !j.measured);
+  $("matched").textContent = `${count(found.jobs.length)} of ${count(found.of)} jobs${found.of < found.all ? ` (${count(found.all)} starved)` : ""}; they lost ${hours(found.lost_shown)} GPU-hours${inferred ? "; ~ is inferred" : ""}`;
+  options(form.elements.cause, found.causes.map((g) => g.name).filter(Boolean), { told: causeName });
+  options(form.elements.on, found.file_systems.map((g) => g.name).filter(Boolean));
+  if ($("users").children.length !== found.every_user.length) fill($("users"), found.every_user.map((u) => h("option", { value: u })));
+  groups($("causes"), "Cause", found.causes, "cause"); groups($("systems"), "File system", found.file_systems, "on"); groups($("byuser"), "User", found.users, "user");
+  document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
+}
+
+let last = 0;
+live(false, { look: (said) => { if (said.trouble) trouble(said.trouble); if (Date.now() - last > 9000) { last = Date.now(); look(); } } });

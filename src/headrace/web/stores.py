@@ -1,0 +1,229 @@
+"""Stores: find a sample by name, beginning of a name, or index; see where it lies, and its picture.
+
+Only stores that were named when the server was started, and only to read. What a sample holds is anybody's:
+it is shown as a picture only if its first bytes are those of one, with the type that these say.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import HeadraceError, SampleNotFound
+from headrace.store.residency import resident_range
+from headrace.web.picture import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.store import Store
+    from headrace.store.segment import Extent, OpenSegment
+
+__all__ = ["IMAGE_BYTES_MAX", "Shelf", "image_type"]
+
+ROWS: Final = 50
+IMAGE_BYTES_MAX: Final = 32 << 20
+PREVIEW_BYTES: Final = 256
+
+
+def image_type(data: bytes | memoryview) -> str | None:
+    """The type of a picture that browsers show safely, by its first bytes; None: it is none."""
+    head = bytes(data[:16])
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return "image/gif"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+class Shelf:
+    """Open stores, by their number. Its calls may come from several threads.
+
+    Args:
+        stores: open; closed with it.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = list(stores)
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close them."""
+        for store in self._stores:
+            store.close()
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What there is."""
+        return [
+            {
+                "number": number,
+                "path": plain(store.path),
+                "samples": len(store),
+                "bytes": store.nbytes,
+                "classes": len(store.classes or []),
+                "fingerprint": store.fingerprint,
+            }
+            for number, store in enumerate(self._stores)
+        ]
+
+    def find(
+        self, number: int, *, prefix: str = "", index: int | None = None, after: str = ""
+    ) -> dict[str, Any]:
+        """Samples, a page of them.
+
+        Args:
+            number: of the store.
+            prefix: names that begin so, in the order of names.
+            index: instead, those from this index on; without either, from 0 on.
+            after: the `next` of the page before.
+
+        Raises:
+            SampleNotFound: there is no such store or index.
+        """
+        with self._lock:
+            store = self._store(number)
+            if prefix:
+                found = list(_with_prefix(store, os.fsencode(prefix), after))
+                more = f"{found[ROWS - 1][0]}:{found[ROWS - 1][1] + 1}" if len(found) > ROWS else ""
+                indices = [index for _, _, index in found[:ROWS]]
+            else:
+                first = _number(after) if after else index or 0
+                if len(store):
+                    first = store.index_of(first)
+                indices = list(range(first, min(first + ROWS, len(store))))
+                more = str(first + ROWS) if first + ROWS < len(store) else ""
+            return {"samples": [_row(store, i) for i in indices], "next": more, "of": len(store)}
+
+    def sample(self, number: int, index: int) -> dict[str, Any]:
+        """A sample and where each of its parts lies.
+
+        Raises:
+            SampleNotFound: there is none.
+            HeadraceError: it cannot be read.
+        """
+        with self._lock:
+            store = self._store(number)
+            index = store.index_of(index)
+            segment = store.segment_of(index)
+            parts = [self._part(store, segment, extent) for extent in segment.extents(index)]
+            columns = {plain(name): plain(values[index]) for name, values in store.columns.items()}
+            return {
+                **_row(store, index),
+                "parts": parts,
+                "columns": columns,
+                "path": plain(store.path),
+            }
+
+    def image(self, number: int, index: int, part: str | None) -> tuple[bytes, str]:
+        """A picture and its type.
+
+        Raises:
+            SampleNotFound: there is no such sample or part.
+            ValueError: it is no picture, or too large to be shown.
+            HeadraceError: it cannot be read.
+        """
+        with self._lock:
+            store = self._store(number)
+            sizes = store.parts_of(index)
+            name = next(iter(sizes)) if part is None and len(sizes) == 1 else part
+            if name is not None and sizes.get(name, 0) > IMAGE_BYTES_MAX:
+                raise ValueError(
+                    f"it has {sizes[name]:,} bytes, at most {IMAGE_BYTES_MAX:,} are shown as a picture"
+                )
+            data = bytes(store.read(index, part=part))
+        kind = image_type(data)
+        if kind is None:
+            raise ValueError("it is no PNG, JPEG, GIF or WebP: nothing else is shown as a picture")
+        return data, kind
+
+    def _store(self, number: int) -> Store:
+        if not 0 <= number < len(self._stores):
+            raise SampleNotFound(
+                f"there is no store {number}.", next_step="Name stores: headrace web --store DIR."
+            )
+        return self._stores[number]
+
+    @staticmethod
+    def _part(store: Store, segment: OpenSegment, extent: Extent) -> dict[str, Any]:
+        volume = segment.volumes.entries[extent.volume]
+        name = os.fsdecode(segment.directory.part_names[extent.part])
+        path = segment.volumes.paths[extent.volume]
+        file = f"{path}/{os.fsdecode(extent.name)}" if volume.kind == "tree" else path
+        found: dict[str, Any] = {
+            "part": plain(name),
+            "volume": plain(file),
+            "kind": volume.kind,
+            "offset": extent.offset,
+            "length": extent.length,
+            "crc32c": None if extent.crc is None else f"{extent.crc:08x}",
+            "resident": None if volume.kind == "object" else _resident(file, extent),
+            "image": None,
+            "hex": "",
+            "text": "",
+            "trouble": "",
+        }
+        try:
+            head = bytes(store.read(extent.index, 0, PREVIEW_BYTES, part=name))
+        except HeadraceError as e:
+            found["trouble"] = plain(e)
+            return found
+        found["image"] = image_type(head)
+        if found["image"] is None:
+            found["hex"] = head.hex(" ")
+            found["text"] = plain(head.decode("utf-8", "replace"))
+        return found
+
+
+def _resident(path: str, extent: Extent) -> int | None:
+    """Bytes of an extent in the page cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return resident_range(fd, extent.offset, extent.length)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _row(store: Store, index: int) -> dict[str, Any]:
+    labels, classes = store.labels, store.classes or []
+    label = None if labels is None else int(labels[index])
+    named = label is not None and 0 <= label < len(classes)
+    return {
+        "index": index,
+        "name": plain(store.names[index]),
+        "bytes": sum(store.parts_of(index).values()),
+        "label": label,
+        "class": plain(classes[label]) if named and label is not None else "",
+    }
+
+
+def _with_prefix(store: Store, prefix: bytes, after: str) -> Iterator[tuple[int, int, int]]:
+    """Segment, rank and index of names that begin so, one more than are shown."""
+    begin, _, rank_text = after.partition(":")
+    first = _number(begin) if after else 0
+    left = ROWS + 1
+    for at in range(first, len(store.segments)):
+        segment = store.segments[at]
+        rank = _number(rank_text) if after and at == first else segment.directory.seek(prefix)
+        while left and rank < segment.directory.samples:
+            local = segment.directory.index_at_rank(rank)
+            if not segment.directory.name(local).startswith(prefix):
+                break
+            yield at, rank, local + segment.base
+            left -= 1
+            rank += 1
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ValueError(f"{text!r} is no place to go on from")
+    return int(text)

@@ -1,0 +1,277 @@
+"""Watching: a real cluster, out of the agents' history, the scheduler and a controller, where they are there.
+
+The scheduler knows nodes, GPUs and jobs; the history knows how jobs fare; a controller knows what reads
+from file systems now. Without a scheduler the nodes are those that agents tell of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ControlError, HeadraceError, TelemetryError
+from headrace.telemetry.history import JobRecord, merged, open_history
+from headrace.telemetry.reading import FileHistory
+from headrace.web.jobs import JobPage
+from headrace.web.layout import cluster_of, nodes_of_agents, nodes_of_scheduler
+from headrace.web.storage import Flow, file_system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.cluster.snapshot import ClusterSnapshot
+    from headrace.control.client import Client
+    from headrace.web.picture import Cluster
+
+__all__ = ["Watching"]
+
+_log = logging.getLogger("headrace.web")
+
+DAY_S: Final = 86400.0
+NOW_S: Final = 150.0
+"""What is told as now: agents tell by the minute, and may write a minute late."""
+
+RECENT_S: Final = 1800.0
+JOB_S: Final = 6 * 3600.0
+WINDOWS: Final = 15
+"""Of a history that is asked window by window."""
+
+SNAPSHOT_S: Final = 15.0
+HISTORY_S: Final = 8.0
+CONTROLLER_KEPT: Final = 450
+"""Looks at the controller that are kept: at two seconds each, a quarter of an hour."""
+
+
+class Watching:
+    """A real cluster.
+
+    Args:
+        history: a folder of agents' files, or the URL of a Prometheus.
+        client: asks the controller; None: there is none.
+        snapshot: looks at the scheduler; None: there is none.
+        clock: Unix seconds.
+    """
+
+    label = ""
+
+    def __init__(
+        self,
+        history: str,
+        client: Client | None = None,
+        snapshot: Callable[[], ClusterSnapshot] | None = None,
+        clock: Callable[[], float] = time.time,
+        period_s: float = 2.0,
+    ) -> None:
+        self.period_s = period_s
+        self._history = history
+        self._client = client
+        self._snapshot = snapshot
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Any]] = {}
+        self._states: deque[tuple[float, dict[str, Any]]] = deque(maxlen=CONTROLLER_KEPT)
+
+    def close(self) -> None:
+        """Let go of the controller."""
+        if self._client is not None:
+            self._client.close()
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster:
+        """See `Source`."""
+        notes: list[str] = []
+        parts = self._try(notes, "history", HISTORY_S, self._now)
+        seen = None
+        if self._snapshot is not None:
+            seen = self._try(notes, "snapshot", SNAPSHOT_S, self._snapshot)
+        if self._client is not None:
+            self._ask_controller(notes)
+        if parts is None and seen is None:
+            raise TelemetryError(" ".join(notes) or "nothing can be seen")
+        told = parts or []
+        layout = nodes_of_agents(told) if seen is None else nodes_of_scheduler(seen)
+        return cluster_of(layout, told, self._clock(), tuple(notes))
+
+    def records(self) -> list[JobRecord]:
+        """See `Source`."""
+        now = self._clock()
+        found: list[JobRecord] = self._once(
+            "day", HISTORY_S, lambda: self._records(now - DAY_S, now)
+        )
+        return found
+
+    def storage(self) -> list[dict[str, Any]]:
+        """See `Source`."""
+        if self._client is not None:
+            self._ask_controller([])
+            if self._states:
+                return self._flows()
+        return self._waits()
+
+    def job(self, job_id: str) -> dict[str, Any] | None:
+        """See `Source`."""
+        if not job_id:
+            return None
+        now = self._clock()
+        found = self._records(0.0, now + DAY_S, job_id)
+        if not found:
+            return None
+        record = max(found, key=lambda each: each.last_s)
+        minutes = self._minutes(max(record.first_s, record.last_s - JOB_S), record.last_s, job_id)
+        nodes = [part for part in self._parts(now - NOW_S, now, job_id) if part[0]]
+        tiers = sorted({tier for _, r, _ in minutes for tier in r.by_label("tier_bytes")})
+        running = now - record.last_s < NOW_S
+        page = JobPage(
+            record=record,
+            times=[at for at, _, _ in minutes],
+            use=[r.gpu_use for _, r, _ in minutes],
+            stall=[r.stall for _, r, _ in minutes],
+            tiers={
+                tier: [r.by_label("tier_bytes").get(tier, 0.0) / s for _, r, s in minutes]
+                for tier in tiers
+            },
+            ranks=[
+                (at, node, part.stall) for at, (node, part) in enumerate(nodes)
+                if part.stall is not None
+            ],
+            running=running,
+            gpus=round(record.total("gpus")),
+            now=minutes[-1][1].stall if minutes and running else None,
+        )  # fmt: skip
+        return page.as_dict()
+
+    # -- history ------------------------------------------------------------------------------------
+
+    def _now(self) -> list[tuple[str, JobRecord]]:
+        now = self._clock()
+        return self._parts(now - NOW_S, now)
+
+    def _parts(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> list[tuple[str, JobRecord]]:
+        """Records with their node; '' where the history tells of jobs as a whole."""
+        history = open_history(self._history)
+        try:
+            if isinstance(history, FileHistory):
+                found = history.parts(since_s, until_s, job_id)
+            else:
+                found = [("", record) for record in history.records(since_s, until_s, job_id)]
+        finally:
+            history.close()
+        return [(node, record) for node, record in found if record.job_id]
+
+    def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
+        history = open_history(self._history)
+        try:
+            return [r for r in history.records(since_s, until_s, job_id) if r.job_id]
+        finally:
+            history.close()
+
+    def _minutes(
+        self, since_s: float, until_s: float, job_id: str
+    ) -> list[tuple[float, JobRecord, float]]:
+        """One job over time: when, its figures then, and over how many seconds."""
+        return [
+            (at, merged([("", record) for record in records])[0], seconds)
+            for at, records, seconds in self._over_time(since_s, until_s, job_id)
+            if records
+        ]
+
+    def _over_time(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> list[tuple[float, list[JobRecord], float]]:
+        history = open_history(self._history)
+        try:
+            if isinstance(history, FileHistory):
+                by_minute = history.minutes(since_s, until_s, job_id)
+                return [
+                    (at, [r for r in records if r.job_id], 60.0)
+                    for at, records in by_minute.items()
+                ]
+            step = max(60.0, (until_s - since_s) / WINDOWS)
+            count = max(1, round((until_s - since_s) / step))
+            starts = [since_s + step * i for i in range(count)]
+            return [(at, history.records(at, at + step, job_id), step) for at in starts]
+        finally:
+            history.close()
+
+    # -- file systems -------------------------------------------------------------------------------
+
+    def _waits(self) -> list[dict[str, Any]]:
+        """Who waits for which file system, where nobody says what is read from it."""
+        now = self._clock()
+        rows = self._once("recent", 20.0, lambda: self._over_time(now - RECENT_S, now))
+        found: dict[str, dict[str, tuple[JobRecord, list[float]]]] = {}
+        for place, (_, records, seconds) in enumerate(rows):
+            for record in records:
+                waited = record.by_file_system("stall_s" if record.measured else "inferred_s")
+                for system, waited_s in waited.items():
+                    jobs = found.setdefault(system, {})
+                    line = jobs.setdefault(record.job_id, (record, [0.0] * len(rows)))[1]
+                    line[place] += waited_s / seconds
+        times = [at for at, _, _ in rows]
+        return [
+            file_system(
+                name or "not known",
+                times,
+                [Flow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()],
+                unit="processes that wait",
+            )
+            for name, jobs in sorted(found.items())
+        ]
+
+    def _flows(self) -> list[dict[str, Any]]:
+        """What is read from file systems, as the controller says."""
+        states = list(self._states)
+        lines: dict[str, dict[tuple[str, str], list[float]]] = {}
+        capacity: dict[str, float | None] = {}
+        for place, (_, state) in enumerate(states):
+            for system in state["file_systems"]:
+                capacity[system["name"]] = system["capacity"]["bytes_per_s"]
+            for plane in state["planes"]:
+                for flow in plane["flows"]:
+                    jobs = lines.setdefault(flow["file_system"], {})
+                    line = jobs.setdefault((flow["job"], plane["user"]), [0.0] * len(states))
+                    line[place] += flow["used"]["bytes_per_s"] or 0.0
+        times = [at for at, _ in states]
+        return [
+            file_system(
+                name,
+                times,
+                [Flow(job, "", user, line) for (job, user), line in lines.get(name, {}).items()],
+                capacity=capacity.get(name),
+            )
+            for name in sorted({*capacity, *lines})
+        ]
+
+    def _ask_controller(self, notes: list[str]) -> None:
+        assert self._client is not None
+        if self._states and self._clock() - self._states[-1][0] < 0.9 * self.period_s:
+            return
+        try:
+            self._states.append((self._clock(), self._client.document("GET", "/v1/state")))
+        except (ControlError, FileNotFoundError) as e:
+            notes.append(f"The controller does not answer: {e}")
+
+    # -- keeping --------------------------------------------------------------------------------------
+
+    def _once(self, what: str, seconds: float, make: Callable[[], Any]) -> Any:
+        """What was made a moment ago, else made now; less often where making takes long."""
+        until_s, found = self._kept.get(what, (-1e9, None))
+        if time.monotonic() < until_s:
+            return found
+        began_s = time.monotonic()
+        found = make()
+        now = time.monotonic()
+        self._kept[what] = now + max(seconds, 10 * (now - began_s)), found
+        return found
+
+    def _try(self, notes: list[str], what: str, seconds: float, make: Callable[[], Any]) -> Any:
+        """The same; None, and a note, where it cannot be had."""
+        try:
+            return self._once(what, seconds, make)
+        except HeadraceError as e:
+            notes.append(str(e))
+            return None

@@ -1,0 +1,76 @@
+"""The demo: the same for the same seed, within what GPUs can do, and called a demo everywhere."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from headrace.web.demo.schedule import LAST_S, plan
+from headrace.web.demo.source import PLAYED_S, DemoSource
+from headrace.web.picture import IDLE
+
+
+@pytest.fixture(scope="module")
+def demo():
+    clock = [1_800_000_000.0]
+    made = DemoSource(nodes=60, jobs=900, clock=lambda: clock[0])
+    made.clock = clock
+    return made
+
+
+def test_no_gpu_is_held_twice():
+    jobs = [j for j in plan(3, 40, 8, 600).jobs if j.places is not None]
+    for gpu in range(0, 320, 7):
+        held = sorted((j.began_s, j.ended_s) for j in jobs if gpu in j.places)
+        assert all(a[1] <= b[0] for a, b in pairwise(held))
+    assert all(len(set(j.places.tolist())) == j.gpus for j in jobs)
+    assert all(j.came_s <= j.began_s <= LAST_S for j in jobs)
+
+
+def test_the_same_seed_plays_the_same(demo):
+    other = DemoSource(nodes=60, jobs=900, clock=lambda: demo.clock[0])
+    a, b = demo.cluster(), other.cluster()
+    assert np.array_equal(a.stall, b.stall)
+    assert [j.job_id for j in a.jobs] == [j.job_id for j in b.jobs]
+
+
+def test_it_is_live_and_begins_anew(demo):
+    first = demo.cluster()
+    demo.clock[0] += 2.0
+    second = demo.cluster()
+    assert not np.array_equal(first.stall, second.stall)
+    demo.clock[0] += PLAYED_S - 2.0
+    assert np.array_equal(demo.cluster().holders, first.holders)
+
+
+def test_its_parts_agree(demo):
+    cluster = demo.cluster()
+    running = {job.job_id for job in cluster.jobs}
+    records = {record.job_id: record for record in demo.records()}
+    assert running <= set(records)
+    held = [cluster.jobs[h] for h in cluster.holders.tolist() if h != IDLE]
+    for job in cluster.jobs:
+        assert sum(each is job for each in held) == job.gpus
+        page = demo.job(job.job_id)
+        assert page["running"] is True
+        assert page["facts"]["gpus"] == job.gpus == len(page["ranks"])
+        assert len(page["times"]) == len(page["stall"]) == len(page["tiers"]["ram"])
+    assert all(0 <= r.stall <= 1 for r in records.values())
+    assert {fs["name"] for fs in demo.storage()} == {
+        "/scratch",
+        "/datasets",
+        "/project",
+        "s3://corpora",
+    }
+
+
+def test_an_unknown_job_is_none(demo):
+    assert demo.job("7") is None
+    assert demo.job("<script>") is None
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/signin"]
+)
+def test_every_page_says_that_it_is_a_demo(served, path):
+    assert b"recorded demo" in served.ask(path).body

@@ -1,0 +1,71 @@
+"""Runs that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
+
+import shutil
+import time
+
+import pytest
+
+from headrace.plane.cause import Cause
+from headrace.web.traced import Runs
+from web.serving import traced_run
+
+BATCHES = 9
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a run of a loader, whose steps take a while."""
+    folder = tmp_path_factory.mktemp("runs")
+    return traced_run(folder)
+
+
+def test_a_run_is_a_page(runs):
+    found = Runs([str(runs)])
+    assert list(found.found()) == ["run:one"]
+    page = found.page("run:one", time.time())
+    assert page["facts"]["samples"] == 36
+    assert page["facts"]["worked_s"] == pytest.approx((BATCHES - 1) * 0.01, rel=0.9)
+    assert len(page["times"]) == len(page["stall"]) == BATCHES // 3
+    assert sum(page["facts"]["stall_s"].values()) > 0
+    assert set(page["facts"]["stall_s"]) <= {cause.value for cause in Cause}
+    assert any(stall is not None for stall in page["stall"])
+    assert sum(page["facts"]["bytes_by_tier"].values()) > 0
+    assert [rank for rank, _, _ in page["ranks"]] == [0]
+    assert page["running"] is False
+    assert page["notes"] == []
+
+
+def test_a_run_is_named_by_its_folder_or_by_the_folder_above(runs):
+    assert list(Runs([str(runs / "one")]).found()) == ["run:one"]
+    assert list(Runs([str(runs), str(runs / "one")]).found()) == ["run:one", "run:one 2"]
+    assert Runs([]).found() == {}
+    assert Runs([str(runs)]).page("run:../one", 0.0) is None
+
+
+def test_a_run_that_was_cut_off_is_shown_up_to_there(runs, tmp_path):
+    shutil.copytree(runs / "one", tmp_path / "cut")
+    [trace] = (tmp_path / "cut").glob("rank-*")
+    data = trace.read_bytes()
+    trace.write_bytes(data[: len(data) - 7])
+    page = Runs([str(tmp_path / "cut")]).page("run:cut", time.time() + 3600)
+    assert "cut off" in page["notes"][0]
+    assert page["running"] is False
+
+
+def test_what_is_damaged_is_told(runs, tmp_path, serve):
+    shutil.copytree(runs / "one", tmp_path / "bad")
+    [trace] = (tmp_path / "bad").glob("rank-*")
+    trace.write_bytes(b'{"<script>": 1}\n' + bytes(100))
+    web = serve(runs=(str(tmp_path / "bad"), str(runs / "one"), str(tmp_path / "nothing")))
+    ids = [run["id"] for run in web.ask("/api/runs").document["runs"]]
+    assert ids == ["run:bad", "run:one", "run:nothing"]
+    for name in ("run:bad", "run:nothing"):
+        assert web.ask(f"/api/job?id={name}").status == 502
+    assert web.ask("/api/job?id=run:one").document["traced"] is True
+    assert web.ask("/api/job?id=run:none").status == 404
+    assert b">Runs</a>" in web.ask("/job").body
+
+
+def test_without_runs_there_is_no_such_page_in_the_menu(served):
+    assert b">Runs</a>" not in served.ask("/job").body
+    assert served.ask("/api/runs").document == {"runs": []}
