@@ -20,6 +20,7 @@ __all__ = [
     "place_in_job",
     "reader_options",
     "tier_options",
+    "trace_folder",
 ]
 
 ENVIRONMENT_PREFIX = "HEADRACE_"
@@ -227,6 +228,15 @@ def _parse(variable: str, text: str, kind: str) -> Any:
         return {"int": int, "int | None": int, "float": float}.get(kind, str)(text)
     except (KeyError, ValueError) as e:
         raise ValueError(f"{variable} is {text!r}, expected {kind}") from e
+
+
+def trace_folder(
+    given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
+) -> str | None:
+    """Where a run is to be traced: as given, else HEADRACE_TRACE; None: nowhere."""
+    environment = os.environ if environment is None else environment
+    folder = environment.get("HEADRACE_TRACE", "") if given is None else os.fspath(given)
+    return os.path.abspath(folder) if folder else None  # noqa: PTH100
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@
     + ClusterRequestError (also ValueError) no node can meet the request, or it contradicts itself
     + LaunchError      a job's processes cannot be started, or did not end well
   x TelemetryError     what was recorded of jobs cannot be written or read
+  x TraceError         what was written of a run is damaged, or no run's
+  x RecordError        a record of a program's reads is damaged, or holds nothing of use
   x DecodeError        the user's own decode function failed on a sample
+  x ProgramError       the user's own program failed, or cannot be looked at
   x BenchError         a benchmark cannot be run, or its result would not be one
     + WorkloadError    (also ValueError) its workload is wrong, or asks for what is not done
 
@@ -62,7 +65,9 @@ __all__ = [
     "MountError",
     "NodeError",
     "OrderError",
+    "ProgramError",
     "ProtocolError",
+    "RecordError",
     "SampleNotFound",
     "SourceChanged",
     "SourceError",
@@ -71,6 +76,7 @@ __all__ = [
     "StoreExists",
     "StoreNotFound",
     "TelemetryError",
+    "TraceError",
     "VolumeError",
     "VolumeTimeout",
     "WorkloadError",
@@ -236,6 +242,14 @@ class TelemetryError(HeadraceError):
     """What was recorded of nodes and jobs cannot be written or read."""
 
 
+class TraceError(HeadraceError):
+    """What was written of a run cannot be read: it is damaged, newer than this headrace, or no run's."""
+
+
+class RecordError(HeadraceError):
+    """A record of a program's reads is damaged, of another version, or holds nothing of use."""
+
+
 class DecodeError(HeadraceError):
     """The user's own decode function failed on a sample; its error is the cause.
 
@@ -246,6 +260,10 @@ class DecodeError(HeadraceError):
 
     index: int = -1
     name: str = ""
+
+
+class ProgramError(HeadraceError):
+    """The user's own program failed, took too long, or did nothing that could be looked at."""
 
 
 class BenchError(HeadraceError):

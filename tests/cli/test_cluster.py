@@ -67,6 +67,17 @@ def test_dry_run_prints_the_script_and_nothing_else_on_standard_output(program, 
     ]
 
 
+def test_dry_run_of_the_local_executor_names_no_command_of_slurm(program, run, saved):
+    words = ("cluster", "batch", "--executor", "local", "--dry-run", "-g", "1", "job.sh")
+    assert program(*words, "x y").stderr.decode().splitlines()[-1] == (
+        "This machine runs the script by itself, with 'x y'."
+    )
+    assert program(*words).stderr.decode().splitlines()[-1] == (
+        "This machine runs the script by itself."
+    )
+    assert run(*words[:-1], "--json", "job.sh").document["command"] is None
+
+
 def test_dry_run_as_json(run, saved):
     data = batch(run, "--json", "-g", "2", "-t", "4h", "job.sh").document
     assert data["job"] is None
@@ -254,10 +265,9 @@ def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
             self.left -= 1
             return self.left == 0
 
-    monkeypatch.setattr(cluster_queue, "_interrupt", lambda: contextlib.nullcontext(Over()))
+    monkeypatch.setattr(cluster_queue, "interrupt", lambda: contextlib.nullcontext(Over()))
     cluster_queue.show_queue(Output(), cluster_queue.Selection(), source, watch=30, rows=5)
     out = capsys.readouterr().out
-    assert out.count("gpu0") == out.count("gpu0")
     assert out.count("llm-pretrain") == 2
     assert "slurmctld does not answer. Still looking." in out
 

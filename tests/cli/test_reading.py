@@ -164,8 +164,9 @@ def test_every_command_has_help_and_json(run):
     # In the order in which a user meets them.
     assert names == [
         "pack", "index", "append", "info", "ls", "cat", "read", "verify", "repair", "image", "mount",
-        "unmount", "export", "stage", "job", "init", "scaling", "demo", "top", "starving", "usage", "config",
-        "version", "compare_runs", "run", "launch", "job_report",
+        "unmount", "export", "stage", "job", "init", "scaling", "doctor", "whatif", "demo", "top",
+        "starving", "usage", "config", "version", "compare_runs", "verify_epoch", "report", "run",
+        "record", "launch", "ab", "job_report", "web",
     ]  # fmt: skip
     for name in names:
         ended = run(name.replace("_", "-"), "--help")

@@ -76,7 +76,8 @@ def test_a_jobs_report_its_hours_and_what_it_lost(slurm, store):
     # A rank on each node, with its two GPUs.
     assert sum(record.lost.values()) == near(2 * waited_s)
     assert record.stall == near(waited_s / (waited_s + worked_s))
-    assert list(record.waited) == ["storage"]
+    # What was told before the first batch came says less.
+    assert {"latency"} <= set(record.waited) <= {"latency", "storage"}
     assert f"job {job} (train)" in log
     shown = re.search(r"waited ([\d.]+) s, worked ([\d.]+) s", log)
     assert float(shown[1]) == near(waited_s)

@@ -9,6 +9,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Runs the command that `sys.argv` names and exits with its code (`headrace.cli.exit_codes`)."""
-    from headrace.cli.app import app
+    import sys
 
-    app()
+    from headrace.cli.app import app_for
+
+    app_for(sys.argv[1:])()

@@ -7,8 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import exit_codes
-from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_running, print_log
+from headrace.cli.daemons import (
+    Foreground,
+    Lines,
+    arguments_of,
+    end,
+    log_to_stderr,
+    print_log,
+    tell,
+)
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_of
 
@@ -43,9 +50,7 @@ Site = Annotated[
 @app.command()
 def start(
     *,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay here, and log to stderr.")
-    ] = False,
+    foreground: Foreground = False,
     history: Annotated[
         Path | None,
         typer.Option(help="Folder of history files. Default: $HEADRACE_HISTORY, or of the user."),
@@ -69,12 +74,13 @@ def start(
     """Start the agent, in the background if not told otherwise."""
     from headrace.telemetry import process
     from headrace.telemetry.pace import Pace
+    from headrace.telemetry.place import default_history
 
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
     if keep_days <= 0:
         raise ValueError(f"--keep-days is {keep_days:g}, expected more than 0")
-    place = None if no_history else (history or process.default_history()).absolute()
+    place = None if no_history else (history or default_history()).absolute()
     options = process.RunOptions(
         history=place, job=job, site=site, metrics=metrics,
         pace=Pace(busy_s=interval, idle_s=max(30.0, interval), most_s=max(60.0, interval)),
@@ -107,13 +113,8 @@ def stop(*, job: Job = "", site: Site = False, as_json: Json = False) -> int:
     """Stop the agent. What it has counted is in its history."""
     from headrace.telemetry import process
 
-    output = Output(as_json=as_json)
     folder = process.folder_of(job, site=site)
-    try:
-        pid = process.stop(folder, site=site)
-    except FileNotFoundError:
-        return not_running(output, folder)
-    return has_ended(output, pid)
+    return end(Output(as_json=as_json), folder, lambda: process.stop(folder, site=site))
 
 
 @app.command()
@@ -122,23 +123,15 @@ def status(*, job: Job = "", site: Site = False, as_json: Json = False) -> int:
     from headrace.telemetry import process
     from headrace.telemetry.listening import ask_state
 
-    output = Output(as_json=as_json)
     folder = process.folder_of(job, site=site)
-    try:
-        state = ask_state(process.socket_of(folder, site=site))
-    except FileNotFoundError:
-        return not_running(output, folder)
-    if as_json:
-        output.document({"running": True, **state})
-    else:
-        _print(output, state)
-    return exit_codes.OK
+    where = process.socket_of(folder, site=site)
+    return tell(Output(as_json=as_json), folder, lambda: ask_state(where), _print)
 
 
 @app.command()
 def logs(
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many.")] = 50,
+    lines: Lines = 50,
     job: Job = "",
     site: Site = False,
     as_json: Json = False,

@@ -10,44 +10,10 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import (
-    agent,
-    append,
-    bench,
-    cache,
-    cat,
-    cluster,
-    compare_runs,
-    config,
-    control,
-    demo,
-    exit_codes,
-    export,
-    grafana,
-    image,
-    index,
-    info,
-    init,
-    job_report,
-    launch,
-    ls,
-    mount,
-    node,
-    pack,
-    policy,
-    read,
-    repair,
-    run,
-    scaling,
-    stage,
-    starving,
-    top,
-    usage,
-    verify,
-    version,
-)
+from headrace.cli import exit_codes
+from headrace.cli.commands import NAMES, add_commands
 
-__all__ = ["app"]
+__all__ = ["app_for"]
 
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
@@ -64,9 +30,9 @@ class _Commands(TyperGroup):
         from headrace.cli.failure import report
 
         given = list(sys.argv[1:] if args is None else args)
-        # What follows `run` and `launch`, and what follows `--`, are the words of another program.
+        # What follows `run`, `record` and `launch`, and what follows `--`, are the words of another program.
         ours = given[: given.index("--")] if "--" in given else given
-        as_json = "--json" in ours and ours[:1] not in (["run"], ["launch"])
+        as_json = "--json" in ours and ours[:1] not in (["run"], ["launch"], ["record"])
         extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
@@ -109,51 +75,32 @@ def _verbose(given: list[str]) -> bool:
     )
 
 
-app = typer.Typer(
-    name="headrace",
-    cls=_Commands,
-    help=_HELP,
-    no_args_is_help=True,
-    # Plain help and errors: rich's panels would cost as much time as all the rest.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _command in (
-    pack.pack,
-    index.index,
-    append.append,
-    info.info,
-    ls.ls,
-    cat.cat,
-    read.read,
-    verify.verify,
-    repair.repair,
-    image.image,
-    mount.mount,
-    mount.unmount,
-    export.export,
-    stage.stage,
-    stage.job,
-    init.init,
-    scaling.scaling,
-    demo.demo,
-    top.top,
-    starving.starving,
-    usage.usage,
-    config.config,
-    version.version,
-):
-    app.command()(_command)
-app.command("compare-runs")(compare_runs.compare_runs)
-for _launcher in (run.run, launch.launch):  # what follows their own options is another program's
-    app.command(context_settings={"allow_interspersed_args": False})(_launcher)
-app.add_typer(bench.app, name="bench")
-app.add_typer(cache.app, name="cache")
-app.add_typer(node.app, name="node")
-app.add_typer(control.app, name="control")
-app.add_typer(policy.app, name="policy")
-app.add_typer(agent.app, name="agent")
-app.add_typer(grafana.app, name="grafana")
-app.add_typer(cluster.app, name="cluster")
-app.command(name="job-report")(job_report.job_report)
+def app_for(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line for these words: with the one command that they name, or with all."""
+    app = typer.Typer(
+        name="headrace",
+        cls=_Commands,
+        help=_HELP,
+        no_args_is_help=True,
+        # Plain help and errors: rich's panels would cost as much time as all the rest.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    # A single command would be taken for the program itself, without its name.
+    app.callback()(_nothing)
+    add_commands(app, words[:1] if words and words[0] in NAMES else NAMES)
+    return app
+
+
+def _nothing() -> None:
+    """Nothing is done before the command."""
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: with all commands, for tests and tools."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    app: typer.Typer = app_for()
+    globals()["app"] = app
+    return app

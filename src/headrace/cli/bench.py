@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,6 +45,18 @@ def run(
         list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
     ] = None,
     *,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.yaml", help="workload=FILE.yaml, as `headrace record` writes it."
+        ),
+    ] = None,
+    data_folder: Annotated[
+        str | None, typer.Option("--data-folder", metavar="DIR", help="Where the data lies.")
+    ] = None,
+    generate_first: Annotated[
+        bool, typer.Option("--generate", help="Generate the data before, where it is not there.")
+    ] = False,
     accelerators: Annotated[
         int, typer.Option("--accelerators", "-n", min=1, help="Emulated in this process.")
     ] = 1,
@@ -97,6 +110,12 @@ def run(
         simulation_of(simulate)
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     given = [*(words or []), *context.args]
+    if workload is not None:
+        given.insert(0, f"workload={workload}")
+    if data_folder is not None:  # quoted: a path need not be what YAML takes for text
+        given.append(f"++workload.dataset.data_folder={json.dumps(data_folder)}")
+    if generate_first:
+        given.append("++workload.workflow.generate_data=True")
     if engine is not None:
         given.append(f"++workload.reader.engine={engine}")
     if writer is not None:
@@ -240,7 +259,8 @@ def workloads(*, as_json: Json = False) -> int:
         if row["train"]:
             told = (
                 f"{row['format']}, {row['files']:,} x {row['samples_per_file']:,} samples of "
-                f"{row['sample_bytes']:,.0f} bytes, batch {row['batch_size']}, {row['step_s']} s"
+                f"{row['sample_bytes']:,.0f} bytes, batch {row['batch_size']}, computing "
+                f"{row['step_s']} s a step"
             )
         else:
             told = "generates data" if "datagen" in str(row["name"]) else "checkpoints"

@@ -150,7 +150,8 @@ def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence
     for row in comparison.rows:
         unit = row.measure.unit
         cells.append((
-            row.measure.title, with_confidence(row.a, unit), with_confidence(row.b, unit),
+            row.measure.title, with_confidence(row.a, unit, brief=True),
+            with_confidence(row.b, unit, brief=True),
             _change_text(row), _judgement(row),
         ))  # fmt: skip
     widths = [max(len(line[at]) for line in cells) for at in range(5)]
@@ -158,6 +159,8 @@ def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence
         first = line[0].ljust(widths[0])
         rest = [cell.rjust(width) for cell, width in zip(line[1:4], widths[1:4], strict=True)]
         output.line("  ".join([first, *rest, line[4]]).rstrip())
+    if any(row.a.half_width is not None or row.b.half_width is not None for row in comparison.rows):
+        output.line("± is the 95 % confidence interval over the repeats.")
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
         output.line(
             "Figures without ± on both sides were measured once: their changes may be noise."

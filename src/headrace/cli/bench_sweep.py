@@ -104,7 +104,7 @@ def _numbers(text: str) -> tuple[int, int]:
 
 
 def _probe_line(probe: Probe, condition: Condition) -> str:
-    from headrace.bench.report.text import measure_text
+    from headrace.pages.text import measure_text
 
     name = condition.measure.name
     value = measure_text(probe.value, condition.measure.unit)
@@ -115,7 +115,7 @@ def _probe_line(probe: Probe, condition: Condition) -> str:
 
 def _print(output: Output, found: Sweep, condition: Condition, simulate: str | None) -> None:
     from headrace.bench.report.page import NOT_MLPERF
-    from headrace.bench.report.text import measure_text
+    from headrace.pages.text import measure_text
 
     if output.as_json:
         output.document({

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-import signal
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
+from headrace.cli.interrupt import interrupt
 from headrace.cli.printing import Output, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -145,7 +143,8 @@ def _look(selection: Selection, source: Source, save: Path | None = None) -> Que
 def _stalls() -> Mapping[str, float] | None:
     """By job id, the share of time that a job waited for data; None where nobody measures it."""
     from headrace.errors import TelemetryError
-    from headrace.telemetry.stall import history_place, stalls
+    from headrace.telemetry.place import history_place
+    from headrace.telemetry.stall import stalls
 
     try:
         return {job: stall.share for job, stall in stalls(history_place()).items()}
@@ -170,7 +169,7 @@ def _watch(
             return Text(f"{e} Still looking.", "red")
 
     first = _drawn(_look(selection, source), console.width, rows)
-    with _interrupt() as ended:
+    with interrupt() as ended:
         if not sys.stdout.isatty():
             console.print(first)
             while not ended.wait(seconds):
@@ -179,17 +178,6 @@ def _watch(
         with Live(first, console=console, screen=True, auto_refresh=False) as live:
             while not ended.wait(seconds):
                 live.update(frame(), refresh=True)
-
-
-@contextmanager
-def _interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets."""
-    ended = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: ended.set())
-    try:
-        yield ended
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # -- JSON ---------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from headrace.errors import ClusterError
 if TYPE_CHECKING:
     from headrace.cli.printing import Output
     from headrace.cluster.layout import Layout
+    from headrace.cluster.plan import BatchPlan
     from headrace.cluster.snapshot import ClusterSnapshot
 
 __all__ = ["Asked", "cluster_snapshot", "run_command", "size_text", "submit_script"]
@@ -104,7 +105,7 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
         if output.as_json:
             output.document({"job": None, **described})
         else:
-            output.remark(f"command: {shlex.join(plan.command)}")
+            output.remark(_how(plan))
             sys.stdout.flush()
             sys.stdout.buffer.write(plan.submission.script)
         return exit_codes.OK
@@ -116,6 +117,14 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.remark(size_text(plan.layout))
         output.line(f"Submitted batch job {job}")  # sbatch's words: scripts look for them
     return exit_codes.OK
+
+
+def _how(plan: BatchPlan) -> str:
+    """How the script would be submitted."""
+    if plan.command is not None:
+        return f"command: {shlex.join(plan.command)}"
+    words = shlex.join([*plan.submission.options, *plan.submission.arguments])
+    return "This machine runs the script by itself" + (f", with {words}." if words else ".")
 
 
 def _script(name: str) -> bytes:

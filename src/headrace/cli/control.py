@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import exit_codes
-from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_running, print_log
+from headrace.cli.daemons import (
+    Foreground,
+    Lines,
+    arguments_of,
+    end,
+    log_to_stderr,
+    print_log,
+    tell,
+)
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_text
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["app", "logs", "start", "status", "stop"]
 
@@ -27,9 +31,7 @@ app = typer.Typer(
 @app.command()
 def start(
     *,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay here, and log to stderr.")
-    ] = False,
+    foreground: Foreground = False,
     listen: Annotated[
         list[str] | None,
         typer.Option(help="unix:PATH or tcp:HOST:PORT, beside its own socket. May come again."),
@@ -97,13 +99,8 @@ def stop(
     process = _process()
     from headrace.runtime import control_folder
 
-    output = Output(as_json=as_json)
     folder = control_folder()
-    try:
-        pid = process.stop(folder, force=force)
-    except FileNotFoundError:
-        return not_running(output, folder)
-    return has_ended(output, pid)
+    return end(Output(as_json=as_json), folder, lambda: process.stop(folder, force=force))
 
 
 @app.command()
@@ -112,23 +109,14 @@ def status(*, as_json: Json = False) -> int:
     process = _process()
     from headrace.runtime import control_folder
 
-    output = Output(as_json=as_json)
     folder = control_folder()
-    try:
-        state = process.ask_status(folder)
-    except FileNotFoundError:
-        return not_running(output, folder)
-    if as_json:
-        output.document({"running": True, **state})
-    else:
-        _print(output, state)
-    return exit_codes.OK
+    return tell(Output(as_json=as_json), folder, lambda: process.ask_status(folder), _print)
 
 
 @app.command()
 def logs(
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many.")] = 50,
+    lines: Lines = 50,
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a controller in the background."""

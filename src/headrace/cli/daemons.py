@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from headrace.cli import exit_codes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from headrace.cli.output import Output
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["arguments_of", "has_ended", "log_to_stderr", "not_running", "print_log"]
+__all__ = ["Foreground", "Lines", "arguments_of", "end", "log_to_stderr", "print_log", "tell"]
+
+Foreground = Annotated[bool, typer.Option("--foreground", help="Stay here, and log to stderr.")]
+Lines = Annotated[int, typer.Option("--lines", "-n", help="How many.")]
 
 
 def arguments_of(given: Mapping[str, Any]) -> list[str]:
@@ -22,8 +27,18 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
     return [word for name, value in given.items() if value for word in (name, str(value))]
 
 
-def has_ended(output: Output, pid: int) -> int:
-    """Say that a daemon is gone; returns the exit code."""
+def end(output: Output, folder: RuntimeFolder, stop: Callable[[], int]) -> int:
+    """End a daemon and say so; returns the exit code.
+
+    Args:
+        output: the command's.
+        folder: the daemon's.
+        stop: ends it and returns its process id; FileNotFoundError: there is none.
+    """
+    try:
+        pid = stop()
+    except FileNotFoundError:
+        return _not_running(output, folder)
     if output.as_json:
         output.document({"pid": pid, "running": False})
     else:
@@ -31,7 +46,32 @@ def has_ended(output: Output, pid: int) -> int:
     return exit_codes.OK
 
 
-def not_running(output: Output, folder: RuntimeFolder) -> int:
+def tell(
+    output: Output,
+    folder: RuntimeFolder,
+    ask: Callable[[], dict[str, Any]],
+    show: Callable[[Output, dict[str, Any]], None],
+) -> int:
+    """Say how a daemon fares; returns the exit code.
+
+    Args:
+        output: the command's.
+        folder: the daemon's.
+        ask: what it says of itself; FileNotFoundError: there is none.
+        show: prints that as text.
+    """
+    try:
+        state = ask()
+    except FileNotFoundError:
+        return _not_running(output, folder)
+    if output.as_json:
+        output.document({"running": True, **state})
+    else:
+        show(output, state)
+    return exit_codes.OK
+
+
+def _not_running(output: Output, folder: RuntimeFolder) -> int:
     """Say that no daemon is there; returns the exit code."""
     if output.as_json:
         output.document({"running": False, "folder": str(folder.path)})

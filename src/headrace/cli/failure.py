@@ -25,6 +25,14 @@ _WORDS = (
 )
 """The library speaks Python; here the same advice is an option."""
 
+_EXTRAS = {
+    "msgspec": "node", "yaml": "bench", "PIL": "demo", "torch": "torch", "tensorflow": "tensorflow",
+    "jax": "jax", "grain": "jax", "starlette": "control", "uvicorn": "control", "pynvml": "gpu",
+    "prometheus_client": "metrics", "obstore": "objects", "fsspec": "fsspec", "h5py": "hdf5",
+    "pyarrow": "arrow", "array_record": "array-record", "datasets": "hf",
+}  # fmt: skip
+"""Which extra brings a module that headrace itself does not need."""
+
 
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Prints the error and returns the exit code.
@@ -47,6 +55,9 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     elif isinstance(error, (ValueError, TypeError)):
         code, next_step = exit_codes.USAGE, None
         message = str(error)
+    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        code, next_step = exit_codes.STORE_ERROR, f"pip install 'headrace[{_EXTRAS[error.name]}]'"
+        message = f"this command needs {error.name}, which is not installed."
     elif isinstance(error, OSError):
         code, next_step = exit_codes.STORE_ERROR, None
         where = f"{error.filename}: " if error.filename else ""

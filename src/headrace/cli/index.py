@@ -16,9 +16,9 @@ from headrace.cli.writing import (
     SkipErrors,
     Sources,
     Workers,
+    listing_of,
     print_report,
     source_of,
-    split_extensions,
 )
 
 
@@ -54,19 +54,22 @@ def index(
     from headrace.store import index as index_source
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    listing = listing_of(
+        extensions=extensions,
+        prefix_names=prefix_names,
+        column=column,
+        label=label,
+        workers=workers,
+    )
     with progress(output, "indexing") as tell:
         report = index_source(
             source_of(source),
             target,
-            workers=workers,
             overwrite=overwrite,
             checksum=checksum,
             on_error="skip" if skip_errors else "raise",
-            extensions=split_extensions(extensions),
-            prefix_names=prefix_names,
-            column=tuple(column) if column else None,
-            label=label,
             progress=tell,
             storage_options=storage_options(storage),
+            **listing,
         )
     return print_report(output, report, "indexed")

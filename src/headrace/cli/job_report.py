@@ -22,7 +22,7 @@ HistoryOption = Annotated[
 
 def history_of(given: str | None) -> str:
     """The history that a command reads."""
-    from headrace.telemetry.stall import history_place
+    from headrace.telemetry.place import history_place
 
     return given or history_place()
 

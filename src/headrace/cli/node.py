@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from headrace.cli import exit_codes
-from headrace.cli.daemons import arguments_of, has_ended, log_to_stderr, not_running, print_log
+from headrace.cli.daemons import (
+    Foreground,
+    Lines,
+    arguments_of,
+    end,
+    log_to_stderr,
+    print_log,
+    tell,
+)
 from headrace.cli.output import Json, Output
 from headrace.cli.units import bytes_of, bytes_text, count_text
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["app", "logs", "start", "status", "stop", "unit"]
 
@@ -28,9 +32,7 @@ app = typer.Typer(
 @app.command()
 def start(
     *,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay here, and log to stderr.")
-    ] = False,
+    foreground: Foreground = False,
     ram: Annotated[
         str | None, typer.Option(help="Memory for samples (8G). Default: half of what is free.")
     ] = None,
@@ -122,13 +124,8 @@ def stop(
     from headrace.node.daemon import stop as stop_daemon
     from headrace.runtime import runtime_folder
 
-    output = Output(as_json=as_json)
     folder = runtime_folder()
-    try:
-        pid = stop_daemon(folder, force=force)
-    except FileNotFoundError:
-        return not_running(output, folder)
-    return has_ended(output, pid)
+    return end(Output(as_json=as_json), folder, lambda: stop_daemon(folder, force=force))
 
 
 @app.command()
@@ -139,29 +136,25 @@ def status(*, as_json: Json = False) -> int:
     from headrace.node.link import LinkLost
     from headrace.runtime import runtime_folder
 
-    output = Output(as_json=as_json)
     folder = runtime_folder()
-    try:
-        state = ask_status(folder)
-    except FileNotFoundError:
-        return not_running(output, folder)
-    except LinkLost as e:
-        raise NodeError(
-            f"{folder.path}: the node daemon does not answer: {e}.",
-            path=str(folder.path),
-            next_step="Kill it: headrace node stop --force.",
-        ) from e
-    if as_json:
-        output.document({"running": True, **state})
-    else:
-        _print(output, state)
-    return exit_codes.OK
+
+    def ask() -> dict[str, Any]:
+        try:
+            return ask_status(folder)
+        except LinkLost as e:
+            raise NodeError(
+                f"{folder.path}: the node daemon does not answer: {e}.",
+                path=str(folder.path),
+                next_step="Kill it: headrace node stop --force.",
+            ) from e
+
+    return tell(Output(as_json=as_json), folder, ask, _print)
 
 
 @app.command()
 def logs(
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many.")] = 50,
+    lines: Lines = 50,
     as_json: Json = False,
 ) -> None:
     """Print the end of the log of a daemon in the background."""

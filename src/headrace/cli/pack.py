@@ -18,9 +18,9 @@ from headrace.cli.writing import (
     Sources,
     VolumeBytes,
     Workers,
+    listing_of,
     print_report,
     source_of,
-    split_extensions,
 )
 
 
@@ -55,20 +55,23 @@ def pack(
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     sizes: dict[str, Any] = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
+    listing = listing_of(
+        extensions=extensions,
+        prefix_names=prefix_names,
+        column=column,
+        label=label,
+        workers=workers,
+    )
     with progress(output, "packing") as tell:
         report = pack_store(
             source_of(source),
             target,
-            workers=workers,
             overwrite=overwrite,
             resume=not restart,
             on_error="skip" if skip_errors else "raise",
-            extensions=split_extensions(extensions),
-            prefix_names=prefix_names,
-            column=tuple(column) if column else None,
-            label=label,
             progress=tell,
             storage_options=storage_options(storage),
+            **listing,
             **sizes,
         )
     return print_report(output, report, "packed")

@@ -53,6 +53,9 @@ def read(
     ] = 0.0,
     simulate: SimulateOption = None,
     tune: Annotated[bool, typer.Option(help="Let headrace turn the knobs.")] = True,
+    trace: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write what it did, for `headrace report`.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -62,9 +65,11 @@ def read(
     from headrace.cli.progress import progress
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    options: dict[str, Any] = {} if simulate is None else {"simulate": simulate}
+    options: dict[str, Any] = {"order": order, "tune": tune, "trace": trace}
+    if simulate is not None:
+        options["simulate"] = simulate
     with api.open(path) as store:
-        loader = api.loader(store, batch_size, order=order, seed=seed, tune=tune, **options)  # type: ignore[arg-type]
+        loader = api.loader(store, batch_size, seed=seed, **options)
         try:
             with progress(output, "reading") as tell:
                 done = _run(loader, len(store), step_ms / 1e3, seconds, tell)

@@ -17,8 +17,8 @@ from headrace.cli.writing import (
     Label,
     PrefixNames,
     Workers,
+    listing_of,
     source_of,
-    split_extensions,
 )
 
 if TYPE_CHECKING:
@@ -99,10 +99,13 @@ def stage(
     if node_rank is None and not is_first_on_node():
         output.remark("another process of this node stages: nothing to do for this one")
         return exit_codes.OK
-    listing: dict[str, Any] = {
-        "extensions": split_extensions(extensions), "prefix_names": prefix_names,
-        "column": tuple(column) if column else None, "label": label, "workers": workers,
-    }  # fmt: skip
+    listing = listing_of(
+        extensions=extensions,
+        prefix_names=prefix_names,
+        column=column,
+        label=label,
+        workers=workers,
+    )
     options = StageOptions(
         local=local, replicas=replicas, keep=keep, address=address, port=port, meet_s=wait,
         bytes_per_s=None if limit is None else bytes_of(limit), listing=listing,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import exit_codes
+from headrace.cli.interrupt import interrupt
 from headrace.cli.output import Json, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import RenderableType
 
     from headrace.insight.planes import PlanesBoard
@@ -150,24 +146,13 @@ def _nobody(output: Output, eyes: _Eyes) -> int:
     return exit_codes.FINDING
 
 
-@contextmanager
-def _interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. The exception would be lost in a finaliser now and then."""
-    ended = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: ended.set())
-    try:
-        yield ended
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _live(output: Output, eyes: _Eyes, interval: float, first: _Seen) -> None:
     from rich.live import Live
 
     console = output.console()
     # A screen of its own: what was there before comes back at the end.
     shown = Live(first.view(console.width), console=console, screen=True, auto_refresh=False)
-    with _interrupt() as ended, shown as live:
+    with interrupt() as ended, shown as live:
         while not ended.wait(interval):
             live.update(_seen_or_why(eyes, console.width), refresh=True)
 
@@ -189,7 +174,7 @@ def _seen_or_why(eyes: _Eyes, width: int) -> RenderableType:
 def _frames(output: Output, eyes: _Eyes, interval: float) -> None:
     """Frame after frame, for logs."""
     console = output.console()
-    with _interrupt() as ended:
+    with interrupt() as ended:
         while not ended.wait(interval):
             console.print(_seen_or_why(eyes, console.width))
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -11,21 +11,22 @@ from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from headrace.cli.output import Output
-    from headrace.store.pack import WriteReport
+    from headrace.store.packing import WriteReport
 
 __all__ = [
     "Column",
     "Extensions",
     "Label",
+    "Listing",
     "PrefixNames",
     "Restart",
     "SkipErrors",
     "Sources",
     "VolumeBytes",
     "Workers",
+    "listing_of",
     "print_report",
     "source_of",
-    "split_extensions",
 ]
 
 Sources = Annotated[
@@ -72,7 +73,35 @@ def source_of(sources: list[str]) -> str | list[str]:
     return sources[0] if len(sources) == 1 else sources
 
 
-def split_extensions(extensions: str | None) -> tuple[str, ...] | None:
+class Listing(TypedDict):
+    """How a source is listed, in the library's words."""
+
+    workers: int | None
+    extensions: tuple[str, ...] | None
+    prefix_names: bool
+    column: tuple[str, ...] | None
+    label: str | None
+
+
+def listing_of(
+    *,
+    extensions: str | None,
+    prefix_names: bool,
+    column: list[str] | None,
+    label: str | None,
+    workers: int | None,
+) -> Listing:
+    """What stood on the command line, as the library takes it."""
+    return {
+        "workers": workers,
+        "extensions": _split(extensions),
+        "prefix_names": prefix_names,
+        "column": tuple(column) if column else None,
+        "label": label,
+    }
+
+
+def _split(extensions: str | None) -> tuple[str, ...] | None:
     """'jpg,.png' -> ('.jpg', '.png')."""
     if extensions is None:
         return None

@@ -92,15 +92,19 @@ class BatchPlan:
         submission: for an executor.
         layout: None where the script sizes its job itself.
         remarks: what was decided.
+        local: for this machine, which runs it by itself.
     """
 
     submission: Submission
     layout: Layout | None
     remarks: tuple[str, ...]
+    local: bool = False
 
     @property
-    def command(self) -> list[str]:
-        """What is run, with the script on its standard input."""
+    def command(self) -> list[str] | None:
+        """What is run, with the script on its standard input; None: nothing, see `local`."""
+        if self.local:
+            return None
         arguments = ["/dev/stdin", *self.submission.arguments] if self.submission.arguments else []
         return ["sbatch", "--parsable", *self.submission.options, *arguments]
 
@@ -173,7 +177,7 @@ def plan_batch(
         text, (*options, *_passed_on(asked)), tuple(arguments),
         Path(request.directory) if asked.directory else None,
     )  # fmt: skip
-    return BatchPlan(submission, layout, tuple(remarks))
+    return BatchPlan(submission, layout, tuple(remarks), cluster.local)
 
 
 def _lay_out(request: Request, cluster: Cluster) -> Layout:
