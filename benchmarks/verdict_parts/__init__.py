@@ -1,0 +1,1 @@
+"""What `benchmarks.verdict` is made of: servers, injections, mixtures."""
