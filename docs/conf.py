@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import headrace
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 project = "headrace"
 author = "The headrace authors"
 project_copyright = "The headrace authors"
 release = version = headrace.__version__
+language = "en"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
@@ -15,10 +24,42 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "headrace"
+html_extra_path = ["llms.txt"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 # Docstrings are Google style; code in them is written with single backticks.
 default_role = "code"
-# The pages link to files of the repository that are not pages.
-suppress_warnings = ["myst.xref_missing"]
+nitpicky = True
+# Types of other projects, whose pages this build does not look up, and modules below the facade: their
+# names stand in signatures, and their pages would only repeat the facade's.
+nitpick_ignore_regex = [("py:.*", r"(?!headrace\.\w+$).*")]
+
+DOCS = Path(__file__).resolve().parent
+LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*\.md)[^)]*\)")
+
+
+def setup(app: Sphinx) -> None:
+    """Pages link to Markdown that is not part of the site; the pages' own Markdown lies beside them."""
+    app.connect("source-read", _without_links_outside)
+    app.connect("build-finished", _sources_beside)
+
+
+def _without_links_outside(_app: Sphinx, name: str, source: list[str]) -> None:
+    """What is linked outside of this folder (the changelog, a README) is named, and no link."""
+
+    def inside(link: re.Match[str]) -> str:
+        target = ((DOCS / name).parent / link[2]).resolve()
+        return link[0] if target.is_relative_to(DOCS) else link[1]
+
+    source[0] = LINK.sub(inside, source[0])
+
+
+def _sources_beside(app: Sphinx, error: Exception | None) -> None:
+    """`llms.txt` names the pages' Markdown: it is there under the same names on a site too."""
+    if error or app.builder.format != "html":
+        return
+    for name in app.env.found_docs:
+        source, target = app.srcdir / f"{name}.md", app.outdir / f"{name}.md"
+        if source.is_file():
+            shutil.copyfile(source, target)

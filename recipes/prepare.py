@@ -10,6 +10,8 @@ It does nothing where both stores are there already, so it may stand in every ba
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -20,34 +22,43 @@ import headrace as hr
 
 CLIP_ART = Path("/usr/share/openclipart/png")
 EXTENSIONS = {".png", ".jpg", ".jpeg"}
+CLIP_ART_PIXELS_MAX = 256
 CLASS_IMAGES_MIN = 20
 HELD_OUT_SHARE = 8  # one image in 8
 
 Image.MAX_IMAGE_PIXELS = None  # headers alone are read here
 
 
-def fits(path: Path, pixels_max: int) -> bool:
+def fits(path: Path, pixels_max: int | None) -> bool:
     """Whether it is an image that is not too large; this reads its header alone."""
     try:
         with Image.open(path) as image:
-            return max(image.size) <= pixels_max
+            return pixels_max is None or max(image.size) <= pixels_max
     except (OSError, SyntaxError, ValueError):
         return False
 
 
-def find(folder: Path, pixels_max: int, images_max: int) -> list[tuple[str, Path]]:
+def find(folder: Path, pixels_max: int | None, images_max: int) -> list[tuple[str, Path]]:
     """(class, path) of images that are not too large, in classes that are not too small."""
-    found = [
-        (path.relative_to(folder).parts[0], path)
-        for path in sorted(folder.rglob("*"))
-        # In the clip art, links show an image in a second class.
-        if path.suffix.lower() in EXTENSIONS and not path.is_symlink() and fits(path, pixels_max)
-    ]
-    found = sorted(found, key=lambda one: zlib.crc32(bytes(one[1].relative_to(folder))))[
-        :images_max
-    ]
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS]
+    # In the clip art, links show an image in a second class.
+    whole = [path for path in files if not path.is_symlink() and fits(path, pixels_max)]
+    whole = sorted(whole, key=lambda path: zlib.crc32(bytes(path.relative_to(folder))))[:images_max]
+    found = [(path.relative_to(folder).parts[0], path) for path in whole]
     counts = Counter(name for name, _ in found)
-    return [one for one in found if counts[one[0]] >= CLASS_IMAGES_MIN and one[0] != "unsorted"]
+    chosen = [one for one in found if counts[one[0]] >= CLASS_IMAGES_MIN and one[0] != "unsorted"]
+    if left := len(files) - len(chosen):
+        print(
+            f"{folder}: {left} of {len(files)} images are left out: links, unreadable, larger than "
+            f"--pixels-max, or in a class of fewer than {CLASS_IMAGES_MIN}"
+        )
+    return chosen
+
+
+def is_held_out(path: Path, folder: Path) -> bool:
+    """Whether nobody trains on it. The clip art has copies of one name in several classes: they go together."""
+    known_by = path.name if folder == CLIP_ART else str(path.relative_to(folder))
+    return hashlib.sha256(os.fsencode(known_by)).digest()[0] % HELD_OUT_SHARE == 0
 
 
 def main() -> None:
@@ -55,12 +66,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="folder for train.hr and held-out.hr")
     parser.add_argument("--images", type=Path, default=CLIP_ART)
-    parser.add_argument("--pixels-max", type=int, default=256, help="larger images are left out")
+    parser.add_argument(
+        "--pixels-max",
+        type=int,
+        help="larger images are left out; of the clip art, those above 256",
+    )
     parser.add_argument("--images-max", type=int, default=10_000_000)
     options = parser.parse_args()
     targets = {False: options.out / "train.hr", True: options.out / "held-out.hr"}
     if all(target.exists() for target in targets.values()):
         return
+    if options.pixels_max is None and options.images == CLIP_ART:
+        options.pixels_max = CLIP_ART_PIXELS_MAX
     chosen = find(options.images, options.pixels_max, options.images_max)
     labels = {name: label for label, name in enumerate(sorted({name for name, _ in chosen}))}
     if len(labels) < 2:
@@ -73,7 +90,7 @@ def main() -> None:
         mine = [
             (str(path.relative_to(options.images)), path.read_bytes(), labels[name])
             for name, path in chosen
-            if (zlib.crc32(path.name.encode()) % HELD_OUT_SHARE == 0) == held_out
+            if is_held_out(path, options.images) == held_out
         ]
         if not target.exists():
             report = hr.pack(mine, target)

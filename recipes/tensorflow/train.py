@@ -177,8 +177,9 @@ class Training:
         """How many held-out images are right, of how many; each is looked at by one worker."""
         hits = seen = 0
         for images, labels in self.held_out:
-            hits += int(self.hits_of(images, labels))
-            seen += len(labels)
+            if len(labels):  # of the last ones there may be fewer than workers
+                hits += int(self.hits_of(images, labels))
+                seen += len(labels)
         return hits, seen
 
     def used(self) -> np.ndarray:

@@ -1,21 +1,17 @@
-"""What the documents say must be so: snippets run, commands run, links resolve."""
+"""What the documents say must be so: blocks run, commands exist, links resolve."""
 
-import importlib.util
-import os
+import json
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests_shared import BLOCK, blocks, write_photos
+from documents.blocks import PAGES, RUN, SHOWN, blocks_of, page_remarks, prose_of
+from documents.output import difference
+from documents.running import read_page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)]
-)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -23,51 +19,64 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def pages_with(*languages: str) -> list[Path]:
-    return [page for page in PAGES if blocks(page, *languages)]
+def runs_here(page: Path) -> bool:
+    """Whether blocks of the page are run by this file's test."""
+    elsewhere = any(kind == "needs" for kind, _ in page_remarks(page))
+    return not elsewhere and any(block.runs for block in blocks_of(page))
 
 
-def anchors(page: Path) -> set[str]:
-    found = set()
-    for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
-        kept = re.sub(r"[^\w\- ]", "", heading.lower())
-        found.add(kept.strip().replace(" ", "-"))
-    return found
+@pytest.mark.parametrize("page", list(filter(runs_here, PAGES)), ids=name_of)
+def test_the_blocks_of_a_page_run_in_its_order(page, tmp_path):
+    assert read_page(page, tmp_path) > 0
 
 
-@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
-def test_python_snippets_run(page, tmp_path):
-    """The snippets of a page run one after the other, beside a folder `photos/`."""
-    write_photos(tmp_path / "photos")
-    for snippet in blocks(page, "python"):
-        # TensorFlow's and JAX's pages run in their own environment, beside their tests.
-        wanted = set(re.findall(r"\b(torch|tensorflow|jax|grain|datasets)\b", snippet))
-        if any(importlib.util.find_spec(name) is None for name in wanted):
-            continue
-        ended = subprocess.run(
-            [sys.executable, "-W", "error", "-c", snippet],
-            cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert ended.returncode == 0, f"{snippet}\n{ended.stderr}"
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_run_or_says_why_not(page):
+    for block in blocks_of(page):
+        assert block.language in (*RUN, *SHOWN), f"{block.place}: a block of {block.language!r}"
+        if block.language in SHOWN:
+            hidden = re.search(r"^(\$|>>>) .*", block.text, re.MULTILINE)
+            assert not hidden, f"{block.place}: {hidden and hidden[0]!r}: write it as `console`"
+        if block.language == "json":
+            json.loads(block.text)
+        if block.language == "yaml":
+            assert yaml.safe_load(block.text), block.place
+        if reason := block.remarks.get("not run"):
+            assert len(reason.split()) > 2, f"{block.place}: {reason!r} explains nothing"
+        if block.language == "console" and "file" not in block.remarks:
+            assert block.text.startswith("$ "), f"{block.place}: no `$ ` at its beginning"
+        if test := block.remarks.get("run by") or block.remarks.get("tested by"):
+            file, _, function = test.partition("::")
+            assert (ROOT / file).is_file(), f"{block.place}: {file} is not there"
+            assert f"def {function}(" in (ROOT / file).read_text(), f"{block.place}: no {test}"
 
 
-@pytest.mark.parametrize("page", pages_with("console"), ids=name_of)
-def test_console_commands_run(page, tmp_path):
-    write_photos(tmp_path / "photos")
-    program = [sys.executable, "-c", "from headrace.cli import main; main()"]
-    for block in blocks(page, "console"):
-        for line in block.splitlines():
-            if not line.startswith("$ headrace "):
-                continue
-            command, _, target = line.removeprefix("$ headrace ").partition(" > ")
-            arguments = shlex.split(command, comments=True)
-            ended = subprocess.run(
-                [*program, *arguments], cwd=tmp_path, check=False, capture_output=True, timeout=120,
-                env=os.environ | {"HEADRACE_RUNTIME_DIR": str(tmp_path / "run")},
-            )  # fmt: skip
-            assert ended.returncode == 0, f"{line}\n{ended.stderr.decode()}"
-            if target:
-                assert ended.stdout[:4] == b"\x89PNG", line
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_stands_in_fences(page):
+    """Indented code has no language: nobody would know whether to run it."""
+    before, in_list = "", False
+    for line in prose_of(page).splitlines():
+        assert in_list or before or not re.match(r" {4}\S", line), line
+        in_list = bool(re.match(r"\s*([-*]|\d+\.) ", line)) or (in_list and line[:1] in ("", " "))
+        before = line.strip()
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "agree"),
+    [
+        ("36 samples, 1.2 MB", "5,012 samples, 340 kB", True),
+        ("36 samples, 1.2 MB", "36 classes, 1.2 MB", False),
+        ("GPUs ██░░ 6 of 16", "GPUs █░░░░ 1 of 2", True),
+        ("a\n...\nz 3", "a\nb\nc\nz 4", True),
+        ("a\n...\nz", "a\nb", False),
+        ("packed into ... in 3 s", "packed into /tmp/x in 0.25 s", True),
+        ("one", "one\ntwo", False),
+        ("one\n...", "one\ntwo", True),
+        ("one\ntwo", "one", False),
+    ],
+)
+def test_output_agrees_but_for_numbers(shown, said, agree):
+    assert (difference(shown, said) == "") is agree
 
 
 def test_make_targets_that_are_named_exist():
@@ -80,9 +89,17 @@ def test_make_targets_that_are_named_exist():
         assert named <= known, f"{name_of(page)}: {named - known}"
 
 
+def anchors(page: Path) -> set[str]:
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
+        kept = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(kept.strip().replace(" ", "-"))
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_resolve(page):
-    for target in LINK.findall(BLOCK.sub("", page.read_text())):
+    for target in LINK.findall(prose_of(page)):
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
@@ -101,3 +118,29 @@ def test_every_page_is_in_the_table_of_contents():
                 listed |= set(index.parent.glob(f"{line}.md"))
     pages = {p for p in PAGES if "docs" in p.parts and p != ROOT / "docs/index.md"}
     assert pages <= listed
+
+
+def test_llms_txt_names_every_page_and_nothing_else():
+    text = (ROOT / "docs/llms.txt").read_text()
+    assert re.match(r"# headrace\n\n> ", text)
+    named = {ROOT / "docs" / target for target in LINK.findall(text)}
+    pages = {page for page in PAGES if "docs" in page.parts}
+    decisions = {page for page in pages if re.match(r"\d{4}-", page.name)}
+    assert named == pages - decisions - {ROOT / "docs/index.md"}
+
+
+def test_the_landing_page_links_to_every_start():
+    linked = set(LINK.findall(prose_of(ROOT / "docs/index.md")))
+    assert {str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/start/*.md")} <= linked
+
+
+def test_pictures_have_texts_and_are_small():
+    for page in PAGES:
+        text = prose_of(page)
+        for tag in re.findall(r"<img\b[^>]*>", text):
+            assert re.search(r'alt="[^"]{20,}"', tag), f"{name_of(page)}: {tag}"
+        assert not re.search(r"!\[\s*\]\(", text), f"{name_of(page)}: a picture without a text"
+        for source in re.findall(r'(?:src|srcset)="([^"]+)"', text):
+            file = page.parent / source
+            assert file.is_file(), f"{name_of(page)}: {source}"
+            assert file.stat().st_size < 200_000, f"{name_of(page)}: {source} is too large"

@@ -7,6 +7,7 @@ import sys
 import tomllib
 
 import pytest
+import yaml
 
 import headrace
 
@@ -63,6 +64,17 @@ def test_a_debug_build_warns():
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     )
     assert "debug build" in ended.stderr
+
+
+def test_a_commit_is_checked_with_the_tools_of_make_check(root):
+    found = yaml.safe_load((root / ".pre-commit-config.yaml").read_text())
+    check = (root / "Makefile").read_text().partition("\ncheck: ")[2].partition("\n\n")[0]
+    entries = [hook["entry"] for repo in found["repos"] for hook in repo["hooks"]]
+    assert len(entries) > 3
+    for entry in entries:
+        tool, _, options = entry.removeprefix(".venv/bin/").partition(" ")
+        command = f"{tool} {options}".replace(" --force-exclude", "").strip()
+        assert command in check.replace("$(BIN)/", ""), entry
 
 
 def test_debian_packages_are_known_by_purpose(root):

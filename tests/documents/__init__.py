@@ -1,0 +1,1 @@
+"""The pages' code blocks: which there are, and what runs them."""
