@@ -47,7 +47,7 @@ help:
 	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
 	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
 	@echo 'make fuzz        each fuzz target, native and Python, for FUZZ_SECONDS=$(FUZZ_SECONDS)'
-	@echo 'make docs        the documentation, into docs/_build/html'
+	@echo 'make docs        the documentation, into docs/_build/html; make test builds and checks it, too'
 	@echo 'make stub        write src/headrace/_native.pyi anew'
 	@echo 'make clean       remove all that make made'
 
@@ -122,7 +122,7 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 # -- tests -----------------------------------------------------------------------------------------
 
 # The images of the demo are those of the examples' tests too. In this order, so that pytest's closing line comes last.
-test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/frameworks $(DONE)/build
+test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory test-frameworks
@@ -228,7 +228,7 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 
 docs: $(DONE)/docs $(DONE)/build
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
 clean:

@@ -80,3 +80,17 @@ def test_fsdp_refuses_another_number_of_ranks_and_says_why(undisturbed, data):
     with by_hand(recipe, 1, log, more) as ranks:
         assert ranks.codes() != [0]
     assert "was saved by 2 ranks, and is loaded by 1" in log.read_text()
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_fewer_held_out_images_than_ranks_are_counted_each_once(recipe, data, tmp_path):
+    """Of an exact tail of three samples four ranks get 1, 1, 1 and 0; all ranks do the same steps."""
+    with hr.open(data / "held-out.hr") as store:
+        three = [(store.names[i], bytes(store.read(i)), int(store.labels[i])) for i in range(3)]
+    hr.pack(three, tmp_path / "held-out.hr")
+    words = ["--epochs", "1", "--batch-size", "32", "--held-out", str(tmp_path / "held-out.hr")]
+    more = [*arguments(data, tmp_path / "parts"), *words]
+    with by_hand(recipe, 4, tmp_path / "log", more) as ranks:
+        assert ranks.codes() == [0] * 4, ranks.text()
+    (line,) = epochs_of(tmp_path / "log")
+    assert round(line["accuracy"] * 3, 3) in (0, 1, 2, 3)

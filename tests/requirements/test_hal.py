@@ -4,6 +4,7 @@ H9 and H11 belong to the launcher, H12 to the recipes. Nothing here needs a clus
 what they would submit, on a cluster like HAL (16 nodes of 4 V100) or a mixed one, from a saved snapshot.
 """
 
+import contextlib
 import json
 import re
 import subprocess
@@ -178,14 +179,7 @@ def test_swqueue_m_looks_again_every_t_seconds(sw, monkeypatch):
             waited.append(seconds)
             return len(waited) == 3
 
-    class Interrupt:
-        def __enter__(self):
-            return Over()
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(cluster_queue, "_interrupt", Interrupt)
+    monkeypatch.setattr(cluster_queue, "interrupt", lambda: contextlib.nullcontext(Over()))
     ended = sw("swqueue", "-m", "-t", "90", snapshot=busy)
     assert waited == [90.0] * 3
     assert ended.out.count("llm-pretrain") == 3
