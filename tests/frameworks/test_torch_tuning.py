@@ -1,5 +1,7 @@
 """What a loader reads ahead is tuned in the process that reads it, and let go of with it."""
 
+import gc
+
 import pytest
 
 import headrace as hr
@@ -8,6 +10,9 @@ from headrace.frameworks.torch.dropin.tuning import READS_MAX, READS_MIN, tuned
 from headrace.plane.ahead import AheadOptions, ReadAhead
 from headrace.torch import DataLoader
 from plane.ahead_files import Listed, content, drop_pages, make_files
+from tests_shared import until
+
+from .decoders import SAMPLES, index_of
 
 COUNT = 40
 
@@ -47,3 +52,28 @@ def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
     assert not loader._watcher._tuning.plane.enabled
     loader._watcher.close()
     assert name not in [plane.name for plane in planes()[0]]
+
+
+@pytest.mark.parametrize(
+    ("how", "turned"),
+    [
+        ({}, True),
+        ({"decode": index_of}, True),
+        # Workers read for themselves: what this process could turn would reach none of them.
+        ({"decode": index_of, "num_workers": 1}, False),
+    ],
+)
+def test_a_loader_over_a_store_is_watched_from_when_it_is_iterated(path, monkeypatch, how, turned):
+    monkeypatch.delenv("HEADRACE_TUNE", raising=False)
+    with DataLoader(path, 16, **how) as loader:
+        plane = loader._loader.tuning.plane
+        assert plane not in planes()[0]
+        batches = iter(loader)
+        next(batches)
+        assert plane in planes()[0]
+        assert plane.enabled is turned
+        assert 1 + len(list(batches)) == len(loader)
+        assert plane.now()[0].samples == SAMPLES
+    del batches, loader
+    gc.collect()
+    assert until(lambda: plane not in planes()[0])

@@ -87,6 +87,8 @@ def _decode_line(case: Case) -> str:
     work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
     count = case.seen.decode_threads
     threads = f" in {count} threads or workers" if count else ""
+    if not work:  # TensorFlow's own threads do not say
+        return "decoding took that time while the batch was waited for"
     return f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
 
 

@@ -176,9 +176,11 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
             DecodeError: `decode` failed; names the sample.
         """
         self._assert_not_closed()
+        self._loader.stats.ask()
+        asked_s = time.perf_counter()
         while self._epochs is None or self._loader.epoch < self._epochs:
             if self._under_way is None:
-                self._this = self._loader.cursor.begin()
+                self._this = self._loader.begin()
                 self._under_way = self._read(self._this, self._steps(self._this))
             try:
                 one = next(self._under_way, None)
@@ -190,9 +192,11 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
                 self._under_way = None
                 self._finished()
                 continue
-            self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads)
-            self._delivered(one)
+            got_s = time.perf_counter()
+            self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads, got_s - asked_s)
+            self._delivered(one, asked_s, got_s)
             return element
+        self._loader.stats.rest()
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
@@ -232,22 +236,25 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.close()
+            self._loader.stats.rest()
 
     def _steps(self, this: Pass) -> range:
         """The steps of a pass that this iterator delivers."""
         self._step = 0
         return range(this.steps)
 
-    def _delivered(self, one: Fetched) -> None:
+    def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:
+        """Count it. Where Grain's own threads ask ahead, they are whoever waits: when they have room."""
         place = self._this.delivered(self._step, one.asked)
-        now_s = time.perf_counter()  # Grain's own threads may ask ahead: nobody knows who waited
-        self._loader.stats.steps.came(place, len(one.asked), (now_s, now_s), one.way)
+        self._loader.stats.steps.came(place, len(one.asked), (asked_s, got_s), one.way)
         self._step += 1
         if self._step == self._this.steps:
             self._this.finish()
 
     def _finished(self) -> None:
         """The pass has no more steps for this iterator."""
+        self._loader.stats.rest()
+        self._loader.stats.ask()
 
     def _read(self, this: Pass, steps: range) -> Generator[Fetched, None, None]:
         loader = self._loader
@@ -255,15 +262,22 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         return loader.reader.stream(loader.order, this.epoch, spans)
 
     def _element(self, one: Fetched) -> dict[str, Any]:
-        dataset = self._dataset
+        dataset, way = self._dataset, one.way
         if self._decoder is not None:
-            if len(one.asked):
-                element = self._decoder(one.batch)
-            else:  # of an exact tail that several ranks share, one may have nothing
-                element = self._decoder.empty(self._loader.reader.fetch(_FIRST).batch)
+            element = self._decoded(self._decoder, one)
         else:
             element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
-        return element if dataset._device is None else on_device(element, dataset._device)  # noqa: SLF001
+            way.collated_s = time.perf_counter()
+        if dataset._device is not None:  # noqa: SLF001
+            element = on_device(element, dataset._device)  # noqa: SLF001
+            way.moved_s = time.perf_counter()
+        return element
+
+    def _decoded(self, decoder: Decoder, one: Fetched) -> dict[str, Any]:
+        if len(one.asked):
+            return decoder(one.batch, one.way)
+        # Of an exact tail that several ranks share, one may have nothing.
+        return decoder.empty(self._loader.reader.fetch(_FIRST).batch)
 
 
 class ShareOfBatches(Batches):
@@ -274,6 +288,7 @@ class ShareOfBatches(Batches):
 
     def __init__(self, dataset: Dataset, loader: Loader, first: int, stride: int) -> None:
         super().__init__(dataset, loader)
+        loader.tuning = loader.stats.rested = None  # in a worker nobody trains, so nobody waits
         self._first = first
         self._stride = stride
         self._go_to(first)
@@ -308,7 +323,8 @@ class ShareOfBatches(Batches):
     def _steps(self, this: Pass) -> range:
         return range(self._step % this.steps, this.steps, self._stride)
 
-    def _delivered(self, one: Fetched) -> None:  # noqa: ARG002 - the place is a step, however large
+    def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:  # noqa: ARG002
+        # The place is a step, however large.
         self._step += self._stride
 
     def _finished(self) -> None:

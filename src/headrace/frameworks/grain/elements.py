@@ -6,6 +6,7 @@ another: `jax.device_put` shares memory that is aligned to 64 bytes.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.plane import Batch
     from headrace.plane.skipped import OnError
+    from headrace.plane.way import Way
 
 __all__ = ["Decoder", "Form", "arrays_of", "check_form", "on_device"]
 
@@ -100,8 +102,8 @@ class Decoder:
         self._skipped = skipped
         self._pool = ThreadPoolExecutor(threads, "headrace-decode") if threads else None
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Return the decoded batch.
+    def __call__(self, batch: Batch, way: Way) -> dict[str, Any]:
+        """Return the decoded batch, and stamp its way.
 
         Raises:
             DecodeError: the function failed; names the sample.
@@ -109,7 +111,11 @@ class Decoder:
         """
         places = range(len(batch))
         one_by_one = self._pool.map if self._pool else map
-        results = list(one_by_one(lambda i: self._decode(batch, i), places))
+        way.decoding_s = time.perf_counter()
+        timed = list(one_by_one(lambda i: self._timed(batch, i), places))
+        way.decoded_s = time.perf_counter()
+        way.work_s, way.cpu_s = sum(each[1] for each in timed), sum(each[2] for each in timed)
+        results = [each[0] for each in timed]
         kept = []
         for i, result in zip(places, results, strict=True):
             if not isinstance(result, DecodeError):
@@ -122,11 +128,13 @@ class Decoder:
             raise ValueError(
                 "a batch has no samples: all were skipped; see `skipped` of the iterator",
             )
-        return {
+        element = {
             "data": _stacked([results[i] for i in kept]),
             "labels": batch.labels[kept],
             "indices": batch.indices[kept],
         }
+        way.collated_s = time.perf_counter()
+        return element
 
     def empty(self, one: Batch) -> dict[str, Any]:
         """Return a batch without samples, shaped like a batch of the one sample that is given.
@@ -147,6 +155,12 @@ class Decoder:
         """End the threads."""
         if self._pool:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, batch: Batch, i: int) -> tuple[Any, float, float]:
+        """A decoded sample, and the seconds and the processor seconds that it took."""
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
+        result = self._decode(batch, i)
+        return result, time.perf_counter() - began_s, time.thread_time() - cpu_s
 
     def _decode(self, batch: Batch, i: int) -> Any:
         several = batch.offsets.ndim == 2

@@ -192,7 +192,7 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
 
     @property
     def stats(self) -> LoaderStats:
-        """What was delivered. TensorFlow does not say how long its consumer waited."""
+        """What was delivered, and how long whoever iterates waited for it, by TensorFlow's clock."""
         return self._loader.stats
 
     @property
@@ -241,7 +241,7 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
 
     def begin_run(self) -> int:
         """Begin a run for an iterator of `dataset()`, which calls it, and return its number."""
-        self._run = Run(self._loader, self._epochs)
+        self._run = Run(self._loader, self._epochs, decodes=self._steps.decode is not None)
         self._runs += 1
         return self._runs
 

@@ -1,10 +1,12 @@
 """Pipeline: the `tf.data` graph around a run.
 
-    begin -> batches (Python, one call a batch) -> decode -> transform -> prefetch -> count
+    begin -> batches (Python, one call a batch) -> decode -> transform -> made -> prefetch -> count
+                                                                              asked ----------^
 
 Everything stands inside one `flat_map`, so that each iterator begins a run of its own and all its
 stages know the run's number. The last stage counts: it runs when the consumer asks for a batch, and
-nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step.
+nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step. TensorFlow's
+own clock says when each batch was asked for, and when it had been made.
 
 TensorFlow keeps each Python function that a graph calls until the process ends. Ours therefore know
 the loader weakly, and the `tf.data.Dataset` keeps it (or the graph in which that was made), as its
@@ -98,12 +100,15 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
         try:
             for batch in run.batches():
                 yield elements.crossing(batch)
+        except GeneratorExit:
+            run.end()
+            raise
         except Exception as e:
             run.error = e  # TensorFlow hands on its text only
             raise
 
-    def count(number: Any) -> Any:
-        found().run_of(int(number)).delivered()
+    def count(number: Any, asked_s: Any, made_s: Any) -> Any:
+        found().run_of(int(number)).delivered(float(asked_s), float(made_s))
         return number
 
     def of_run(_: Any) -> Any:
@@ -112,7 +117,11 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
         made = tf.data.Dataset.from_generator(
             batches, args=(number,), output_signature=steps.elements.signature
         )
-        return _finished(made, steps).map(lambda *element: _after(count, number, element))
+        # What is zipped is asked in turn: the clock first, and then the batch.
+        asked = tf.data.Dataset.counter().map(lambda _: tf.timestamp())
+        return tf.data.Dataset.zip((asked, _finished(made, steps))).map(
+            lambda asked_s, made: _after(count, (number, asked_s, made[0]), made[1])
+        )
 
     made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
     if steps.endless:
@@ -131,6 +140,7 @@ def _finished(made: Any, steps: Steps) -> Any:
         made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
     if steps.transform is not None:
         made = steps.transform(made)
+    made = made.map(lambda *element: (tf.timestamp(), element))
     return made.prefetch(steps.prefetch) if steps.prefetch else made
 
 
@@ -143,9 +153,9 @@ def _options() -> Any:
     return options
 
 
-def _after(count: Callable[[Any], Any], number: Any, element: tuple[Any, ...]) -> Any:
+def _after(count: Callable[..., Any], told: tuple[Any, ...], element: tuple[Any, ...]) -> Any:
     whole = element if len(element) > 1 else element[0]
-    with tf.control_dependencies([tf.numpy_function(count, [number], tf.int64)]):
+    with tf.control_dependencies([tf.numpy_function(count, told, tf.int64)]):
         return tf.nest.map_structure(tf.identity, whole, expand_composites=True)
 
 

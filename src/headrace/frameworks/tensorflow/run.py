@@ -7,6 +7,7 @@ which is called when the consumer gets a batch, moves the cursor.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from itertools import count
@@ -41,19 +42,22 @@ class Run:
     Args:
         loader: gives order, cursor and reader.
         epochs: epochs to go through, the rest of the current one included; None: for ever.
+        decodes: TensorFlow decodes the samples; else it only cuts or copies them.
 
     Attributes:
         error: what ended it, which reaches TensorFlow's user as text only.
     """
 
-    def __init__(self, loader: Loader, epochs: int | None) -> None:
+    def __init__(self, loader: Loader, epochs: int | None, *, decodes: bool = False) -> None:
         self.error: Exception | None = None
         self._loader = loader
-        self._pass = loader.cursor.begin()
+        self._decodes = decodes
+        self._pass = loader.begin()
         self._epochs_left = epochs
         self._begin = self._pass.epoch, self._pass.begin
         self._taken: deque[_Taken] = deque()
         self._step = 0
+        self._delivered_s = 0.0
 
     def batches(self) -> Generator[Batch, None, None]:
         """Yield the batches of the run, ahead of their delivery.
@@ -76,6 +80,8 @@ class Run:
         try:
             for one in fetched:
                 batch = one.batch
+                if self._decodes:
+                    one.way.decoding_s = time.perf_counter()
                 self._taken.append(
                     _Taken(one.asked, epoch, len(batch), batch.nbytes, one.reads, one.way),
                 )
@@ -88,26 +94,44 @@ class Run:
         """Indices and epoch of the batch that would be delivered next, if it was taken."""
         return (self._taken[0].asked, self._taken[0].epoch) if self._taken else None
 
-    def delivered(self) -> None:
+    def delivered(self, asked_unix_s: float, made_unix_s: float) -> None:
         """Count the next batch: the consumer has it.
+
+        Args:
+            asked_unix_s: when the consumer asked for it, as TensorFlow's clock has it.
+            made_unix_s: when TensorFlow had made it.
 
         Raises:
             RuntimeError: a newer run began, or the loader was closed or went elsewhere.
         """
         self._pass.check()
-        taken = self._taken.popleft()
-        self._loader.stats.count(taken.samples, taken.nbytes, taken.reads)
+        taken, stats = self._taken.popleft(), self._loader.stats
+        got_s, unix_s = time.perf_counter(), time.time()
+        asked_s = max(self._delivered_s, got_s - max(0.0, unix_s - asked_unix_s))
+        made_s = got_s - max(0.0, unix_s - made_unix_s)
+        if self._decodes:
+            taken.way.decoded_s = made_s
+        else:
+            taken.way.collated_s = made_s
+        stats.count(taken.samples, taken.nbytes, taken.reads, got_s - asked_s)
         place = self._pass.delivered(self._step, taken.asked)
-        now_s = time.perf_counter()  # nobody says how long it was waited for
-        self._loader.stats.steps.came(place, len(taken.asked), (now_s, now_s), taken.way)
+        stats.steps.came(place, len(taken.asked), (asked_s, got_s), taken.way)
+        self._delivered_s = got_s
         self._step += 1
         if self._step == self._pass.steps:
             self._end_epoch()
+
+    def end(self) -> None:
+        """Its iterator was left early. Nothing is to be said of it if another run has begun."""
+        with contextlib.suppress(RuntimeError):
+            self._pass.check()
+            self._loader.stats.rest()
 
     def _end_epoch(self) -> None:
         self._pass.finish()
         self._step = 0
         if self._epochs_left is not None:
             self._epochs_left -= 1
+        self._loader.stats.rest()
         if self._epochs_left != 0:
-            self._pass = self._loader.cursor.begin()
+            self._pass = self._loader.begin()

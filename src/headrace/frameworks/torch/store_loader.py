@@ -130,6 +130,8 @@ class StoreLoader(Closing):
             parts=self.dataset.parts,
             on_error=self.dataset.on_error,
             trace=trace,
+            # Where workers read, nothing that this process could turn reaches them.
+            tune=self._is_whole or not num_workers,
             **self.dataset.given_options,
         )
         self._way = self._choose_way(
@@ -141,6 +143,11 @@ class StoreLoader(Closing):
             worker_init_fn=worker_init_fn,
         )
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether batches are delivered as they were read."""
+        return self.dataset.decode is None and self.collate_fn is None
+
     def _choose_way(
         self,
         threads: int | None,
@@ -149,7 +156,7 @@ class StoreLoader(Closing):
     ) -> Way:
         if self.num_workers < 0:
             raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
-        if self.dataset.decode is None and self.collate_fn is None:
+        if self._is_whole:
             return WholeBatches(self._loader, pin_memory=self.pin_memory)
         collate = Collate(self.collate_fn, partial(self.dataset.__getitem__, 0))
         if self.num_workers:
@@ -246,7 +253,7 @@ class StoreLoader(Closing):
         self._way.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._deliver(self._loader.cursor.begin(), os.getpid())
+        return self._deliver(self._loader.begin(), os.getpid())
 
     def _deliver(self, this: Pass, pid: int) -> Iterator[Any]:
         deliveries = self._way.deliveries(this)
