@@ -1,35 +1,26 @@
-"""Step: what one delivery cost its consumer, and the log of the last ones.
-
-Each wait, from the moment that the consumer asked until it had its batch, is cut along the path that
-this batch took: what it was doing while somebody waited for it. The phases of a wait add up to it.
-"""
+"""Step: what one delivery cost its consumer, and the log of the last ones."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from headrace.machine.host import HostCounters, read_host
 from headrace.plane.interpreter import Contention, contention, delivered
 from headrace.plane.stage import TIERS
-from headrace.plane.way import cut
+from headrace.plane.wait import PHASES, waits
+from headrace.plane.way import Way, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.plane.way import Way
+    from headrace.plane.way import Detour
 
-__all__ = ["PHASES", "STEP", "Mark", "Step", "StepLog"]
-
-PHASES: Final = ("hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
-"""What an awaited batch was doing, in its order: `hold`: its reads had not begun, for want of room, of
-the right to read, or of an earlier request; `open`: paths were looked up and files opened; `read`: reads
-were under way; `queue`: its bytes waited for a thread or process to decode them; `decode`; `collate`;
-`transfer`: to pinned memory or the device; `hand`: it was ready, and on its way to its consumer."""
+__all__ = ["PHASES", "STEP", "Mark", "StepLog"]
 
 STEP: Final = np.dtype(
     [
@@ -63,36 +54,6 @@ STEP: Final = np.dtype(
 """One step as a record of fixed size."""
 
 
-class Step(NamedTuple):
-    """One delivery; the fields of `STEP`, in its order."""
-
-    epoch: int
-    step: int
-    position: int
-    samples: int
-    order_hash: int
-    asked_s: float
-    delivered_s: float
-    waited_s: tuple[float, ...]
-    bytes: tuple[int, ...]
-    room_s: float = 0.0
-    held_s: float = 0.0
-    reads: int = 0
-    read_s: float = 0.0
-    depth: int = 0
-    quiet_reads: int = 0
-    quiet_s: float = 0.0
-    work_s: float = 0.0
-    cpu_s: float = 0.0
-    serial: bool = False
-    looks: int = 0
-    contended: int = 0
-    others_s: float = 0.0
-
-
-_NO_BYTES: Final = (0,) * len(TIERS)
-
-
 MARKS: Final = 64
 
 
@@ -107,14 +68,40 @@ class Mark(NamedTuple):
     host: HostCounters
 
 
-_Came: TypeAlias = (
-    "tuple[tuple[int, int, int, int], int, tuple[float, float], Way | None, Contention, Contention]"
-)
-"""A delivery as it was told: place, samples, times, way, and what had been seen before it and at it."""
+_NOTHING: Final = Way()
+
+_BLOCK: Final = 256
+"""Steps; smaller blocks are put together."""
+
+
+class _Came(NamedTuple):
+    """A delivery as it was told. What it means is worked out when somebody takes it."""
+
+    place: tuple[int, int, int, int]
+    """Epoch, step, position and order hash."""
+    samples: int
+    times: tuple[float, float]
+    way: Way
+    detours: Sequence[Detour]
+    before: Contention
+    """What had been seen at the delivery before."""
+    now: Contention
+
+
+class _Rows(NamedTuple):
+    """Steps that were worked out already."""
+
+    end: int
+    """The number of the one after the last."""
+    blocks: tuple[NDArray[np.void], ...]
+    """Dtype `STEP`, one after the other."""
 
 
 class StepLog:
     """The last steps of a loader: one thread adds, others take.
+
+    Nothing is locked: whoever takes works out what nobody did before, and two who do so at the same time
+    find the same.
 
     Args:
         most: steps that are kept; older ones are dropped, and counted.
@@ -122,24 +109,17 @@ class StepLog:
     Attributes:
         added: steps that were ever added.
         marks: what had been counted when the last passes began.
-        first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
+        first: is called once, by the next `came`: whoever takes steps can sleep until there are some.
     """
 
     def __init__(self, most: int = 4096) -> None:
         # With their numbers: one may be added while others are taken, and none is to be lost or come twice.
-        self._last: deque[tuple[int, Step | _Came]] = deque(maxlen=most)
+        self._last: deque[tuple[int, _Came]] = deque(maxlen=most)
+        self._done = _Rows(0, ())
         self.added = 0
         self.marks: deque[Mark] = deque(maxlen=MARKS)
         self.first: Callable[[], object] | None = None
         self._seen = contention()
-
-    def add(self, step: Step | _Came) -> None:
-        """Add one, and forget the oldest if there is no room."""
-        self._last.append((self.added, step))
-        self.added += 1
-        if self.first is not None:
-            first, self.first = self.first, None
-            first()
 
     def came(
         self,
@@ -148,7 +128,7 @@ class StepLog:
         times: tuple[float, float],
         way: Way | None = None,
     ) -> None:
-        """Add the delivery of a batch. What it means is worked out when somebody takes it.
+        """Add the delivery of a batch, and forget the oldest if there is no room.
 
         Args:
             place: epoch, step, position and order hash.
@@ -162,39 +142,85 @@ class StepLog:
             )
         delivered(times[1], self)
         before, self._seen = self._seen, contention()
-        came = place, samples, times, way, before, self._seen
-        if way is None or not way.detours:
-            self.add(came)
-            return
-        self.add(_step_of(came))
-        way.detours = ()  # one of them may be this way itself
+        detours: Sequence[Detour] = ()
+        if way is None:
+            way = _NOTHING
+        elif way.detours:
+            detours, way.detours = way.detours, ()  # one of them may be this way itself
+        came = _Came(place, samples, times, way, detours, before, self._seen)
+        self._last.append((self.added, came))
+        self.added += 1
+        if self.first is not None:
+            first, self.first = self.first, None
+            first()
 
     def since(self, seen: int) -> tuple[NDArray[np.void], int]:
         """Steps that were added after the first `seen`, as far as they are still there.
 
         Returns:
-            The steps, dtype `STEP`, shape (steps,), and the number to ask with next time.
+            The steps, read-only, dtype `STEP`, shape (steps,), and the number to ask with next time.
         """
         last = list(self._last)
         if not last:
             return np.empty(0, STEP), max(seen, self.added)
-        begin = max(0, seen - last[0][0])
-        steps = [step if isinstance(step, Step) else _step_of(step) for _, step in last[begin:]]
-        return np.array(steps, STEP), max(seen, last[-1][0] + 1)
+        first, done = max(seen, last[0][0]), self._worked_out(last)
+        parts, at = [], done.end
+        for block in reversed(done.blocks):
+            if at <= first:
+                break
+            at -= len(block)
+            parts.append(block[max(0, first - at) :])
+        parts = parts or [np.empty(0, STEP)]
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+        found.flags.writeable = False
+        return found, max(seen, done.end)
+
+    def _worked_out(self, last: Sequence[tuple[int, _Came]]) -> _Rows:
+        """All of `last`, and perhaps some that came before or later."""
+        done, end = self._done, last[-1][0] + 1
+        if done.end >= end:
+            return done
+        blocks = done.blocks if done.end >= last[0][0] else ()
+        new = _rows_of([came for _, came in last[-(end - done.end) :]])
+        if blocks and len(blocks[-1]) + len(new) <= _BLOCK:
+            new, blocks = np.concatenate((blocks[-1], new)), blocks[:-1]
+        blocks, kept = (*blocks, new), sum(map(len, blocks)) + len(new)
+        while kept - len(blocks[0]) >= len(last):
+            kept -= len(blocks[0])
+            blocks = blocks[1:]
+        self._done = done = _Rows(end, blocks)
+        return done
 
 
-def _step_of(came: _Came) -> Step:
-    (epoch, step, position, hashed), samples, (asked_s, delivered_s), way, before, now = came
-    waited_s = cut(asked_s, delivered_s, way)
-    if way is None:
-        return Step(epoch, step, position, samples, hashed, asked_s, delivered_s, waited_s,
-                    _NO_BYTES)  # fmt: skip
-    awaited = way.awaited(asked_s)
-    room_s = sum(each.room_s for each in awaited)
-    held_s = sum(each.held_s for each in awaited)
-    seen = now.since(before)
-    return Step(
-        epoch, step, position, samples, hashed, asked_s, delivered_s, waited_s, way.bytes,
-        room_s, held_s, way.reads, way.read_s, way.depth, way.quiet_reads, way.quiet_s, way.work_s,
-        way.cpu_s, way.serial, seen.looks, seen.contended, seen.others_s,
-    )  # fmt: skip
+def _rows_of(came: Sequence[_Came]) -> NDArray[np.void]:
+    """Steps of dtype `STEP`, shape (deliveries,)."""
+    place, samples, times, ways, detours, before, now = zip(*came, strict=True)
+    rows = np.empty(len(came), STEP)
+    # Unsigned, as a hash may need all of 64 bits.
+    for name, column in zip(
+        ("epoch", "step", "position", "order_hash"), np.array(place, np.uint64).T, strict=True
+    ):
+        rows[name] = column
+    rows["samples"] = samples
+    asked_s, delivered_s = np.array(times, np.float64).T
+    rows["asked_s"], rows["delivered_s"] = asked_s, delivered_s
+    found = waits(asked_s, delivered_s, ways, detours)
+    rows["waited_s"], rows["room_s"], rows["held_s"] = found.phases, found.room_s, found.held_s
+    rows["bytes"] = [way.bytes for way in ways]
+    table = records(ways)
+    for name in _OF_THE_WAY:
+        rows[name] = table[name]
+    looks, contended, _, others_s = _since(np.array(before), np.array(now)).T
+    rows["looks"], rows["contended"], rows["others_s"] = looks, contended, others_s
+    return rows
+
+
+_OF_THE_WAY: Final = (
+    "reads", "read_s", "depth", "quiet_reads", "quiet_s", "work_s", "cpu_s", "serial",
+)  # fmt: skip
+
+
+def _since(before: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`Contention.since` of many, shape (deliveries, 4)."""
+    anew = (now[:, 0] < before[:, 0])[:, None]
+    return np.where(anew, now, np.maximum(0.0, now - before))

@@ -1,22 +1,22 @@
 """Way: how one batch came to its consumer: when it reached each point, and what it took there.
 
-Stages stamp it as the batch passes them; `cut` then says what the batch was doing while somebody waited
-for it. Moments are monotonic seconds, which all processes of a machine share.
+Stages stamp it as the batch passes them; `plane.wait` then says what the batch was doing while somebody
+waited for it. Moments are monotonic seconds, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Detour", "Way", "cut"]
+    from numpy.typing import NDArray
 
-now_s = time.perf_counter  # the clock of `time.monotonic`, and of the native core
-
-_NOTHING: Final = (0.0,) * 8
+__all__ = ["WAY", "Detour", "Way", "records"]
 
 _NO_BYTES: Final = (0,) * 5
 
@@ -97,111 +97,24 @@ class Way:
         self.held_s = held * 1e-9
         self.read_s, self.open_s, self.quiet_s = read * 1e-9, opened * 1e-9, quiet * 1e-9
 
-    @property
-    def done_s(self) -> float:
-        """When it could be handed over; 0.0: not known."""
-        return self.moved_s or self.collated_s or self.decoded_s or self.ready_s
-
-    @property
-    def open_share(self) -> float:
-        """Of the time of its reads, that for opening files."""
-        return min(1.0, self.open_s / self.read_s) if self.read_s > 0.0 else 0.0
-
-    def awaited(self, asked_s: float) -> tuple[Way, ...]:
-        """What somebody waited for who asked for this batch then: its way if it was not done, and detours."""
-        others = tuple(other for _, other in self.detours)
-        return (self, *others) if self.done_s > asked_s or not others else others
-
 
 Detour = tuple[float, Way]
 """Until when a consumer was busy with a later batch while its own was ready, and that batch's way."""
 
 
-def cut(asked_s: float, delivered_s: float, way: Way | None) -> tuple[float, ...]:
-    """Cut a wait into `PHASES`, which add up to it.
+_MOMENTS: Final = (
+    "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
+    "room_s", "held_s", "reads", "read_s", "open_s", "depth", "quiet_reads", "quiet_s", "work_s", "cpu_s",
+    "serial",
+)  # fmt: skip
 
-    Args:
-        asked_s: when the consumer asked.
-        delivered_s: when it had the batch.
-        way: the batch's. None: nothing is known, and all is `read`.
-    """
-    if delivered_s <= asked_s:
-        return _NOTHING
-    if way is None or not way.done_s:
-        return (0.0, 0.0, delivered_s - asked_s, 0.0, 0.0, 0.0, 0.0, 0.0)
-    if way.serial:
-        return _shared_out(asked_s, delivered_s, way)
-    found, at = _along(asked_s, delivered_s, way)
-    for until, other in way.detours:
-        if until > at:
-            part, at = _along(at, min(until, delivered_s), other, whole=True)
-            found = [one + more for one, more in zip(found, part, strict=True)]
-    found[7] += delivered_s - at
-    return tuple(found)
+WAY: Final = np.dtype([(name, "<f8") for name in _MOMENTS])
+"""A way as a record: all of its attributes but bytes and detours."""
+
+_read = attrgetter(*_MOMENTS)
 
 
-def _along(
-    asked_s: float, delivered_s: float, way: Way, *, whole: bool = False
-) -> tuple[list[float], float]:
-    """What a batch did from a moment on, until it was done; and when that was.
-
-    Args:
-        asked_s: the moment.
-        delivered_s: no later than this.
-        way: the batch's.
-        whole: until `delivered_s`: what comes after it was read counts as handing it over.
-    """
-    at = asked_s
-    found = [0.0] * 8
-    hold = 0.0
-    if way.taken_s > at:
-        hold, at = min(way.taken_s, delivered_s) - at, min(way.taken_s, delivered_s)
-    if way.planned_s > at:
-        end = min(way.planned_s, delivered_s)
-        found[1], at = end - at, end
-    if way.begun_s > at:
-        end = min(way.begun_s, delivered_s)
-        hold, at = hold + end - at, end
-    found[0] = hold
-    if way.ready_s > at:
-        end = min(way.ready_s, delivered_s)
-        opened = (end - at) * way.open_share
-        found[1] += opened
-        found[2], at = end - at - opened, end
-    if whole:
-        found[7] = delivered_s - at
-        return found, delivered_s
-    for phase, moment in enumerate(
-        (way.decoding_s, way.decoded_s, way.collated_s, way.moved_s), start=3
-    ):
-        if moment > at:
-            end = min(moment, delivered_s)
-            found[phase], at = end - at, end
-    return found, at
-
-
-def _shared_out(asked_s: float, delivered_s: float, way: Way) -> tuple[float, ...]:
-    """The wait for a batch that one process made from beginning to end, one thing after the other.
-
-    Whatever of it the wait fell on, all of it took that process's time: it is shared out as that was.
-    """
-    done_s = min(max(asked_s, way.collated_s or way.decoded_s or way.ready_s), delivered_s)
-    moved_s = min(max(done_s, way.moved_s), delivered_s)
-    begun_s = way.taken_s or way.begun_s or way.decoding_s
-    read_s = max(0.0, (way.ready_s or begun_s) - begun_s)
-    opened_s = read_s * way.open_share
-    decode_s = max(0.0, way.decoded_s - way.decoding_s)
-    collate_s = max(0.0, way.collated_s - way.decoded_s)
-    total_s = read_s + decode_s + collate_s
-    scale = (done_s - asked_s) / total_s if total_s > 0.0 else 0.0
-    hand_s = delivered_s - moved_s + (0.0 if scale else done_s - asked_s)
-    return (
-        0.0,
-        opened_s * scale,
-        (read_s - opened_s) * scale,
-        0.0,
-        decode_s * scale,
-        collate_s * scale,
-        moved_s - done_s,
-        hand_s,
-    )
+def records(ways: Iterable[Way]) -> NDArray[np.void]:
+    """Ways as records of dtype `WAY`, shape (ways,)."""
+    table = np.array([_read(way) for way in ways], np.float64).reshape(-1, len(_MOMENTS))
+    return table.view(WAY)[:, 0]

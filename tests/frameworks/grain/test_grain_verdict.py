@@ -24,7 +24,7 @@ def own(tmp_path):
 
 
 def slowly(data):
-    time.sleep(0.002)
+    time.sleep(0.01)
     return number_of(data)
 
 
@@ -56,7 +56,7 @@ def test_workers_have_nobody_who_waits(own):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_the_wait_for_a_slow_decoder_is_decodings(own, threads):
-    batches = iter(dataset(own, BATCH, decode=slowly, threads=threads, epochs=4))
+    batches = iter(dataset(own, BATCH, decode=slowly, threads=threads, epochs=2))
     for _ in batches:
         pass
     loader = batches._loader
@@ -65,7 +65,7 @@ def test_the_wait_for_a_slow_decoder_is_decodings(own, threads):
     assert verdict.share(Cause.DECODE) > 0.5
     assert verdict.stall_s == pytest.approx(loader.stats.stall_s, rel=0.01)
     steps, _ = loader.stats.steps.since(0)
-    assert (steps["work_s"] >= 0.002 * steps["samples"]).all()
+    assert (steps["work_s"] >= 0.01 * steps["samples"]).all()
     assert steps["cpu_s"].sum() < steps["work_s"].sum()
     batches.close()
 

@@ -26,7 +26,7 @@ def own(tmp_path):
 
 def slowly(data):
     def sleep(data):
-        time.sleep(0.002)
+        time.sleep(0.01)
         return np.int64(len(data))
 
     return tf.ensure_shape(tf.numpy_function(sleep, [data], tf.int64), ())
@@ -48,7 +48,7 @@ def test_it_is_watched_from_when_it_is_iterated(own):
 
 
 def test_the_wait_for_a_slow_decoder_is_decodings(own):
-    loader = Loader(own, BATCH, decode=slowly, prefetch=0, epochs=4)
+    loader = Loader(own, BATCH, decode=slowly, prefetch=0, epochs=2)
     for _ in loader:
         pass
     verdict = hr.explain(loader)
