@@ -88,8 +88,8 @@ def test_nobody_can_change_what_others_take():
 
 
 def test_what_was_seen_of_the_interpreter_is_between_two_steps_and_may_begin_anew(monkeypatch):
-    seen = [Contention(), Contention(10, 4, 0.5, 0.25), Contention(12, 5, 0.75, 0.5), Contention(3, 1, 0.1, 0.0625)]
-    told = iter(seen)
+    seen = [(), (10, 4, 0.5, 0.25), (12, 5, 0.75, 0.5), (3, 1, 0.1, 0.0625)]
+    told = (Contention(*each) for each in seen)
     monkeypatch.setattr(step, "contention", lambda: next(told))
     log = StepLog()
     add(log, [1, 2, 3])  # a pass's first step would ask once more

@@ -92,7 +92,10 @@ def test_a_process_whose_work_took_no_time_handed_it_over():
 
 def test_a_detour_is_what_the_consumer_was_busy_with():
     """Its own batch was there; then it waited for bytes of a later one, until 0.6."""
-    own, later = way(ready_s=-1.0, room_s=9.0), way(begun_s=0.1, ready_s=0.5, room_s=2.0, held_s=3.0)
+    own, later = (
+        way(ready_s=-1.0, room_s=9.0),
+        way(begun_s=0.1, ready_s=0.5, room_s=2.0, held_s=3.0),
+    )
     named, room_s, held_s = cut(own, detours=[(0.6, later)])
     assert named == close(hold=0.1, read=0.4, hand=0.5)
     assert (room_s, held_s) == (2.0, 3.0)
@@ -131,6 +134,8 @@ def test_many_at_once_are_what_each_is_alone():
     assert (found.phases >= 0.0).all()
     assert np.allclose(found.phases.sum(1), delivered_s - asked_s)
     for i in range(many):
-        alone = waits(asked_s[i : i + 1], delivered_s[i : i + 1], ways[i : i + 1], detours[i : i + 1])
+        alone = waits(
+            asked_s[i : i + 1], delivered_s[i : i + 1], ways[i : i + 1], detours[i : i + 1]
+        )
         for one, all_of_them in zip(alone, found, strict=True):
             assert np.array_equal(one[0], all_of_them[i])

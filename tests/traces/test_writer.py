@@ -52,7 +52,16 @@ def add(log, rows):
 
 def same(found, rows):
     """Whether steps are those that were added; what was seen of the interpreter meanwhile is not theirs."""
-    exact = ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s", "bytes")
+    exact = (
+        "epoch",
+        "step",
+        "position",
+        "order_hash",
+        "samples",
+        "asked_s",
+        "delivered_s",
+        "bytes",
+    )
     assert all(np.array_equal(found[name], rows[name]) for name in exact)
     assert np.allclose(found["waited_s"], rows["waited_s"], atol=1e-6)
     return True

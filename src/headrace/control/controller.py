@@ -62,7 +62,7 @@ class TuningHandle:
 
     def rested(self) -> None:
         """A pass has ended: what is known of it may be gone soon."""
-        _controller.tell([self._plane])
+        _controller.rested(self._plane)
 
     def close(self) -> None:
         """Look no more; the knobs stay where they are, and `explain` still knows the plane."""
@@ -75,7 +75,8 @@ class _Controller:
 
     def reset(self) -> None:
         """Begin anew: in a forked child neither the thread nor the lock's owner exists."""
-        self._lock = threading.Lock()
+        # The collector may drop a loader, and close its plane, in the midst of what is locked here.
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._planes: list[Plane] = []
@@ -118,10 +119,17 @@ class _Controller:
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
         """Tell the node's agents how planes fare, now."""
+        self._publish(lambda publisher: publisher.tell(planes, ended=ended))
+
+    def rested(self, plane: Plane) -> None:
+        """Tell the node's agents of a pass that has ended, now or soon."""
+        self._publish(lambda publisher: publisher.rested(plane))
+
+    def _publish(self, act: Callable[[Publisher], None]) -> None:
         publisher = self._publisher
         try:
             if publisher is not None:
-                publisher.tell(planes, ended=ended)
+                act(publisher)
         except Exception:
             LOG.exception("agents are told no more how this process fares")
             self._publisher = None

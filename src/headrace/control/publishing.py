@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,17 +33,23 @@ from headrace.runtime.job import JobIdentity, identity_of, local_ranks_of
 from headrace.runtime.telling import agent_sockets, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from headrace.control.plane import Plane
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
+    from headrace.plane.step import StepLog
 
 __all__ = ["PERIOD_S", "Publisher", "Totals"]
 
 PERIOD_S: Final = 2.0
 
 LAST_S: Final = 0.5
+
+LOCKED_S: Final = 0.5
+"""The collector may drop an iterator, and so end a pass, in the midst of anything, whatever is locked."""
+
+KEPT_MOST: Final = 64
 
 FILE_SYSTEMS_MAX: Final = 16
 """More are added up as `other`: a message has a bounded length."""
@@ -79,6 +86,8 @@ class Totals:
 class _Look:
     consumer: ConsumerStats
     stages: Sequence[StageStats]
+    steps: StepLog | None
+    """None: they are not counted, or not known."""
 
 
 def _tiers(before: _Look, look: _Look) -> dict[str, float]:
@@ -114,6 +123,7 @@ class Publisher:
     def __init__(self, sockets: Sequence[str] | None = None, *, forked: bool = False) -> None:
         self._sockets = sockets
         self._lock = threading.Lock()
+        self._forked = forked
         self._since = time.monotonic() if forked else 0.0
         self._identity: JobIdentity | None = None
         self._instance = secrets.token_hex(16)
@@ -121,6 +131,10 @@ class Publisher:
         self._seen: weakref.WeakKeyDictionary[Plane, _Look] = weakref.WeakKeyDictionary()
         self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakKeyDictionary[Plane, int] = weakref.WeakKeyDictionary()
+        # Of passes that have ended, which nobody was told of.
+        self._kept: deque[tuple[Plane, _Look]] = deque()
+        self._teller = 0
+        self._rested_s = -PERIOD_S
         self._next_s = 0.0
         self._ended = False
         self.totals = Totals()
@@ -136,29 +150,24 @@ class Publisher:
         self._next_s = now + PERIOD_S
         return True
 
-    def _look(self, plane: Plane) -> None:
-        """Add what a plane did since the last look; nothing if it is gone."""
-        found = plane.now()
-        if found is None:
-            return
-        look, nothing = _Look(*found), _Look(ConsumerStats(), ())
-        before = self._seen.get(plane)
-        if before is None:
-            before = look if plane.started < self._since else nothing
-        elif look.consumer.batches < before.consumer.batches:
-            before = nothing  # it began anew
-        verdict = self._verdict(plane, look)
-        self.totals.add(self._system(plane, look), look, before, verdict)
-        # A wait that is under way may turn out to be none; what was told stays told.
-        self._seen[plane] = _later(before, look)
+    def rested(self, plane: Plane) -> None:
+        """A pass of a plane has ended, and what is known of it may be gone soon: it is told with the next look.
 
-    def _verdict(self, plane: Plane, look: _Look) -> Verdict | None:
-        """On the steps since the last look; None where there are none, or the daemon knows more."""
-        log = plane.steps
-        if log is None or any(stage.name == NODE for stage in look.stages):
-            return None
-        steps, self._steps[plane] = log.since(self._steps.get(plane, 0))
-        return verdict_of(steps, seen_of(plane)) if len(steps) else None
+        Passes that follow each other closely are told together, so that short ones cost next to nothing.
+        """
+        now = time.monotonic()
+        if self._forked or now - self._rested_s >= PERIOD_S or len(self._kept) >= KEPT_MOST:
+            # A child may end without a last word.
+            self._rested_s = now
+            self.tell([plane])
+        else:
+            self._keep([plane])
+
+    def _keep(self, planes: Iterable[Plane]) -> None:
+        """Remember what planes did so far, for when they are told of."""
+        for plane in planes:
+            if (look := _look_at(plane)) is not None:
+                self._kept.append((plane, look))
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
         """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end.
@@ -167,12 +176,45 @@ class Publisher:
             planes: that are at work, or have just ended.
             ended: the process ends.
         """
-        with self._lock:
-            for plane in planes:
-                self._look(plane)
-            # Iterators may still rest while the interpreter takes everything apart.
-            self._ended = self._ended or ended
+        # Iterators may still rest while the interpreter takes everything apart.
+        self._ended = self._ended or ended
+        me = threading.get_ident()
+        if self._teller == me or not self._lock.acquire(timeout=LOCKED_S):
+            self._keep(planes)
+            return
+        self._teller = me
+        try:
+            kept: dict[Plane, _Look] = {}
+            while self._kept:
+                plane, look = self._kept.popleft()
+                kept[plane] = look
+            for plane in dict.fromkeys([*kept, *planes]):
+                self._add(plane, _look_at(plane) or kept.get(plane))
             self._send(ended=self._ended)
+        finally:
+            self._teller = 0
+            self._lock.release()
+
+    def _add(self, plane: Plane, look: _Look | None) -> None:
+        """Add what a plane did since the last look; nothing if it is gone."""
+        if look is None:
+            return
+        before = self._seen.get(plane)
+        if before is None:
+            before = look if plane.started < self._since else _NOTHING
+        elif look.consumer.batches < before.consumer.batches:
+            before = _NOTHING  # it began anew
+        verdict = self._verdict(plane, look)
+        self.totals.add(self._system(plane, look), look, before, verdict)
+        # A wait that is under way may turn out to be none; what was told stays told.
+        self._seen[plane] = _later(before, look)
+
+    def _verdict(self, plane: Plane, look: _Look) -> Verdict | None:
+        """On the steps since the last look; None where there are none, or the daemon knows more."""
+        if look.steps is None or any(stage.name == NODE for stage in look.stages):
+            return None
+        steps, self._steps[plane] = look.steps.since(self._steps.get(plane, 0))
+        return verdict_of(steps, seen_of(plane)) if len(steps) else None
 
     def _send(self, *, ended: bool) -> None:
         if not self.totals.batches and not self.totals.stall_s:
@@ -226,13 +268,22 @@ class Publisher:
         return self._systems[plane]
 
 
+_NOTHING: Final = _Look(ConsumerStats(), (), None)
+
+
+def _look_at(plane: Plane) -> _Look | None:
+    """What a plane did so far; None if it is gone."""
+    steps, found = plane.steps, plane.now()
+    return None if found is None else _Look(*found, steps)
+
+
 def _later(before: _Look, look: _Look) -> _Look:
     consumer = replace(
         look.consumer,
         waited_s=max(before.consumer.waited_s, look.consumer.waited_s),
         worked_s=max(before.consumer.worked_s, look.consumer.worked_s),
     )
-    return _Look(consumer, look.stages)
+    return _Look(consumer, look.stages, None)
 
 
 def _no_job() -> JobIdentity:

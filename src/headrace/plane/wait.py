@@ -62,7 +62,7 @@ def waits(
     later = (done_s > asked_s) | (np.fromiter(map(len, detours), np.int64, len(detours)) == 0)
     room_s, held_s = came["room_s"] * later, came["held_s"] * later
     at_turn = 0
-    while (who := [i for i, each in enumerate(detours) if len(each) > at_turn]):
+    while who := [i for i, each in enumerate(detours) if len(each) > at_turn]:
         turns = [detours[i][at_turn] for i in who]
         others = records([way for _, way in turns])
         rows = np.array(who)
@@ -74,7 +74,9 @@ def waits(
         at[rows] = reached
         at_turn += 1
     found[:, _HAND] += delivered_s - at
-    found = np.where((came["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, came), found)
+    found = np.where(
+        (came["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, came), found
+    )
     unknown = done_s == 0.0
     found[unknown] = 0.0
     found[unknown, _READ] = (delivered_s - asked_s)[unknown]

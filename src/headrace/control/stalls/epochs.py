@@ -46,9 +46,13 @@ class PassEnded:
         self._tuning = tuning
         self._loader = weakref.ref(loader)
         self._seen = 0
+        # Its own: an iterator may rest after all names of this module are gone.
+        self._is_finalizing = sys.is_finalizing
 
     def __call__(self) -> None:
-        """A pass has ended."""
+        """A pass has ended. At the interpreter's end, all has been said."""
+        if self._is_finalizing():
+            return
         self._tuning.rested()
         loader = self._loader()
         if loader is not None:

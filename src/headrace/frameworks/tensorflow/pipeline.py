@@ -100,9 +100,6 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
         try:
             for batch in run.batches():
                 yield elements.crossing(batch)
-        except GeneratorExit:
-            run.end()
-            raise
         except Exception as e:
             run.error = e  # TensorFlow hands on its text only
             raise
@@ -117,11 +114,7 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
         made = tf.data.Dataset.from_generator(
             batches, args=(number,), output_signature=steps.elements.signature
         )
-        # What is zipped is asked in turn: the clock first, and then the batch.
-        asked = tf.data.Dataset.counter().map(lambda _: tf.timestamp())
-        return tf.data.Dataset.zip((asked, _finished(made, steps))).map(
-            lambda asked_s, made: _after(count, (number, asked_s, made[0]), made[1])
-        )
+        return _counted(_finished(made, steps), count, number)
 
     made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
     if steps.endless:
@@ -142,6 +135,14 @@ def _finished(made: Any, steps: Steps) -> Any:
         made = steps.transform(made)
     made = made.map(lambda *element: (tf.timestamp(), element))
     return made.prefetch(steps.prefetch) if steps.prefetch else made
+
+
+def _counted(finished: Any, count: Callable[..., Any], number: Any) -> Any:
+    # What is zipped is asked in turn: the clock first, and then the batch.
+    asked = tf.data.Dataset.counter().map(lambda _: tf.timestamp())
+    return tf.data.Dataset.zip((asked, finished)).map(
+        lambda asked_s, made: _after(count, (number, asked_s, made[0]), made[1])
+    )
 
 
 def _options() -> Any:

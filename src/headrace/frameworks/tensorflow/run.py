@@ -69,9 +69,13 @@ class Run:
         epochs = (
             count(first) if self._epochs_left is None else range(first, first + self._epochs_left)
         )
-        for epoch in epochs:
-            yield from self._epoch(epoch, begin)
-            begin = 0
+        try:
+            for epoch in epochs:
+                yield from self._epoch(epoch, begin)
+                begin = 0
+        except GeneratorExit:  # TensorFlow's iterator was left early
+            self._rest()
+            raise
 
     def _epoch(self, epoch: int, begin: int) -> Generator[Batch, None, None]:
         slices = self._loader.slices
@@ -121,8 +125,8 @@ class Run:
         if self._step == self._pass.steps:
             self._end_epoch()
 
-    def end(self) -> None:
-        """Its iterator was left early. Nothing is to be said of it if another run has begun."""
+    def _rest(self) -> None:
+        """Nothing is asked for any more; and nothing is to be said of it if another run has begun."""
         with contextlib.suppress(RuntimeError):
             self._pass.check()
             self._loader.stats.rest()
