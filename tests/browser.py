@@ -72,6 +72,8 @@ class Browser:
                  mobile=False)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._do("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        # As in a window that somebody looks at: else the first key may go anywhere.
+        self._do("Emulation.setFocusEmulationEnabled", enabled=True)
         self.driver.get("about:blank")
         self._logs()
         self.driver.get(page.resolve().as_uri() if isinstance(page, Path) else page)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -212,8 +213,9 @@ def test_the_first_tab_skips_to_the_content_and_focus_is_seen(browser, site):
     show(browser, site, "/starving")
     seen = []
     for _ in range(14):
-        body = browser.driver.switch_to.active_element
-        body.send_keys(Keys.TAB)
+        browser.run("window.before = document.activeElement")
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        until(lambda: browser.run("return document.activeElement !== window.before"))
         seen.append(browser.run(
             "const e = document.activeElement, s = getComputedStyle(e), left = e.getBoundingClientRect().left;"
             "return [e.className, s.outlineStyle, parseFloat(s.outlineWidth), left >= 0]"
@@ -223,6 +225,19 @@ def test_the_first_tab_skips_to_the_content_and_focus_is_seen(browser, site):
     browser.run("document.querySelector('.skip').focus()")
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.run("return document.activeElement.id") == "main"
+
+
+def test_on_a_phone_the_menu_shows_where_one_is(browser, site):
+    show(browser, site, "/stores", width=280)
+    inside = (
+        "const e = document.querySelector('nav a[aria-current]').getBoundingClientRect();"
+        "const ul = document.querySelector('nav ul');"
+        "return [ul.scrollWidth > ul.clientWidth, ul.scrollLeft, e.left >= 0 && e.right <= innerWidth]"
+    )
+    until(lambda: browser.run(inside)[1] > 0)
+    wider, _, seen = browser.run(inside)
+    assert wider
+    assert seen
 
 
 def test_the_leaderboard_is_sorted_and_filtered(browser, site):

@@ -159,5 +159,7 @@ export const behind = (what, make) => {
   return made;
 };
 
-// On a phone the menu may be wider than the window: where one is, is to be seen.
-document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// On a phone the menu may be wider than the window: where one is, is to be seen. Not by `scrollIntoView`, after which
+// Chromium's first Tab would go on from there, past the link that skips to the content.
+const here = document.querySelector("nav a[aria-current]"), menu = here?.closest("ul");
+if (menu) menu.scrollLeft += here.getBoundingClientRect().left - menu.getBoundingClientRect().left - (menu.clientWidth - here.clientWidth) / 2;
