@@ -16,6 +16,7 @@ import pytest
 from headrace.errors import TelemetryError
 from headrace.runtime.telling import agent_folder, agent_sockets, checked
 from headrace.telemetry.agent import Agent, AgentOptions
+from headrace.telemetry.catching_up import catch_up
 from headrace.telemetry.history import open_history
 from headrace.telemetry.listening import Listener, ask_state
 from headrace.telemetry.pace import Pace, next_interval
@@ -99,6 +100,35 @@ def test_what_a_process_tells_is_in_the_history_when_the_agent_ends(home, agent_
     assert found.stall == 0.75
     assert sum(found.lost.values()) == 6.0
     assert not agent_folder().path.exists() or list(agent_folder().path.iterdir()) == []
+
+
+def test_whoever_reads_a_history_finds_a_job_that_has_just_ended(home, agent_of):
+    """However rarely the agent looks: it is asked to write first."""
+    agent = agent_of("--interval", "20")
+    for waited in (3.0, 4.0):
+        tell(agent.socket, stall={"/scratch": {"storage": waited}}, worked=1.0, gpus=2)
+        catch_up(str(home / "history"))
+        assert record(home).waited == {"storage": waited}
+    assert ask_state(agent.socket)["interval_s"] == 20
+
+
+def test_asking_to_write_where_nobody_does_changes_nothing(home, monkeypatch):
+    catch_up(str(home / "history"))
+    folder = agent_folder()
+    folder.path.mkdir(mode=0o700)
+    listener = Listener(folder.socket)  # of an agent that hangs
+    monkeypatch.setattr("headrace.telemetry.listening.ANSWER_S", 0.1)
+    catch_up("s3://bucket/history")
+    listener.receive()
+    assert not listener.asked_to_write
+    for _ in range(66):
+        catch_up(str(home / "history"))
+    listener.receive()
+    assert listener.asked_to_write
+    assert len(listener._asking) <= 64
+    listener.written()  # they have all gone
+    assert not listener.asked_to_write
+    listener.close()
 
 
 def test_an_agent_that_is_killed_and_started_again_loses_and_doubles_nothing(home, agent_of):

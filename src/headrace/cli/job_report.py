@@ -20,11 +20,14 @@ HistoryOption = Annotated[
 ]
 
 
-def history_of(given: str | None) -> str:
-    """The history that a command reads."""
+def history_of(given: str | None, job: str = "") -> str:
+    """The history that a command reads, when this node's agents have written what they know."""
+    from headrace.telemetry.catching_up import catch_up
     from headrace.telemetry.place import history_place
 
-    return given or history_place()
+    place = given or history_place()
+    catch_up(place, job)
+    return place
 
 
 def job_report(
@@ -36,7 +39,7 @@ def job_report(
     """Print what a job had, used, and waited for, from the agents' history."""
     from headrace.telemetry.report import job_report as report_of
 
-    report = report_of(history_of(history), job)
+    report = report_of(history_of(history, job), job)
     output = Output(as_json=as_json)
     if as_json:
         output.document(report.as_dict())

@@ -140,6 +140,7 @@ class Agent:
                     asked.poll(HEAR_S * 1e3)
             self._receive()
             self._answer()
+            self._catch_up()
             if self.listener is not None and self.listener.waiting:
                 # A job has begun while there was nothing to look at.
                 soon = URGENT_S if self.listener.urgent else self._pause_s(1)
@@ -223,6 +224,15 @@ class Agent:
             self.ledger.take()
             return True
         return self._writer.write(self.ledger, now=now)
+
+    def _catch_up(self) -> None:
+        """Bring the history up to date for whoever asked for that; `run` waits `HEAR_S` before."""
+        if self.listener is None or not self.listener.asked_to_write:
+            return
+        if self.listener.waiting:
+            self.look()
+        self.write()
+        self.listener.written()
 
     def _hear(self) -> None:
         """Count what processes told."""

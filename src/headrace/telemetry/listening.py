@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["Heard", "Listener", "ask_state"]
+__all__ = ["Heard", "Listener", "ask_state", "ask_to_write"]
 
 SENDERS_MAX: Final = 4096
 RECEIVE_BYTES: Final = 4 << 20
@@ -30,6 +30,8 @@ ANSWER_S: Final = 2.0
 _CREDENTIALS: Final = struct.Struct("3i")
 _LAST: Final = b'"ended":true'
 _ASK: Final = b'{"ask":"state"}'
+_ASK_WRITTEN: Final = b'{"ask":"written"}'
+ASKING_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Listener:
         self.dropped = 0
         self.urgent = False
         """A last word is among what was not taken."""
+        self._asking: list[Any] = []
         self.socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
@@ -87,6 +90,10 @@ class Listener:
             if message == _ASK:
                 self._answer(sender)
                 continue
+            if message == _ASK_WRITTEN:
+                if len(self._asking) < ASKING_MAX:
+                    self._asking.append(sender)
+                continue
             pid, uid = _sender(ancillary)
             # A process may come after another of the same number; its instance is in the message.
             key = (pid, message[:64])
@@ -95,6 +102,17 @@ class Listener:
                 self.urgent = self.urgent or _LAST in message
             else:
                 self.dropped += 1
+
+    @property
+    def asked_to_write(self) -> bool:
+        """Whether somebody waits until what was heard is in the history."""
+        return bool(self._asking)
+
+    def written(self) -> None:
+        """It is: whoever waits is told."""
+        asking, self._asking = self._asking, []
+        for sender in asking:
+            self._answer(sender)
 
     @property
     def waiting(self) -> int:
@@ -124,11 +142,25 @@ def ask_state(path: Path) -> dict[str, Any]:
         FileNotFoundError: none listens there.
         TimeoutError: it does not answer.
     """
+    return _asked(path, _ASK)
+
+
+def ask_to_write(path: Path) -> dict[str, Any]:
+    """Ask an agent to write all that it has heard into its history; its state, when it has.
+
+    Raises:
+        FileNotFoundError: none listens there.
+        TimeoutError: it does not answer.
+    """
+    return _asked(path, _ASK_WRITTEN)
+
+
+def _asked(path: Path, question: bytes) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.bind("")  # a name that the kernel draws, and that lies in no folder
         sock.settimeout(ANSWER_S)
         try:
-            sock.sendto(_ASK, str(path))
+            sock.sendto(question, str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             raise FileNotFoundError(f"{path}: no agent listens") from None
         found = json.loads(sock.recv(1 << 16))
