@@ -94,7 +94,8 @@ def test_a_known_order_makes_room_for_what_comes_next(tmp_path, folder, program)
     assert (report["order"], report["divergences"]) == ("given", 0)
     assert report["opens"]["ram"] >= 390
     assert copies.figures.evicted_files > 100
-    assert copies.figures.source_files < 390  # some stayed from epoch to epoch
+    # Some stayed from epoch to epoch; on a busy machine a copy may be given up for one that comes sooner.
+    assert copies.figures.source_files - copies.figures.wasted_files < 390
 
 
 def test_a_learned_order_does_the_same_from_the_second_epoch(tmp_path, folder, program):
