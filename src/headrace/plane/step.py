@@ -162,7 +162,7 @@ class StepLog:
         """
         last = list(self._last)
         if not last:
-            return np.empty(0, STEP), max(seen, self.added)
+            return np.empty(0, STEP), seen  # `added` may have grown meanwhile
         first, done = max(seen, last[0][0]), self._worked_out(last)
         parts, at = [], done.end
         for block in reversed(done.blocks):
