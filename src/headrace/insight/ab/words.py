@@ -312,7 +312,7 @@ def _fact(label: str, text: str) -> list[str]:
     head = f"{label:<13}"
     return textwrap.wrap(
         text, COLUMNS, initial_indent=head, subsequent_indent=" " * len(head),
-        break_on_hyphens=False, break_long_words=False,  # paths stay whole, to be copied
+        break_on_hyphens=False,
     )  # fmt: skip
 
 
