@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import headrace as hr
 from headrace.control.controller import planes
+from headrace.frameworks.tensorflow.run import Run
 from headrace.plane.cause import Cause
 from headrace.tensorflow import Loader
 from tests_shared import until
@@ -26,7 +27,7 @@ def own(tmp_path):
 
 def slowly(data):
     def sleep(data):
-        time.sleep(0.01)
+        time.sleep(0.02)
         return np.int64(len(data))
 
     return tf.ensure_shape(tf.numpy_function(sleep, [data], tf.int64), ())
@@ -52,10 +53,27 @@ def test_the_wait_for_a_slow_decoder_is_decodings(own):
     for _ in loader:
         pass
     verdict = hr.explain(loader)
-    assert verdict.main is Cause.DECODE
-    assert verdict.share(Cause.DECODE) > 0.5
+    assert verdict.main is Cause.DECODE, verdict
     assert verdict.stall_s == pytest.approx(loader.stats.stall_s, rel=0.01)
     assert "decoding took that time while the batch was waited for" in verdict.evidence
+
+
+@pytest.mark.parametrize("taken", [2, 1])
+def test_a_decoded_batch_waits_for_the_threads_that_decode_the_next(own, taken):
+    with hr.open(own) as store:
+        loader = hr.loader(store, BATCH)
+        run = Run(loader, 1, decodes=True)
+        batches = run.batches()
+        for _ in range(taken):
+            next(batches)
+        asked_s = time.time()
+        time.sleep(0.1)
+        run.delivered(asked_s, made_unix_s=asked_s + 0.01)
+        batches.close()
+        decoding_s = hr.explain(loader).causes[Cause.DECODE]
+    assert loader.stats.stall_s >= 0.09
+    decoded_s = loader.stats.stall_s if taken > 1 else 0.01
+    assert decoding_s == pytest.approx(decoded_s, abs=0.02)
 
 
 @pytest.mark.parametrize("decode", [None, slowly])

@@ -114,7 +114,9 @@ class Run:
         asked_s = max(self._delivered_s, got_s - max(0.0, unix_s - asked_unix_s))
         made_s = got_s - max(0.0, unix_s - made_unix_s)
         if self._decodes:
-            taken.way.decoded_s = made_s
+            # Nothing is copied on the way from there to here: while TensorFlow has further batches to
+            # decode, a batch that waits to be counted waits for a thread that decodes those.
+            taken.way.decoded_s = got_s if self._taken else made_s
         else:
             taken.way.collated_s = made_s
         stats.count(taken.samples, taken.nbytes, taken.reads, got_s - asked_s)
