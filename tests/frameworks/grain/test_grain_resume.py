@@ -143,16 +143,19 @@ def decoding():
 
 
 def test_a_closed_iterator_leaves_no_threads(path):
+    rounds = 10
     before = decoding()
-    before_all = threads()
-    for _ in range(5):
+    for i in range(1 + rounds):
         it = iter(dataset(path, BATCH, decode=number_of, threads=3))
         next(it)
         it.close()
         with pytest.raises(ValueError, match="closed iterator"):
             next(it)
+        if i == 0:
+            before_all = threads()
     assert decoding() <= before  # those that other tests dropped may have ended meanwhile
-    assert until(lambda: threads() <= before_all)
+    # Grain and JAX begin threads of their own when they like: one left by each iterator would be more.
+    assert until(lambda: threads() < before_all + rounds)
 
 
 def test_an_iterator_that_nobody_closed_ends(path):
