@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,13 +16,7 @@
 #include <unistd.h>
 
 #include "opens/opens_layout.h"
-
-// Defines what other programs find under `symbol`, by a name of ours: the C library's headers
-// declare theirs with other types, as macros or as builtins.
-#define HEADRACE_EXPORT(result, symbol, ...)                                                \
-  __attribute__((visibility("default"))) extern result opens_##symbol(__VA_ARGS__) __asm__( \
-      #symbol);                                                                             \
-  result opens_##symbol(__VA_ARGS__)
+#include "preload/export.h"
 
 namespace {
 
@@ -298,7 +291,14 @@ FILE* stream_of(const char* path, const char* mode, F call) {
   return stream;
 }
 
-bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
+FILE* open_stream(const char* path, const char* mode) {
+  return stream_of(path, mode, [&] { return next().fopen(path, mode); });
+}
+
+FILE* reopen_stream(const char* path, const char* mode, FILE* stream) {
+  forget(descriptor_of(stream));
+  return stream_of(path, mode, [&] { return next().freopen(path, mode, stream); });
+}
 
 // A descriptor's copy is read as the same open.
 void copied(int fd, int to) {
@@ -308,64 +308,8 @@ void copied(int fd, int to) {
 
 }  // namespace
 
-#define HEADRACE_MODE(flags)                                 \
-  mode_t mode = 0;                                           \
-  if (takes_mode(flags)) {                                   \
-    va_list arguments;                                       \
-    va_start(arguments, flags);                              \
-    mode = static_cast<mode_t>(va_arg(arguments, unsigned)); \
-    va_end(arguments);                                       \
-  }
-
-#define HEADRACE_OPEN(symbol)                                      \
-  HEADRACE_EXPORT(int, symbol, const char* path, int flags, ...) { \
-    HEADRACE_MODE(flags)                                           \
-    return open_at(AT_FDCWD, path, flags, mode);                   \
-  }
-#define HEADRACE_OPENAT(symbol)                                                \
-  HEADRACE_EXPORT(int, symbol, int folder, const char* path, int flags, ...) { \
-    HEADRACE_MODE(flags)                                                       \
-    return open_at(folder, path, flags, mode);                                 \
-  }
-#define HEADRACE_OPEN_2(symbol)                               \
-  HEADRACE_EXPORT(int, symbol, const char* path, int flags) { \
-    return open_at(AT_FDCWD, path, flags, 0);                 \
-  }
-#define HEADRACE_OPENAT_2(symbol)                                         \
-  HEADRACE_EXPORT(int, symbol, int folder, const char* path, int flags) { \
-    return open_at(folder, path, flags, 0);                               \
-  }
-#define HEADRACE_CREAT(symbol)                                          \
-  HEADRACE_EXPORT(int, symbol, const char* path, mode_t mode) {         \
-    return open_at(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode); \
-  }
-#define HEADRACE_FOPEN(symbol)                                              \
-  HEADRACE_EXPORT(FILE*, symbol, const char* path, const char* mode) {      \
-    return stream_of(path, mode, [&] { return next().fopen(path, mode); }); \
-  }
-#define HEADRACE_FREOPEN(symbol)                                                      \
-  HEADRACE_EXPORT(FILE*, symbol, const char* path, const char* mode, FILE* stream) {  \
-    forget(descriptor_of(stream));                                                    \
-    return stream_of(path, mode, [&] { return next().freopen(path, mode, stream); }); \
-  }
-
-HEADRACE_OPEN(open)
-HEADRACE_OPEN(open64)
-HEADRACE_OPEN(__open)
-HEADRACE_OPEN(__open64)
-HEADRACE_OPENAT(openat)
-HEADRACE_OPENAT(openat64)
-HEADRACE_OPEN_2(__open_2)
-HEADRACE_OPEN_2(__open64_2)
-HEADRACE_OPENAT_2(__openat_2)
-HEADRACE_OPENAT_2(__openat64_2)
-HEADRACE_CREAT(creat)
-HEADRACE_CREAT(creat64)
-HEADRACE_FOPEN(fopen)
-HEADRACE_FOPEN(fopen64)
-HEADRACE_FOPEN(_IO_fopen)
-HEADRACE_FREOPEN(freopen)
-HEADRACE_FREOPEN(freopen64)
+// It calls what stands above.
+#include "preload/open_exports.h"
 
 // -- reads
 // -------------------------------------------------------------------------------------------

@@ -69,22 +69,22 @@ int kernel_fstatat(int folder, const char* path, struct stat* status, int flags)
   return static_cast<int>(syscall(SYS_newfstatat, folder, path, status, flags));
 }
 
+char* decimal(char* out, uint64_t value) {
+  char digits[20];
+  int count = 0;
+  do {
+    digits[count++] = static_cast<char>('0' + value % 10);
+    value /= 10;
+  } while (value != 0);
+  while (count > 0) *out++ = digits[--count];
+  return out;
+}
+
 void descriptor_path(char* out, uint32_t process, uint32_t fd) {
-  const auto number = [&](uint32_t value) {
-    char digits[10];
-    int count = 0;
-    do {
-      digits[count++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (count > 0) *out++ = digits[--count];
-  };
   memcpy(out, "/proc/", 6);
-  out += 6;
-  number(process);
+  out = decimal(out + 6, process);
   memcpy(out, "/fd/", 4);
-  out += 4;
-  number(fd);
+  out = decimal(out + 4, fd);
   *out = '\0';
 }
 

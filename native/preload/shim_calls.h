@@ -45,7 +45,10 @@ int kernel_close(int fd);
 int kernel_fstat(int fd, struct stat* status);
 int kernel_fstatat(int folder, const char* path, struct stat* status, int flags);
 
-// "/proc/PROCESS/fd/FD" into at least 64 bytes, without the library's printf.
+// Writes a number's digits, without the library's printf; returns where they end.
+char* decimal(char* out, uint64_t value);
+
+// "/proc/PROCESS/fd/FD" into at least 64 bytes.
 void descriptor_path(char* out, uint32_t process, uint32_t fd);
 
 // -- of the library that stands in the process: one that serves files, or one that records
@@ -57,10 +60,3 @@ extern const char kShimName[];
 void report_blind();
 
 }  // namespace headrace::preload::shim
-
-// Defines what other programs find under `symbol`. By a name of ours and the symbol's as its label:
-// the C library's headers declare theirs with other types, as macros or as builtins.
-#define HEADRACE_EXPORT(result, symbol, ...)                                               \
-  __attribute__((visibility("default"))) extern result shim_##symbol(__VA_ARGS__) __asm__( \
-      #symbol);                                                                            \
-  result shim_##symbol(__VA_ARGS__)

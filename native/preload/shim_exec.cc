@@ -14,6 +14,7 @@
 
 #include <cerrno>
 
+#include "preload/export.h"
 #include "preload/shim_calls.h"
 
 extern char** environ;

@@ -9,6 +9,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "preload/export.h"
 #include "preload/shim_calls.h"
 #include "preload/shim_copy.h"
 

@@ -48,17 +48,6 @@ uint32_t thread_id() {
   return t_thread;
 }
 
-char* number(char* out, uint64_t value) {
-  char digits[20];
-  int count = 0;
-  do {
-    digits[count++] = static_cast<char>('0' + value % 10);
-    value /= 10;
-  } while (value != 0);
-  while (count > 0) *out++ = digits[--count];
-  return out;
-}
-
 // Bytes of the file that are really there: writing to a hole of a full disk would be SIGBUS, and
 // beyond the process's own limit SIGXFSZ.
 bool reserve(int fd, uint64_t offset, uint64_t bytes) {
@@ -115,9 +104,9 @@ LogHeader* make_log() {
   memcpy(at, g_folder, folder_bytes);
   at += folder_bytes;
   memcpy(at, "/log-", 5);
-  at = number(at + 5, static_cast<uint64_t>(getpid()));
+  at = preload::shim::decimal(at + 5, static_cast<uint64_t>(getpid()));
   *at++ = '-';
-  at = number(at, static_cast<uint64_t>(now_ns()));
+  at = preload::shim::decimal(at, static_cast<uint64_t>(now_ns()));
   *at = '\0';
   void* memory = reserve_and_map(0, kHeaderBytes, O_CREAT | O_EXCL);
   if (memory == nullptr) return nullptr;

@@ -1,12 +1,12 @@
 // Opening, looking at, and closing files: done as the program says, and logged.
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "preload/export.h"
 #include "preload/shim_calls.h"
 #include "record/record_calls.h"
 #include "record/record_files.h"
@@ -63,50 +63,11 @@ int looked(const char* path, int64_t begin, int result) {
 
 int64_t begun() { return recording() ? now_ns() : 0; }
 
-bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
-
 }  // namespace
 
-#define HEADRACE_MODE(flags)                                 \
-  mode_t mode = 0;                                           \
-  if (takes_mode(flags)) {                                   \
-    va_list arguments;                                       \
-    va_start(arguments, flags);                              \
-    mode = static_cast<mode_t>(va_arg(arguments, unsigned)); \
-    va_end(arguments);                                       \
-  }
+// It calls what stands above.
+#include "preload/open_exports.h"
 
-#define HEADRACE_OPEN(symbol)                                      \
-  HEADRACE_EXPORT(int, symbol, const char* path, int flags, ...) { \
-    HEADRACE_MODE(flags)                                           \
-    return open_at(AT_FDCWD, path, flags, mode);                   \
-  }
-#define HEADRACE_OPENAT(symbol)                                                \
-  HEADRACE_EXPORT(int, symbol, int folder, const char* path, int flags, ...) { \
-    HEADRACE_MODE(flags)                                                       \
-    return open_at(folder, path, flags, mode);                                 \
-  }
-// What _FORTIFY_SOURCE makes of opens without a mode.
-#define HEADRACE_OPEN_2(symbol)                               \
-  HEADRACE_EXPORT(int, symbol, const char* path, int flags) { \
-    return open_at(AT_FDCWD, path, flags, 0);                 \
-  }
-#define HEADRACE_OPENAT_2(symbol)                                         \
-  HEADRACE_EXPORT(int, symbol, int folder, const char* path, int flags) { \
-    return open_at(folder, path, flags, 0);                               \
-  }
-#define HEADRACE_CREAT(symbol)                                          \
-  HEADRACE_EXPORT(int, symbol, const char* path, mode_t mode) {         \
-    return open_at(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode); \
-  }
-#define HEADRACE_FOPEN(symbol)                                         \
-  HEADRACE_EXPORT(FILE*, symbol, const char* path, const char* mode) { \
-    return open_stream(path, mode);                                    \
-  }
-#define HEADRACE_FREOPEN(symbol)                                                     \
-  HEADRACE_EXPORT(FILE*, symbol, const char* path, const char* mode, FILE* stream) { \
-    return reopen_stream(path, mode, stream);                                        \
-  }
 #define HEADRACE_STAT(symbol, flags)                                                  \
   HEADRACE_EXPORT(int, symbol, const char* path, struct stat* status) {               \
     const int64_t begin = begun();                                                    \
@@ -118,23 +79,6 @@ bool takes_mode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE
     return looked(path, begin, shim::calls().fstatat(folder, path, status, flags));            \
   }
 
-HEADRACE_OPEN(open)
-HEADRACE_OPEN(open64)
-HEADRACE_OPEN(__open)
-HEADRACE_OPEN(__open64)
-HEADRACE_OPENAT(openat)
-HEADRACE_OPENAT(openat64)
-HEADRACE_OPEN_2(__open_2)
-HEADRACE_OPEN_2(__open64_2)
-HEADRACE_OPENAT_2(__openat_2)
-HEADRACE_OPENAT_2(__openat64_2)
-HEADRACE_CREAT(creat)
-HEADRACE_CREAT(creat64)
-HEADRACE_FOPEN(fopen)
-HEADRACE_FOPEN(fopen64)
-HEADRACE_FOPEN(_IO_fopen)
-HEADRACE_FREOPEN(freopen)
-HEADRACE_FREOPEN(freopen64)
 HEADRACE_STAT(stat, 0)
 HEADRACE_STAT(stat64, 0)
 HEADRACE_STAT(lstat, AT_SYMLINK_NOFOLLOW)

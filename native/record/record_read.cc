@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "preload/export.h"
 #include "preload/shim_calls.h"
 #include "record/record_calls.h"
 #include "record/record_files.h"
