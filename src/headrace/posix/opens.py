@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from headrace import _native
+from headrace.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
 
 __all__ = ["Open", "OpenLog", "Opens", "recorder_path"]
 
@@ -85,7 +85,7 @@ class Opens:
     dropped: int
 
 
-class OpenLog:
+class OpenLog(Closing):
     """The log of one run. A context manager: leaving it lets go of the memory.
 
     Args:
@@ -118,17 +118,6 @@ class OpenLog:
     def fd(self) -> int:
         """Its descriptor, for a process that is to inherit it."""
         return self._fd
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of the memory; programs that still write keep theirs."""
