@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli import exit_codes
 from headrace.cli.printing import plain, printable
+from headrace.cli.programs import QuietEnd, ReportFile, not_started
 from headrace.cli.units import bytes_of
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ def record(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a workload that is there.")
     ] = False,
-    report: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write a report as JSON.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")] = False,
+    report: ReportFile = None,
+    quiet: QuietEnd = False,
 ) -> int:
     """Run a program as it is, and write its reads as a workload: files, sizes, order, step times.
 
@@ -57,7 +56,7 @@ def record(
     from headrace.insight.record import RecordOptions
     from headrace.insight.record import finish as finish_part
     from headrace.insight.record import record as record_command
-    from headrace.posix.launch import NOT_EXECUTABLE, NOT_FOUND, end_like
+    from headrace.posix.launch import end_like
 
     if bool(command) == bool(finish):
         raise typer.BadParameter("give a command to record: headrace record -o job.yaml -- COMMAND")
@@ -70,12 +69,8 @@ def record(
             done = finish_part(Path(finish), options)
         else:
             done = record_command(command or [], options)
-    except FileNotFoundError as e:
-        print(f"error: {printable(str(e.filename))}: {e.strerror}", file=sys.stderr)
-        return NOT_FOUND
-    except PermissionError as e:
-        print(f"error: {printable(str(e.filename))}: {e.strerror}", file=sys.stderr)
-        return NOT_EXECUTABLE
+    except (FileNotFoundError, PermissionError) as e:
+        return not_started(e)
     _tell(done, report, quiet=quiet)
     ended = done.run.ended
     if ended is not None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.programs import QuietEnd, ReportFile, not_started
 from headrace.cli.simulate import SimulateOption
 
 __all__ = ["run"]
@@ -45,19 +46,11 @@ def run(
     simulate_only: Annotated[
         bool, typer.Option("--simulate-only", help="With --simulate: nothing is served.")
     ] = False,
-    report: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write a report as JSON.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")] = False,
+    report: ReportFile = None,
+    quiet: QuietEnd = False,
 ) -> int:
     """Run a program as it is; files that it opens come from memory where they can."""
-    from headrace.posix.launch import (
-        NOT_EXECUTABLE,
-        NOT_FOUND,
-        RunOptions,
-        end_like,
-        launch,
-    )
+    from headrace.posix.launch import RunOptions, end_like, launch
 
     if simulate_only and simulate is None:
         raise typer.BadParameter("--simulate-only needs --simulate NAME")
@@ -75,12 +68,8 @@ def run(
     )
     try:
         found = launch(command, options)
-    except FileNotFoundError as e:
-        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
-        return NOT_FOUND
-    except PermissionError as e:
-        print(f"error: {e.filename}: {e.strerror}", file=sys.stderr)
-        return NOT_EXECUTABLE
+    except (FileNotFoundError, PermissionError) as e:
+        return not_started(e)
     if report is not None:
         Path(report).write_text(json.dumps(found.document(), indent=2) + "\n", encoding="utf-8")
     if not quiet and found.opens:  # else it was said before that nothing is seen
