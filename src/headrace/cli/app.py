@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import exit_codes
-from headrace.cli.commands import NAMES, add_commands
+from headrace.cli.commands import NAMES, SECTIONS, add_commands
 
 __all__ = ["app_for"]
 
@@ -20,6 +20,9 @@ _HELP = """Feeds deep-learning training: every sample, in exact random order, at
 Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store, source or disk
 error, 4 a bug in headrace, 130 interrupted.
 """
+
+_SHORT = 112
+"""Characters of a command's line of help: all that ours have, in a terminal that is wide enough."""
 
 
 class _Commands(TyperGroup):
@@ -47,6 +50,19 @@ class _Commands(TyperGroup):
         except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
             code = report(e, as_json=as_json, verbose=_verbose(ours))
         sys.exit(code or exit_codes.OK)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands by what they are for."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in SECTIONS.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(_SHORT))
+                for name in names
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the chosen command. A reader of our output that goes away (`| head`) is no error."""
@@ -85,7 +101,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         # Plain help and errors: rich's panels would cost as much time as all the rest.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 132},
     )
     # A single command would be taken for the program itself, without its name.
     app.callback()(_nothing)
