@@ -150,14 +150,14 @@ class Host:
         """As the server does: a broken rule ends the connection; whether it was kept."""
         session = client.session
         try:
-            before = client.answered.total() + len(session._asked)
+            before = client.answered.total() + len(session.requests)
             session.handle(message)
         except WireError:
             session.close()
             return False
         if isinstance(message, Ask):
             client.asked[message.ticket] += 1
-            assert client.answered.total() + len(session._asked) == before + 1
+            assert client.answered.total() + len(session.requests) == before + 1
         return True
 
     def check(self):
@@ -172,13 +172,15 @@ class Host:
         for client in self.clients:
             s = client.session
             leased = sum(lease.held_bytes for lease in s.leases.values())
-            reserved = sum(asked.reserved_bytes for asked in s._asked.values())
+            reserved = sum(asked.reserved_bytes for asked in s.requests)
             if s.closed:  # what is read for it still is held until it comes
                 assert leased == reserved == 0 <= s.held_bytes
             else:
                 assert s.held_bytes == leased + reserved >= 0
-            assert s._waiting_bytes == sum(asked.indices.nbytes for asked in s._waiting)
-            assert all(not asked.reserved_bytes for asked in s._waiting)
+            assert s.requests.waiting_bytes == sum(
+                asked.indices.nbytes for asked in s.requests.waiting
+            )
+            assert all(not asked.reserved_bytes for asked in s.requests.waiting)
         for job in self.jobs.values():
             mine = [c.session.held_bytes for c in self.clients if c.session.job is job]
             assert job.held_bytes == sum(mine) >= 0
@@ -190,7 +192,7 @@ class Host:
 
         def slack(sessions):
             under_way = BATCH_MAX if any(s.closed for s in sessions) else 0
-            return ROUND * (under_way + sum(len(s.leases) + len(s._asked) for s in sessions))
+            return ROUND * (under_way + sum(len(s.leases) + len(s.requests) for s in sessions))
 
         for client in self.clients:
             s = client.session
@@ -205,7 +207,7 @@ class Host:
         for client in self.living():
             s = client.session
             for ticket in client.asked:
-                assert client.answered[ticket] + (ticket in s._asked) == 1
+                assert client.answered[ticket] + (ticket in s.requests) == 1
             assert set(client.answered) <= set(client.asked)
 
     def nothing_waits_for_nothing(self):
@@ -213,7 +215,7 @@ class Host:
         for client in self.living():
             s = client.session
             if s.waiting:
-                size = s._waiting[0].size_bytes
+                size = s.requests.waiting[0].size_bytes
                 mine = s.held_bytes and s.held_bytes + size > WINDOW
                 jobs = s.job.held_bytes and s.job.held_bytes + size > JOB_WINDOW
                 room = self.room.held_bytes and self.room.held_bytes + size > ROOM

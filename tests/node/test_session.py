@@ -92,7 +92,7 @@ class Sessions(RuleBasedStateMachine):
         mine = client.session
         if mine.closed or not mine.waiting:
             return
-        ticket = mine._waiting[0].ticket
+        ticket = mine.requests.waiting[0].ticket
         assert self.host.say(client, Hurry(ticket))
         if mine.job.reading >= READS_MAX:
             assert client.said[-1].status is Status.WORKING
@@ -138,8 +138,8 @@ class Sessions(RuleBasedStateMachine):
         mine = client.session
         if mine.closed or mine.waiting < 2 or mine.job.reading >= READS_MAX:
             return
-        ticket = mine._waiting[-1].ticket
-        read = any(asked.reserved_bytes for asked in mine._asked.values())
+        ticket = mine.requests.waiting[-1].ticket
+        read = any(asked.reserved_bytes for asked in mine.requests)
         assert self.host.say(client, Hurry(ticket))
         assert client.said[-1].status is (Status.WORKING if read else Status.BUSY)
 

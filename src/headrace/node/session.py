@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from headrace.machine.memory import available_memory
 from headrace.node.lent import Lent
+from headrace.node.requests import REQUESTS_MAX, Asked, Requests
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -50,10 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from msgspec import Struct
-    from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.node.allowances import Allowances, Charge
+    from headrace.node.allowances import Allowances
     from headrace.node.job import Job
     from headrace.node.room import Room
     from headrace.node.served import Outcome, ServedData
@@ -62,14 +61,6 @@ if TYPE_CHECKING:
 __all__ = ["Host", "Send", "Session"]
 
 _log = logging.getLogger("headrace.node")
-
-REQUESTS_MAX = 4096
-"""Requests of one client that may wait. A client that keeps to it needs no more memory than their
-indices take."""
-
-WAITING_BYTES_MAX = 64 << 20
-"""Bytes of those indices."""
-
 
 READS_MAX = 64
 """Batches of one job that are read at a time: how many others may stand before one's own."""
@@ -118,22 +109,6 @@ class Host(Protocol):
         """End, soon."""
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A request for a batch that has no answer yet."""
-
-    ticket: int
-    data: ServedData
-    indices: NDArray[np.int64]
-    size_bytes: int
-    asked_s: float
-    reserved_bytes: int = 0
-    """0: it waits."""
-    charge: Charge | None = None
-    """What was paid for it."""
-    begun_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Lease:
     """A batch that the client may look at."""
@@ -152,7 +127,8 @@ class Session:
         send: queues a message for it.
 
     Attributes:
-        reading: requests that are begun and have no answer.
+        reading: how many requests are begun and have no answer.
+        requests: all that have no answer.
     """
 
     def __init__(
@@ -172,9 +148,7 @@ class Session:
         self.held_bytes = 0
         self._last_ticket = 0
         self._data: dict[int, ServedData] = {}
-        self._asked: dict[int, _Asked] = {}
-        self._waiting: deque[_Asked] = deque()
-        self._waiting_bytes = 0
+        self.requests = Requests()
         self._pumping = False
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
@@ -201,7 +175,7 @@ class Session:
     @property
     def waiting(self) -> int:
         """Requests that wait for memory within the window."""
-        return len(self._waiting)
+        return len(self.requests.waiting)
 
     @property
     def leased_samples(self) -> int:
@@ -332,19 +306,12 @@ class Session:
         data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
-        if (
-            len(self._asked) >= REQUESTS_MAX
-            or self._waiting_bytes + len(request.indices) > WAITING_BYTES_MAX
-        ):
-            raise WireError(f"more than {REQUESTS_MAX} requests wait")
+        self.requests.admit(len(request.indices))
         indices = np.frombuffer(request.indices, "<i8").astype(np.int64, copy=False)
         if len(indices) and not 0 <= indices.min() <= indices.max() < data.samples_count:
             raise WireError(f"indices {indices.min()} to {indices.max()} of {data.samples_count}")
         size = max(1, data.bytes_of(indices))
-        asked = _Asked(request.ticket, data, indices, size, time.monotonic())
-        self._asked[asked.ticket] = asked
-        self._waiting.append(asked)
-        self._waiting_bytes += len(request.indices)
+        self.requests.add(Asked(request.ticket, data, indices, size, time.monotonic()))
         self.pump()
 
     def pump(self) -> None:
@@ -359,8 +326,8 @@ class Session:
 
     def _begin_waiting(self) -> None:
         job = self.job
-        while self._waiting and not self.closed and job is not None:
-            asked = self._waiting[0]
+        while self.requests.waiting and not self.closed and job is not None:
+            asked = self.requests.waiting[0]
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
@@ -368,9 +335,9 @@ class Session:
                 return
             if not self._paid(job, asked):
                 return
-            self._drop_first()
+            self.requests.begin()
             if size > self._host.window_bytes and size > available_memory() // 2:
-                del self._asked[asked.ticket]
+                self.requests.end(asked)
                 self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
                 continue
             asked.reserved_bytes = size
@@ -379,7 +346,7 @@ class Session:
             job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
-    def _paid(self, job: Job, asked: _Asked) -> bool:
+    def _paid(self, job: Job, asked: Asked) -> bool:
         """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
         allowances = self._host.allowances
         if allowances is None:
@@ -396,7 +363,7 @@ class Session:
         allowances = self._host.allowances
         return allowances is not None and allowances.holds(self)
 
-    def _begun(self, asked: _Asked, totals: JobTotals) -> None:
+    def _begun(self, asked: Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
         if self._limited_since_s:
             totals.took("limit", asked.begun_s - self._limited_since_s)
@@ -405,17 +372,13 @@ class Session:
             totals.took("window", asked.begun_s - max(asked.asked_s, self._read_at_s))
         self.reading += 1
 
-    def _drop_first(self) -> None:
-        asked = self._waiting.popleft()
-        self._waiting_bytes -= asked.indices.nbytes
-
     def _hold(self, size: int) -> None:
         assert self.job is not None
         self.held_bytes += size
         self.job.held_bytes += size
         self._host.room.held_bytes += size
 
-    def _done(self, asked: _Asked, outcome: Outcome) -> None:
+    def _done(self, asked: Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
         self._hold(-asked.reserved_bytes)
         assert self.job is not None
@@ -424,7 +387,7 @@ class Session:
             self._pump_others()
         if self.closed:
             return
-        del self._asked[asked.ticket]
+        self.requests.end(asked)
         self._count(asked, outcome)
         batch = outcome.batch
         if asked.charge is not None and outcome.bytes_read is not None:
@@ -444,7 +407,7 @@ class Session:
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
 
-    def _count(self, asked: _Asked, outcome: Outcome) -> None:
+    def _count(self, asked: Asked, outcome: Outcome) -> None:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
         # Of reads at a time, each moment counts once; and not while the next is held back by a limit.
@@ -460,19 +423,17 @@ class Session:
 
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
-        asked = self._asked.get(ticket)
+        asked = self.requests.get(ticket)
         assert self.job is not None
         # Who waits for others' reads, or behind requests of its own that are read, comes to its turn.
         comes = self.job.reading >= READS_MAX or self.limited
-        if asked is not None and not asked.reserved_bytes and asked is not self._waiting[0]:
-            comes = comes or any(a.reserved_bytes for a in self._asked.values())
+        if asked is not None and not asked.reserved_bytes and asked is not self.requests.waiting[0]:
+            comes = comes or any(a.reserved_bytes for a in self.requests)
         if asked is None or asked.reserved_bytes or comes:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
-        self._waiting.remove(asked)
-        self._waiting_bytes -= asked.indices.nbytes
-        del self._asked[ticket]
+        self.requests.withdraw(asked)
         self.busy += 1
         self.job.totals.busy += 1
         self.job.totals.took("window", time.monotonic() - asked.asked_s)
@@ -519,9 +480,7 @@ class Session:
             self._hold(-lease.held_bytes)
         self.leases.clear()
         # What is being read for it is held until it comes: who comes and goes gets no more than others.
-        self._asked.clear()
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self.requests.clear()
         job = self.job
         if job is None:
             return
