@@ -192,12 +192,10 @@ nb::dict stats(const Batch& batch) {
   return d;
 }
 
-nb::tuple way(const Batch& batch) {
-  const io::BatchWay& w = batch.way;
-  const auto& t = w.tier_bytes;
-  return nb::make_tuple(w.submitted_ns, w.taken_ns, w.planned_ns, w.begun_ns, w.ready_ns, w.read_ns,
-                        w.open_ns, w.reads, w.depth, w.quiet_ns, w.quiet_reads, w.held_ns,
-                        nb::make_tuple(t[0], t[1], t[2], t[3], t[4]));
+nb::bytes way(const Batch& batch) {
+  static_assert(sizeof(io::BatchWay) == (12 + io::kTiers) * sizeof(int64_t));
+  static_assert(std::is_trivially_copyable_v<io::BatchWay>);
+  return nb::bytes(&batch.way, sizeof batch.way);
 }
 
 // What was read from the source of a nearer tier came from that tier.
@@ -245,9 +243,7 @@ void register_batch(nb::module_& m) {
           "ready_ns", [](const Batch& b) { return b.way.ready_ns; },
           "When it was there, of the steady clock.")
       .def_prop_ro("way", &way,
-                   nb::sig("def way(self, /) -> tuple[int, int, int, int, int, int, int, int, int, "
-                           "int, int, int, tuple[int, int, int, int, int]]"),
-                   "How it came: BatchWay of batch.h, in its order. Nanoseconds and bytes.")
+                   "How it came: BatchWay of batch.h, as it lies in memory. Nanoseconds and bytes.")
       .def(
           "held", [](Batch& b, int64_t ns) { b.way.held_ns += ns; }, "ns"_a,
           "Notes that a limit on rates held it back before it was submitted.")

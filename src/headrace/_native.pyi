@@ -325,8 +325,10 @@ class Batch:
         """When it was there, of the steady clock."""
 
     @property
-    def way(self, /) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]:
-        """How it came: BatchWay of batch.h, in its order. Nanoseconds and bytes."""
+    def way(self) -> bytes:
+        """
+        How it came: BatchWay of batch.h, as it lies in memory. Nanoseconds and bytes.
+        """
 
     def held(self, ns: int) -> None:
         """Notes that a limit on rates held it back before it was submitted."""

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from headrace.plane.wait import PHASES, waits
-from headrace.plane.way import Way
+from headrace.plane.wait import PHASES, Aside, waits
+from headrace.plane.way import WAY
 
 STAMPS = (
     "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
@@ -16,16 +16,26 @@ ASKED_S = 1000.0
 
 def way(**stamps):
     """A way with stamps in seconds after `ASKED_S`; other attributes as they are."""
-    made = Way()
+    made = np.zeros(1, WAY)
     for name, value in stamps.items():
-        setattr(made, name, ASKED_S + value if name in STAMPS else value)
+        made[name] = ASKED_S + value if name in STAMPS else value
     return made
+
+
+def asides(detours):
+    """The detours of each wait, the first ones first."""
+    found = []
+    for turn in range(max(map(len, detours))):
+        those = [(row, *each[turn]) for row, each in enumerate(detours) if len(each) > turn]
+        rows, until_s, came = zip(*those, strict=True)
+        found.append(Aside(np.array(rows), np.array(until_s), np.concatenate(came)))
+    return found
 
 
 def cut(one, delivered_s=1.0, detours=()):
     """The phases of one wait, without those that are nothing, and what its reads had waited for."""
-    turns = [(ASKED_S + until_s, other) for until_s, other in detours]
-    found = waits(np.array([ASKED_S]), np.array([ASKED_S + delivered_s]), [one], [turns])
+    turns = asides([[(ASKED_S + until_s, other) for until_s, other in detours]])
+    found = waits(np.array([ASKED_S]), np.array([ASKED_S + delivered_s]), one, turns)
     assert found.phases.sum() == pytest.approx(max(0.0, delivered_s))
     assert (found.phases >= 0.0).all()
     named = {name: s for name, s in zip(PHASES, found.phases[0].tolist(), strict=True) if s > 1e-9}
@@ -64,11 +74,11 @@ def test_a_batch_that_was_there_only_needed_handing_over():
 def test_no_wait_has_no_phases(delivered_s):
     assert cut(way(**WHOLE), delivered_s)[0] == {}
     assert cut(way(**WHOLE, serial=True), delivered_s)[0] == {}
-    assert cut(Way(), delivered_s)[0] == {}
+    assert cut(way(), delivered_s)[0] == {}
 
 
 def test_of_an_unknown_way_all_is_reading():
-    assert cut(Way())[0] == close(read=1.0)
+    assert cut(way())[0] == close(read=1.0)
 
 
 def test_stamps_after_the_delivery_count_up_to_it():
@@ -130,12 +140,12 @@ def test_many_at_once_are_what_each_is_alone():
         [(ASKED_S + rnd.uniform(-1, 3), drawn(rnd)) for _ in range(rnd.choice([0, 0, 1, 2, 3]))]
         for _ in range(many)
     ]
-    found = waits(asked_s, delivered_s, ways, detours)
+    found = waits(asked_s, delivered_s, np.concatenate(ways), asides(detours))
     assert (found.phases >= 0.0).all()
     assert np.allclose(found.phases.sum(1), delivered_s - asked_s)
     for i in range(many):
         alone = waits(
-            asked_s[i : i + 1], delivered_s[i : i + 1], ways[i : i + 1], detours[i : i + 1]
+            asked_s[i : i + 1], delivered_s[i : i + 1], ways[i], asides(detours[i : i + 1])
         )
         for one, all_of_them in zip(alone, found, strict=True):
             assert np.array_equal(one[0], all_of_them[i])

@@ -14,7 +14,7 @@ import pytest
 from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
 from headrace.plane.step import PHASES, StepLog
-from headrace.plane.way import Way
+from headrace.plane.way import READ, Way
 from headrace.trace import flush, follow, read_run
 from headrace.trace.file import bytes_max
 from headrace.trace.writer import _without_secrets
@@ -36,10 +36,11 @@ class Owner:
 
 def way_of(row):
     """A way that waits as the row does: reading, and then decoding."""
-    way = Way()
-    way.ready_s = way.decoding_s = row["asked_s"] + row["waited_s"][PHASES.index("read")]
-    way.decoded_s = row["delivered_s"]
-    way.bytes = tuple(row["bytes"].tolist())
+    read = np.zeros((), READ)
+    read["ready_ns"] = round((row["asked_s"] + row["waited_s"][PHASES.index("read")]) * 1e9)
+    read["bytes"] = row["bytes"]
+    way = Way(read.tobytes())
+    way.decoding_s, way.decoded_s = read["ready_ns"] * 1e-9, row["delivered_s"]
     return way
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -10,11 +11,11 @@ import numpy as np
 from headrace.machine.host import HostCounters, read_host
 from headrace.plane.interpreter import Contention, contention, delivered
 from headrace.plane.stage import TIERS
-from headrace.plane.wait import PHASES, waits
-from headrace.plane.way import Way, records
+from headrace.plane.wait import PHASES, Aside, waits
+from headrace.plane.way import MADE, READ, Way, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,38 +71,29 @@ class Mark(NamedTuple):
 
 _NOTHING: Final = Way()
 
-_BLOCK: Final = 256
-"""Steps; smaller blocks are put together."""
+_TOLD: Final = np.dtype(
+    [
+        ("epoch", "<u8"), ("step", "<u8"), ("position", "<u8"), ("order_hash", "<u8"), ("samples", "<u8"),
+        ("asked_s", "<f8"), ("delivered_s", "<f8"),
+        *((name, "<f8") for name in MADE.names or ()),
+        # What had been seen in this process, up to this delivery.
+        ("looks", "<f8"), ("contended", "<f8"), ("others_s", "<f8"),
+        ("read", READ),
+    ]
+)  # fmt: skip
+"""A delivery as it was told. What it means is worked out when somebody takes it."""
 
+_PACKED: Final = struct.Struct(f"<5Q2d7d3d{READ.itemsize}s")
+assert _PACKED.size == _TOLD.itemsize
 
-class _Came(NamedTuple):
-    """A delivery as it was told. What it means is worked out when somebody takes it."""
-
-    place: tuple[int, int, int, int]
-    """Epoch, step, position and order hash."""
-    samples: int
-    times: tuple[float, float]
-    way: Way
-    detours: Sequence[Detour]
-    before: Contention
-    """What had been seen at the delivery before."""
-    now: Contention
-
-
-class _Rows(NamedTuple):
-    """Steps that were worked out already."""
-
-    end: int
-    """The number of the one after the last."""
-    blocks: tuple[NDArray[np.void], ...]
-    """Dtype `STEP`, one after the other."""
+_put: Final = _PACKED.pack_into
 
 
 class StepLog:
     """The last steps of a loader: one thread adds, others take.
 
-    Nothing is locked: whoever takes works out what nobody did before, and two who do so at the same time
-    find the same.
+    Nothing is locked, and a step is no object: it is put into a ring of records with one call, and whoever
+    takes steps copies them from there. Both happen while the interpreter's lock is held.
 
     Args:
         most: steps that are kept; older ones are dropped, and counted.
@@ -113,13 +105,31 @@ class StepLog:
     """
 
     def __init__(self, most: int = 4096) -> None:
-        # With their numbers: one may be added while others are taken, and none is to be lost or come twice.
-        self._last: deque[tuple[int, _Came]] = deque(maxlen=most)
-        self._done = _Rows(0, ())
+        self._most = most
+        # Room for the one that is being put there, and for the one before the oldest, since when things were
+        # seen: at first that is none.
+        self._slots = most + 2
+        self._ring = bytearray(self._slots * _PACKED.size)
+        self._detours: deque[tuple[int, Sequence[Detour]]] = deque()
         self.added = 0
         self.marks: deque[Mark] = deque(maxlen=MARKS)
         self.first: Callable[[], object] | None = None
-        self._seen = contention()
+        self._write(0, (0, 0, 0, 0), 0, (0.0, 0.0), _NOTHING)
+
+    def _write(
+        self,
+        slot: int,
+        place: tuple[int, int, int, int],
+        samples: int,
+        times: tuple[float, float],
+        way: Way,
+    ) -> None:
+        looks, contended, _, others_s = contention()
+        _put(
+            self._ring, slot * _PACKED.size, *place, samples, *times,
+            way.decoding_s, way.decoded_s, way.collated_s, way.moved_s, way.work_s, way.cpu_s, way.serial,
+            looks, contended, others_s, way.read,
+        )  # fmt: skip
 
     def came(
         self,
@@ -141,14 +151,13 @@ class StepLog:
                 Mark(place[0], self.added, times[0], contention(), read_host(times[0]))
             )
         delivered(times[1], self)
-        before, self._seen = self._seen, contention()
-        detours: Sequence[Detour] = ()
         if way is None:
             way = _NOTHING
         elif way.detours:
-            detours, way.detours = way.detours, ()  # one of them may be this way itself
-        came = _Came(place, samples, times, way, detours, before, self._seen)
-        self._last.append((self.added, came))
+            self._detours.append((self.added, way.detours))
+            while self._detours[0][0] <= self.added - self._most:
+                self._detours.popleft()
+        self._write((self.added + 1) % self._slots, place, samples, times, way)
         self.added += 1
         if self.first is not None:
             first, self.first = self.first, None
@@ -160,58 +169,53 @@ class StepLog:
         Returns:
             The steps, read-only, dtype `STEP`, shape (steps,), and the number to ask with next time.
         """
-        last = list(self._last)
-        if not last:
-            return np.empty(0, STEP), seen  # `added` may have grown meanwhile
-        first, done = max(seen, last[0][0]), self._worked_out(last)
-        parts, at = [], done.end
-        for block in reversed(done.blocks):
-            if at <= first:
-                break
-            at -= len(block)
-            parts.append(block[max(0, first - at) :])
-        parts = parts or [np.empty(0, STEP)]
-        found = parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+        first, end, told = self._told(seen)
+        if len(told) < 2:  # all of them may have been put over
+            found = np.empty(0, STEP)
+        else:
+            detours = {at - first: each for at, each in list(self._detours) if first <= at < end}
+            found = _rows_of(told, detours)
         found.flags.writeable = False
-        return found, max(seen, done.end)
+        return found, end
 
-    def _worked_out(self, last: Sequence[tuple[int, _Came]]) -> _Rows:
-        """All of `last`, and perhaps some that came before or later."""
-        done, end = self._done, last[-1][0] + 1
-        if done.end >= end:
-            return done
-        blocks = done.blocks if done.end >= last[0][0] else ()
-        new = _rows_of([came for _, came in last[-(end - done.end) :]])
-        if blocks and len(blocks[-1]) + len(new) <= _BLOCK:
-            new, blocks = np.concatenate((blocks[-1], new)), blocks[:-1]
-        blocks, kept = (*blocks, new), sum(map(len, blocks)) + len(new)
-        while kept - len(blocks[0]) >= len(last):
-            kept -= len(blocks[0])
-            blocks = blocks[1:]
-        self._done = done = _Rows(end, blocks)
-        return done
+    def _told(self, seen: int) -> tuple[int, int, NDArray[np.void]]:
+        """Steps since `seen`: the first one's number, that after the last's, and all, with the one before."""
+        end = self.added
+        first = max(seen, end - self._most)
+        if first >= end:
+            return seen, seen, np.empty(0, _TOLD)
+        begin, stop = first % self._slots * _PACKED.size, (end + 1) % self._slots * _PACKED.size
+        ring = self._ring
+        raw = ring[begin:stop] if begin < stop else ring[begin:] + ring[:stop]
+        told = np.frombuffer(raw, _TOLD)
+        # Those that were put over others meanwhile.
+        lost = max(0, self.added - self._most - first)
+        return first + lost, end, told[lost:]
 
 
-def _rows_of(came: Sequence[_Came]) -> NDArray[np.void]:
-    """Steps of dtype `STEP`, shape (deliveries,)."""
-    place, samples, times, ways, detours, before, now = zip(*came, strict=True)
-    rows = np.empty(len(came), STEP)
-    # Unsigned, as a hash may need all of 64 bits.
-    for name, column in zip(
-        ("epoch", "step", "position", "order_hash"), np.array(place, np.uint64).T, strict=True
-    ):
-        rows[name] = column
-    rows["samples"] = samples
-    asked_s, delivered_s = np.array(times, np.float64).T
-    rows["asked_s"], rows["delivered_s"] = asked_s, delivered_s
-    found = waits(asked_s, delivered_s, ways, detours)
+def _rows_of(told: NDArray[np.void], detours: Mapping[int, Sequence[Detour]]) -> NDArray[np.void]:
+    """Work steps out.
+
+    Args:
+        told: dtype `_TOLD`, the one before the first, too; shape (deliveries + 1,).
+        detours: by delivery.
+
+    Returns:
+        Dtype `STEP`, shape (deliveries,).
+    """
+    before, now = told[:-1], told[1:]
+    rows = np.empty(len(now), STEP)
+    for name in ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s"):
+        rows[name] = now[name]
+    came = records(now["read"], now)
+    found = waits(now["asked_s"], now["delivered_s"], came, _asides(detours))
     rows["waited_s"], rows["room_s"], rows["held_s"] = found.phases, found.room_s, found.held_s
-    rows["bytes"] = [way.bytes for way in ways]
-    table = records(ways)
+    rows["bytes"] = now["read"]["bytes"]
     for name in _OF_THE_WAY:
-        rows[name] = table[name]
-    looks, contended, _, others_s = _since(np.array(before), np.array(now)).T
-    rows["looks"], rows["contended"], rows["others_s"] = looks, contended, others_s
+        rows[name] = came[name]
+    anew = now["looks"] < before["looks"]
+    for name in ("looks", "contended", "others_s"):
+        rows[name] = np.where(anew, now[name], np.maximum(0.0, now[name] - before[name]))
     return rows
 
 
@@ -220,7 +224,12 @@ _OF_THE_WAY: Final = (
 )  # fmt: skip
 
 
-def _since(before: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`Contention.since` of many, shape (deliveries, 4)."""
-    anew = (now[:, 0] < before[:, 0])[:, None]
-    return np.where(anew, now, np.maximum(0.0, now - before))
+def _asides(detours: Mapping[int, Sequence[Detour]]) -> list[Aside]:
+    """The first detour of each delivery that has one, the second, and so on."""
+    found: list[Aside] = []
+    for turn in range(max(map(len, detours.values()), default=0)):
+        those = [(row, *each[turn]) for row, each in detours.items() if len(each) > turn]
+        rows, until_s, read = zip(*those, strict=True)
+        came = records(np.frombuffer(b"".join(read), READ))
+        found.append(Aside(np.array(rows), np.array(until_s, np.float64), came))
+    return found

@@ -20,7 +20,7 @@ from headrace.plane.prefetch import read_batches, read_windows
 from headrace.plane.skipped import OnError, Skipped
 from headrace.plane.stage import RemoteStats
 from headrace.plane.tiers import build_chain
-from headrace.plane.way import Way
+from headrace.plane.way import NOT_READ, Way
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -262,7 +262,7 @@ class StoreReader:
     def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
         keep = self._without_failed(native) if native.failed else None
         batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
-        return Fetched(batch, native.indices, native.stats, Way(native))
+        return Fetched(batch, native.indices, native.stats, Way(getattr(native, "way", NOT_READ)))
 
     def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
         keep = np.ones(native.samples, np.bool_)

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace.plane.way import records
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.plane.way import Detour, Way
-
-__all__ = ["PHASES", "Waits", "waits"]
+__all__ = ["PHASES", "Aside", "Waits", "waits"]
 
 PHASES: Final = ("hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
 """What an awaited batch was doing, in its order: `hold`: its reads had not begun, for want of room, of
@@ -41,38 +37,49 @@ class Waits(NamedTuple):
     """How long a limit had held them back; shape (deliveries,)."""
 
 
+class Aside(NamedTuple):
+    """Detours: what consumers were busy with while their own batches were ready. One of each, at most."""
+
+    rows: NDArray[np.int64]
+    """Of which deliveries; shape (detours,)."""
+    until_s: NDArray[np.float64]
+    """When each was over; shape (detours,)."""
+    came: NDArray[np.void]
+    """How the batch that was waited for instead had come; dtype `WAY`, shape (detours,)."""
+
+
 def waits(
     asked_s: NDArray[np.float64],
     delivered_s: NDArray[np.float64],
-    ways: Sequence[Way],
-    detours: Sequence[Sequence[Detour]],
+    came: NDArray[np.void],
+    asides: Sequence[Aside] = (),
 ) -> Waits:
     """Cut waits into their phases.
 
     Args:
         asked_s: when the consumer asked for each batch, monotonic; shape (deliveries,).
         delivered_s: when it had it; shape (deliveries,).
-        ways: how each came. Nothing is known of a way without a moment: all of its wait is `read`.
-        detours: what else each was waited with, see `Way`.
+        came: how each came, dtype `WAY`, shape (deliveries,). Nothing is known of a way without a moment:
+            all of its wait is `read`.
+        asides: what else each was waited with: the first detours, the second, and so on.
     """
-    came = records(ways)
     done_s = _done_s(came)
     delivered_s = np.maximum(asked_s, delivered_s)
     found, at = _along(asked_s, delivered_s, came)
-    later = (done_s > asked_s) | (np.fromiter(map(len, detours), np.int64, len(detours)) == 0)
+    later = done_s > asked_s
+    if not asides:
+        later[:] = True
+    else:
+        straight = np.ones(len(came), np.bool_)
+        straight[asides[0].rows] = False
+        later |= straight
     room_s, held_s = came["room_s"] * later, came["held_s"] * later
-    at_turn = 0
-    while who := [i for i, each in enumerate(detours) if len(each) > at_turn]:
-        turns = [detours[i][at_turn] for i in who]
-        others = records([way for _, way in turns])
-        rows = np.array(who)
+    for rows, until_s, others in asides:
         room_s[rows] += others["room_s"]
         held_s[rows] += others["held_s"]
-        until_s = np.minimum([until_s for until_s, _ in turns], delivered_s[rows])
-        part, reached = _aside(at[rows], until_s, others)
+        part, reached = _aside(at[rows], np.minimum(until_s, delivered_s[rows]), others)
         found[rows] += part
         at[rows] = reached
-        at_turn += 1
     found[:, _HAND] += delivered_s - at
     found = np.where(
         (came["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, came), found

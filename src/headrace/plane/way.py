@@ -1,120 +1,153 @@
 """Way: how one batch came to its consumer: when it reached each point, and what it took there.
 
 Stages stamp it as the batch passes them; `plane.wait` then says what the batch was doing while somebody
-waited for it. Moments are monotonic seconds, which all processes of a machine share.
+waited for it. Moments are monotonic, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.plane.stage import TIERS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["WAY", "Detour", "Way", "records"]
+__all__ = ["MADE", "NOT_READ", "READ", "WAY", "Detour", "Way", "read_between", "records"]
 
-_NO_BYTES: Final = (0,) * 5
+READ: Final = np.dtype(
+    [
+        ("submitted_ns", "<i8"),
+        ("taken_ns", "<i8"),  # a thread that reads began with it
+        ("planned_ns", "<i8"),  # its samples were found and their volumes open
+        ("begun_ns", "<i8"),  # there was room for it, and its reads began
+        ("ready_ns", "<i8"),  # its bytes were there
+        ("read_ns", "<i8"),  # that its reads from storage took, added up
+        ("open_ns", "<i8"),  # of these, for opening files
+        ("reads", "<u8"),  # from storage
+        (
+            "depth",
+            "<u8",
+        ),  # reads that were under way when each of these began, itself included, added up
+        ("quiet_ns", "<i8"),  # that those took that began while hardly any other was under way
+        ("quiet_reads", "<u8"),  # these
+        ("held_ns", "<i8"),  # a limit on rates held it back, after it had let the one before it go
+        ("bytes", "<u8", (len(TIERS),)),  # by where they came from
+    ]
+)
+"""How a batch was read: `BatchWay` of `native/io/batch.h`, which readers give as bytes. A moment of 0: it did
+not pass there, or that is not known."""
+
+NOT_READ: Final = bytes(READ.itemsize)
+"""Nothing is known."""
+
+MADE: Final = np.dtype(
+    [
+        ("decoding_s", "<f8"),  # its first sample began to be decoded
+        ("decoded_s", "<f8"),  # its last sample was decoded
+        ("collated_s", "<f8"),  # its samples were put together
+        ("moved_s", "<f8"),  # it was in pinned memory, or on the device
+        ("work_s", "<f8"),  # that threads spent on decoding it, added up
+        ("cpu_s", "<f8"),  # processor time of these
+        (
+            "serial",
+            "<f8",
+        ),  # not 0: whoever made it made nothing else meanwhile, no part hid behind another
+    ]
+)
+"""What became of a batch after it was read; 0.0 as above."""
+
+WAY: Final = np.dtype(
+    [
+        *((name, "<f8") for name in ("taken_s", "planned_s", "begun_s", "ready_s")),
+        (
+            "room_s",
+            "<f8",
+        ),  # its reads waited for room in the buffer, longer than anybody waited for it
+        *((name, "<f8") for name in ("held_s", "read_s", "open_s", "quiet_s")),
+        *((name, "<f8") for name in ("reads", "depth", "quiet_reads")),
+        *((name, "<f8") for name in MADE.names or ()),
+    ]
+)
+"""The whole of it but bytes, in seconds."""
+
+
+def read_between(begun_s: float, ready_s: float, read_s: float, open_s: float) -> bytes:
+    """How a batch was read, for whoever reads it by himself.
+
+    Args:
+        begun_s: when its reads began, monotonic.
+        ready_s: when its bytes were there.
+        read_s: that its reads took.
+        open_s: of that, for opening files.
+
+    Returns:
+        A record of dtype `READ`.
+    """
+    found = np.zeros((), READ)
+    found["taken_ns"] = found["planned_ns"] = found["begun_ns"] = round(begun_s * 1e9)
+    found["ready_ns"] = round(ready_s * 1e9)
+    found["read_ns"], found["open_ns"] = round(read_s * 1e9), round(open_s * 1e9)
+    return found.tobytes()
 
 
 class Way:
-    """How one batch came. A moment of 0.0: it did not pass there, or that is not known.
+    """How one batch came.
+
+    Args:
+        read: how it was read, as a record of dtype `READ`.
 
     Attributes:
-        taken_s: a thread that reads began with it.
-        planned_s: its samples were found and their volumes open.
-        begun_s: there was room for it, and its reads began.
-        ready_s: its bytes were there.
-        decoding_s: its first sample began to be decoded.
-        decoded_s: its last sample was decoded.
-        collated_s: its samples were put together.
-        moved_s: it was in pinned memory, or on the device.
-        room_s: how long its reads waited for room in the buffer; longer than anybody waited for it.
-        held_s: how long a limit on rates held it back, after it had let the one before it go.
-        reads: its reads from storage.
-        read_s: seconds that they took, added up.
-        open_s: of these, for opening files.
-        depth: reads that were under way when each of these began, itself included, added up.
-        quiet_reads: those that began while hardly any other was under way.
-        quiet_s: seconds that these took, added up.
-        work_s: seconds that threads spent on decoding it, added up.
-        cpu_s: processor seconds of these.
-        serial: whoever made it made nothing else meanwhile: no part hid behind another.
-        bytes: by where they came from, in the order of `TIERS`.
         detours: what else the consumer's own thread waited for when it asked for this batch.
+        others: as in `MADE`.
     """
 
     __slots__ = (
-        "begun_s",
-        "bytes",
         "collated_s",
         "cpu_s",
         "decoded_s",
         "decoding_s",
-        "depth",
         "detours",
-        "held_s",
         "moved_s",
-        "open_s",
-        "planned_s",
-        "quiet_reads",
-        "quiet_s",
-        "read_s",
-        "reads",
-        "ready_s",
-        "room_s",
+        "read",
         "serial",
-        "taken_s",
         "work_s",
     )
 
-    def __init__(self, native: Any = None) -> None:
-        """Begin with what the native reader stamped.
-
-        Args:
-            native: a native batch; None, or one without stamps: nothing is known.
-        """
+    def __init__(self, read: bytes = NOT_READ) -> None:
+        self.read = read
         self.decoding_s = self.decoded_s = self.collated_s = self.moved_s = 0.0
         self.work_s = self.cpu_s = 0.0
         self.serial = False
         self.detours: Sequence[Detour] = ()
-        stamps = getattr(native, "way", None)
-        if stamps is None:
-            self.taken_s = self.planned_s = self.begun_s = self.ready_s = 0.0
-            self.room_s = self.held_s = self.read_s = self.open_s = self.quiet_s = 0.0
-            self.reads = self.depth = self.quiet_reads = 0
-            self.bytes: tuple[int, ...] = _NO_BYTES
-            return
-        (_, taken, planned, begun, ready, read, opened, self.reads, self.depth, quiet,
-         self.quiet_reads, held, self.bytes) = stamps  # fmt: skip
-        self.taken_s, self.planned_s, self.begun_s = taken * 1e-9, planned * 1e-9, begun * 1e-9
-        self.ready_s = ready * 1e-9
-        self.room_s = (begun - planned) * 1e-9 if planned else 0.0
-        self.held_s = held * 1e-9
-        self.read_s, self.open_s, self.quiet_s = read * 1e-9, opened * 1e-9, quiet * 1e-9
 
 
-Detour = tuple[float, Way]
-"""Until when a consumer was busy with a later batch while its own was ready, and that batch's way."""
+Detour = tuple[float, bytes]
+"""Until when a consumer was busy with a later batch while its own was ready, and how that one was read."""
 
 
-_MOMENTS: Final = (
-    "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
-    "room_s", "held_s", "reads", "read_s", "open_s", "depth", "quiet_reads", "quiet_s", "work_s", "cpu_s",
-    "serial",
-)  # fmt: skip
+def records(read: NDArray[np.void], made: NDArray[np.void] | None = None) -> NDArray[np.void]:
+    """Ways as records.
 
-WAY: Final = np.dtype([(name, "<f8") for name in _MOMENTS])
-"""A way as a record: all of its attributes but bytes and detours."""
+    Args:
+        read: dtype `READ`, shape (ways,).
+        made: with all fields of `MADE`, shape (ways,); None: nothing became of them yet.
 
-_read = attrgetter(*_MOMENTS)
-
-
-def records(ways: Iterable[Way]) -> NDArray[np.void]:
-    """Ways as records of dtype `WAY`, shape (ways,)."""
-    table = np.array([_read(way) for way in ways], np.float64).reshape(-1, len(_MOMENTS))
-    return table.view(WAY)[:, 0]
+    Returns:
+        Dtype `WAY`, shape (ways,).
+    """
+    found = np.zeros(len(read), WAY)
+    for name in ("taken", "planned", "begun", "ready", "held", "read", "open", "quiet"):
+        found[f"{name}_s"] = read[f"{name}_ns"] * 1e-9
+    for name in ("reads", "depth", "quiet_reads"):
+        found[name] = read[name]
+    planned = read["planned_ns"] != 0
+    found["room_s"] = np.where(planned, (read["begun_ns"] - read["planned_ns"]) * 1e-9, 0.0)
+    if made is not None:
+        for name in MADE.names or ():
+            found[name] = made[name]
+    return found

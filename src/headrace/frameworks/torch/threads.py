@@ -147,7 +147,7 @@ class ThreadedDecoding:
             failed: Future[Delivery] = Future()
             failed.set_exception(e)
             return failed, False
-        detours.append((time.perf_counter(), one.way))
+        detours.append((time.perf_counter(), one.way.read))
         pieces = max(1, min(len(one.batch), PIECES_PER_THREAD * self._threads))
         job = _Job(one, pieces, self._decode, self._finish)
         for piece in range(pieces):

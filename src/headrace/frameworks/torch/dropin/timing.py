@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.order import order_hash
 from headrace.plane.ahead.opened import real_open
-from headrace.plane.way import Way
+from headrace.plane.way import Way, read_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,12 +45,11 @@ class Made(NamedTuple):
 
     def way(self) -> Way:
         """The same as a way: what was waited for comes first."""
-        way = Way()
+        ready_s = min(self.begun_s + self.waited_s, self.collating_s)
+        way = Way(read_between(self.begun_s, ready_s, self.waited_s, self.opened_s))
         way.serial = True
-        way.taken_s = way.planned_s = way.begun_s = self.begun_s
-        way.ready_s = way.decoding_s = min(self.begun_s + self.waited_s, self.collating_s)
+        way.decoding_s = ready_s
         way.decoded_s, way.collated_s = self.collating_s, self.collated_s
-        way.read_s, way.open_s = self.waited_s, self.opened_s
         way.work_s, way.cpu_s = way.decoded_s - way.decoding_s, self.cpu_s
         return way
 
