@@ -7,7 +7,7 @@ DLIO it refuses a half-generated one, and one that was generated for another wor
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.bench.manifest import Manifest, differences, read_manifest
 from headrace.errors import SourceError
@@ -15,7 +15,11 @@ from headrace.errors import SourceError
 if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec, Split
 
-__all__ = ["find_files", "foreign_files"]
+__all__ = ["AT_REST_S", "find_files", "foreign_files"]
+
+AT_REST_S: Final = 0.03
+"""Files that changed so lately may change again without anybody seeing it: the clock that they have ticks
+every 1 to 10 ms. headrace's readers refuse them."""
 
 _MAY_DIFFER = ("num_files_train", "num_files_eval", "seed")
 """A run may use fewer files than there are."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_check import check_files
-from headrace.bench.dataset_files import find_files
+from headrace.bench.dataset_files import AT_REST_S, find_files
 from headrace.bench.emulate.cache import evict, residency_of
 from headrace.bench.emulate.check import check_supported
 from headrace.bench.emulate.checkpoint import require_checkpoints, writer_name
@@ -311,7 +311,7 @@ class _Session:
             overwrite=self._options.overwrite, progress=tell,
         )  # fmt: skip
         self._group.barrier(24 * 3600.0)
-        time.sleep(self._workload.storage.post_generation_settle_seconds)
+        time.sleep(max(self._workload.storage.post_generation_settle_seconds, AT_REST_S))
         return report.bytes
 
     def _files(self) -> dict[str, list[str]]:

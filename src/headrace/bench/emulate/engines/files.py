@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.emulate.engines.base import Delivered, Engine, batches_ahead
 from headrace.errors import BenchError
 from headrace.io.simulation import simulation_of
@@ -26,7 +27,6 @@ __all__ = ["FilesEngine"]
 _READS_IN_FLIGHT_MAX = 1024
 _BUFFER_BYTES_LEAST = 64 << 20
 
-_TICK_S = 0.03
 _TRIES_AGAIN = 3
 """How often a batch is read again because a file changed while it was read."""
 
@@ -127,9 +127,8 @@ class _FilesSource:
         for _ in range(_TRIES_AGAIN):
             if not (batch.errors == errno.ESTALE).any():
                 break
-            # The reader refuses files that changed within the clock's last tick, such as those of a
-            # data set that was just generated: nobody could see whether they change again.
-            time.sleep(_TICK_S)
+            # Such as those that somebody writes beside this run.
+            time.sleep(AT_REST_S)
             batch = self._wait(paths, self._reader.submit(paths))
         if batch.errors.any():
             at = int(batch.errors.argmax())
