@@ -212,8 +212,10 @@ def test_libraries_do_the_same_and_are_served(formats, plane, tmp_path):
     assert served.counts["refused"] == 0
 
 
+# Python's tracker of semaphores, a process of its own, may be told too late that torch's are gone, and says so.
 LOADER = """
-import sys, torch, pathlib, hashlib
+import os, sys, torch, pathlib, hashlib
+os.environ['PYTHONWARNINGS'] = 'ignore::UserWarning:multiprocessing.resource_tracker'
 from torch.utils.data import DataLoader, Dataset
 class Files(Dataset):
     def __init__(self, root): self.paths = sorted(pathlib.Path(root).glob('*.bin'))
