@@ -24,6 +24,17 @@ def steps(log, seen=0):
     return rows["step"].tolist(), seen
 
 
+def add_while_taken(monkeypatch, log):
+    """Have somebody add 30 between the look at the numbers and the copy."""
+
+    class Ring(bytearray):
+        def __getitem__(self, part):
+            add(log, range(log.added, log.added + 30))
+            return bytearray.__getitem__(self, part)
+
+    monkeypatch.setattr(log, "_ring", Ring(log._ring))
+
+
 def test_each_is_taken_once_by_each():
     log = StepLog()
     assert steps(log) == ([], 0)
@@ -100,16 +111,10 @@ def test_what_a_consumer_waited_for_meanwhile_is_kept_as_long_as_its_step():
 
 
 def test_what_is_put_over_others_while_they_are_taken_is_not_taken_for_them(monkeypatch):
-    """Somebody adds between the look at the numbers and the copy."""
     log = StepLog(100)
     add(log, range(100))
 
-    class Ring(bytearray):
-        def __getitem__(self, part):
-            add(log, range(log.added, log.added + 30))
-            return bytearray.__getitem__(self, part)
-
-    monkeypatch.setattr(log, "_ring", Ring(log._ring))
+    add_while_taken(monkeypatch, log)
     found, seen = steps(log)
     assert (found, seen) == (list(range(30, 100)), 100)
     monkeypatch.setattr(log, "_ring", bytearray(log._ring))
@@ -120,12 +125,7 @@ def test_all_of_them_may_be_put_over(monkeypatch):
     log = StepLog(10)
     add(log, range(5))
 
-    class Ring(bytearray):
-        def __getitem__(self, part):
-            add(log, range(log.added, log.added + 30))
-            return bytearray.__getitem__(self, part)
-
-    monkeypatch.setattr(log, "_ring", Ring(log._ring))
+    add_while_taken(monkeypatch, log)
     assert steps(log) == ([], 5)
 
 

@@ -54,6 +54,7 @@ def test_the_wait_for_a_slow_decoder_is_decodings(own):
         pass
     verdict = hr.explain(loader)
     assert verdict.main is Cause.DECODE, verdict
+    assert verdict.share(Cause.DECODE) > 0.5
     assert verdict.stall_s == pytest.approx(loader.stats.stall_s, rel=0.01)
     assert "decoding took that time while the batch was waited for" in verdict.evidence
 
