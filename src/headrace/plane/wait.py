@@ -66,13 +66,10 @@ def waits(
     done_s = _done_s(came)
     delivered_s = np.maximum(asked_s, delivered_s)
     found, at = _along(asked_s, delivered_s, came)
-    later = done_s > asked_s
-    if not asides:
-        later[:] = True
-    else:
-        straight = np.ones(len(came), np.bool_)
-        straight[asides[0].rows] = False
-        later |= straight
+    straight = np.ones(len(came), np.bool_)
+    for first in asides[:1]:
+        straight[first.rows] = False
+    later = (done_s > asked_s) | straight
     room_s, held_s = came["room_s"] * later, came["held_s"] * later
     for rows, until_s, others in asides:
         room_s[rows] += others["room_s"]
