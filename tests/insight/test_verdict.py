@@ -119,6 +119,44 @@ def test_what_is_not_explained_promises_nothing():
     assert found.gain_s == 0.0
 
 
+@pytest.mark.parametrize(
+    ("others_s", "cpu_s", "share"),
+    [(0.0, 0.09, 0.0), (0.09, 0.0, 1.0), (0.06, 0.03, 2 / 3), (0.0, 0.0, 1.0)],
+    ids=["decoding", "others", "both", "nobody was seen"],
+)
+def test_a_batch_that_cannot_be_handed_over_waits_for_whoever_has_the_lock(others_s, cpu_s, share):
+    lock = {"looks": 5, "contended": 5, "others_s": others_s}
+    found = run_of({"hand": 0.09}, work_s=0.18, cpu_s=cpu_s, **lock)
+    assert found.share(Cause.PYTHON) == pytest.approx(share, abs=0.01)
+    assert found.share(Cause.DECODE) == pytest.approx(1.0 - share, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("more", "processes"),
+    [
+        ({"cpu_s": 0.09}, True),
+        ({"cpu_s": 0.17}, False),  # native code: both threads compute
+        ({"cpu_s": 0.09, "contended": 0}, False),  # whatever they wait for, it is not the lock
+        ({"cpu_s": 0.09, "serial": True}, False),
+    ],
+)
+def test_threads_that_take_turns_are_told_to_be_processes(more, processes):
+    seen = Evidence(decode_threads=2, cpus=8, cpu_share=0.25)
+    row = {"looks": 5, "contended": 5, "work_s": 0.18, **more}
+    found = run_of({"decode": 0.09}, seen, **row)
+    assert found.main is Cause.DECODE
+    assert ("decode in 7 worker processes (num_workers=7)" in found.action) is processes
+    assert ("one another's Python code 50% of that time" in str(found)) is processes
+    if processes:  # seven at a time instead of one
+        assert found.gain_s == pytest.approx(found.stall_s * 6 / 7, rel=0.01)
+
+
+def test_processes_that_decode_do_not_have_this_ones_lock():
+    lock = {"looks": 5, "contended": 5, "others_s": 0.01}
+    found = run_of({"hand": 0.09}, serial=True, work_s=0.18, cpu_s=0.18, **lock)
+    assert found.share(Cause.PYTHON) == pytest.approx(1.0, abs=0.01)
+
+
 def test_a_mixture_is_divided():
     run = Run()
     for at in range(40):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.control.stalls.lock import TURNS_MANY, turns
 from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def action_for(main: Cause, case: Case) -> Action:
     if main is Cause.LATENCY:
         return _latency(seconds, case.waits, case.reading, case.seen)
     if main is Cause.DECODE:
-        return _decode(seconds, case.seen)
+        return _decode(seconds, case.waits, case.seen)
     if main is Cause.SLOW_RANK:
         who = case.slowest or "the slowest rank"
         return (
@@ -172,9 +173,20 @@ def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> 
     )
 
 
-def _decode(seconds: float, seen: Evidence) -> Action:
+def _decode(seconds: float, waits: Waits, seen: Evidence) -> Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
+    if threads and turns(waits, seen) >= TURNS_MANY:
+        running = threads * min(1.0, float(waits.cpu_s.sum() / waits.work_s.sum()))
+        if (workers := round(running + idle)) >= 2:
+            return (
+                (
+                    f"decode in {workers} worker processes (num_workers={workers}): decoding is Python "
+                    "code, which threads run one at a time"
+                ),
+                seconds * max(0.0, 1.0 - running / workers),
+                f"{workers} at a time instead of {running:.1f}",
+            )
     if threads and idle >= 1.0:
         more = threads + math.floor(idle)
         return (

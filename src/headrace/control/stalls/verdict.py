@@ -16,7 +16,8 @@ import numpy as np
 from headrace.control.stalls.actions import action_for
 from headrace.control.stalls.case import Case
 from headrace.control.stalls.evidence import Evidence
-from headrace.control.stalls.phases import around, sensible, waits_of
+from headrace.control.stalls.lock import lost_share, others_share, taken
+from headrace.control.stalls.phases import sensible, waits_of
 from headrace.control.stalls.ranks import slow_rank
 from headrace.control.stalls.reading import reading_of
 from headrace.control.stalls.words import evidence_words, verdict_text
@@ -31,26 +32,12 @@ if TYPE_CHECKING:
     from headrace.control.stalls.phases import Waits
     from headrace.control.stalls.reading import Reading
 
-__all__ = [
-    "NEGLIGIBLE",
-    "Verdict",
-    "causes_by_step",
-    "interpreter_share",
-    "taken",
-    "verdict_of",
-]
+__all__ = ["NEGLIGIBLE", "Verdict", "causes_by_step", "verdict_of"]
 
 NEGLIGIBLE: Final = 0.02
 """A stall of less than this share of the time needs no action."""
 
-_CONTENDED_FROM: Final = 0.15
-_CONTENDED: Final = 0.4
-"""From such a share of looks on that find the interpreter's lock taken, it is what Python code waits for:
-somewhat, and wholly. A busy machine alone makes a few."""
-
 _STEPS_ENOUGH: Final = 10
-
-_LOOKS_LEAST: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,53 +176,23 @@ def _divided(waits: Waits, reading: Reading, seen: Evidence) -> dict[Cause, NDAr
     """Each step's wait by cause, shape (steps,) each; all causes are there, in their order."""
     phase = dict(zip(PHASES, waits.phases.T, strict=True))
     making = phase["queue"] + phase["decode"]
-    lost = making * interpreter_share(waits, seen)
+    lost = making * lost_share(waits, seen)
     known = seen.interpreter_looks > 0 or bool(waits.looks.any())
-    python = phase["hand"] * taken(waits, seen) if known else phase["hand"]
+    locked = phase["hand"] * taken(waits, seen) if known else phase["hand"]
+    # A batch that is ready and cannot be handed over, since decoding has the lock, waits for decoding.
+    python = locked * others_share(waits, unseen=1.0)
     more = {
         Cause.METADATA: phase["open"],
-        Cause.DECODE: making - lost,
+        Cause.DECODE: making - lost + locked - python,
         Cause.PYTHON: lost + python,
         Cause.COLLATE: phase["collate"],
         Cause.TRANSFER: phase["transfer"],
-        Cause.OTHER: phase["hand"] - python + waits.unknown_s,
+        Cause.OTHER: phase["hand"] - locked + waits.unknown_s,
     }
     nothing = np.zeros(len(waits.phases))
     return {
         cause: reading.seconds.get(cause, nothing) + more.get(cause, nothing) for cause in Cause
     }
-
-
-def taken(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
-    """How far the interpreter's lock was what Python code waited for, at each step: 0 to 1."""
-    looks = around(waits.looks)
-    share = np.divide(
-        np.minimum(around(waits.contended), looks), looks,
-        out=np.full(len(looks), seen.contended), where=looks >= _LOOKS_LEAST,
-    )  # fmt: skip
-    found: NDArray[np.float64] = np.clip(
-        (share - _CONTENDED_FROM) / (_CONTENDED - _CONTENDED_FROM), 0.0, 1.0
-    )
-    return found
-
-
-def interpreter_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
-    """Of the time of decoding each batch, that in which its threads waited for Python code of others.
-
-    Threads that decode and do not compute wait for the interpreter's lock, if it is seen to be taken
-    and is not taken by decoding itself.
-
-    Returns:
-        float64, shape (steps,): 0 to 1.
-    """
-    work, cpu = waits.work_s, np.minimum(waits.cpu_s, waits.work_s)
-    stopped = np.divide(work - cpu, work, out=np.zeros_like(work), where=work > 0.0)
-    # Of all Python code that ran while the lock was wanted, that which is not decoding.
-    other, own = around(waits.others_s), around(np.where(waits.serial, 0.0, cpu))
-    others = np.divide(other, other + own, out=np.zeros_like(other), where=other > 0.0)
-    if not waits.looks.any():  # nobody noted it with the steps
-        others = np.maximum(0.0, 1.0 - cpu / np.maximum(waits.every_s, 1e-9))
-    return np.where(waits.serial, 0.0, stopped * others * taken(waits, seen))
 
 
 def _confidence(

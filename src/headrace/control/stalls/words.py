@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.control.stalls.lock import TURNS_MANY, turns
 from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
@@ -89,7 +90,11 @@ def _decode_line(case: Case) -> str:
     threads = f" in {count} threads or workers" if count else ""
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
-    return f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
+    line = f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
+    waited = turns(case.waits, case.seen)
+    if waited < TURNS_MANY:
+        return line
+    return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
 
 
 def _python_line(case: Case) -> str:
