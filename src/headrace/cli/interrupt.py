@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from headrace.latch import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,9 +15,9 @@ __all__ = ["interrupt"]
 
 
 @contextmanager
-def interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. The exception would be lost in a finaliser now and then."""
-    ended = threading.Event()
+def interrupt() -> Iterator[Latch]:
+    """A latch that Ctrl-C opens. The exception would be lost in a finaliser now and then."""
+    ended = Latch()
     before = signal.signal(signal.SIGINT, lambda *_: ended.set())
     try:
         yield ended

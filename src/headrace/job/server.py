@@ -13,7 +13,6 @@ import secrets
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from headrace.job.registrar import Registrar
 from headrace.job.replica import copy_share
 from headrace.job.share import Share, cut_shares, plan_share, write_share_directory
 from headrace.job.stager import Stager
+from headrace.latch import Latch
 from headrace.store import Store, index, open_store
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
@@ -110,7 +110,7 @@ class NodeServer(Closing):
         self.place = place
         self.meeting = meeting
         self.options = options or StageOptions()
-        self.stop = threading.Event()
+        self.stop = Latch()
         self.document: NodeDocument | None = None
         self._source = source
         self._say = say

@@ -13,10 +13,10 @@ import logging
 import os
 import resource
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import NodeError
+from headrace.latch import Latch
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import Report, StatusAsked, StopAsked
@@ -44,7 +44,7 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
         NodeError: another one rules, or the folder is not safe.
     """
     server: Server | None = None
-    ends = threading.Event()
+    ends = Latch()
 
     def end(*_: object) -> None:
         ends.set()

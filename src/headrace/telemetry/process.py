@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 import socket
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import NodeError, TelemetryError
+from headrace.latch import Latch
 from headrace.runtime import RuntimeFolder, launch, wait_for_end
 from headrace.runtime.job import clean, identity_of
 from headrace.runtime.telling import SITE_SOCKET, agent_folder
@@ -90,7 +90,7 @@ def run(folder: RuntimeFolder, options: RunOptions) -> None:
         TelemetryError: another agent is there already, or keeps this history.
         HeadraceError: metrics cannot be served.
     """
-    ends = threading.Event()
+    ends = Latch()
     agents: list[Agent] = []
 
     def end(*_: object) -> None:

@@ -14,6 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from headrace.latch import Latch
 from headrace.posix.mount import protocol
 from headrace.posix.mount.protocol import REQUEST_BYTES, BadRequestError
 
@@ -43,7 +44,7 @@ class Serving:
         self._device = device
         self._file_system = file_system
         self._turn = threading.Lock()
-        self._over = threading.Event()
+        self._over = Latch()
         self._threads = [
             threading.Thread(target=self._serve, name=f"mount-{i}", daemon=True)
             for i in range(threads)
