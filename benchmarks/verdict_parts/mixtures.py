@@ -1,7 +1,9 @@
 """Mixtures: one bottleneck in one part of a run, another in the rest. What each cost is measured.
 
 The truth is what the consumer waited in each part. A batch that was made under one regime and taken under the
-next belongs to neither alone; the parts are long enough for that to matter little.
+next belongs to neither alone; the parts are long enough for that to matter little. Nothing is tuned: a tuner
+would have as many reads under way as it takes to hide the injected latency, up to what the small buffer
+holds, and the verdict then says so (`limit`).
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class Switches:
             with StoreLoader(
                 place.store, BATCH, seed=self.seed, decode=self.decoded, threads=2,
                 collate_fn=self.collated, pin_memory=True, simulate=self.volume,
-                bytes_per_s=4e9, budget_bytes=6 << 20,
+                bytes_per_s=4e9, budget_bytes=6 << 20, tune=False,
             ) as loader:  # fmt: skip
                 self.loader = loader
                 yield loader

@@ -59,6 +59,7 @@ def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
     [
         ({}, True),
         ({"decode": index_of}, True),
+        ({"decode": index_of, "tune": False}, False),
         # Workers read for themselves: what this process could turn would reach none of them.
         ({"decode": index_of, "num_workers": 1}, False),
     ],

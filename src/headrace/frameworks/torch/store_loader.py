@@ -78,6 +78,8 @@ class StoreLoader(Closing):
         persistent_workers: keep the workers from epoch to epoch.
         timeout: seconds to wait for a worker's batch; 0: for ever.
         worker_init_fn: called with its number in each worker when it starts.
+        tune: let headrace turn the knobs; see `headrace.loader`.
+        memory_bytes: what all buffers of this process may take; see `headrace.loader`.
         trace: folder that the run's steps are written to; see `headrace.loader`.
         options: fields of `headrace.config.ReaderOptions` except `threads`.
 
@@ -108,6 +110,8 @@ class StoreLoader(Closing):
         persistent_workers: bool = True,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
+        tune: bool = True,
+        memory_bytes: int | None = None,
         trace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -131,7 +135,8 @@ class StoreLoader(Closing):
             on_error=self.dataset.on_error,
             trace=trace,
             # Where workers read, nothing that this process could turn reaches them.
-            tune=self._is_whole or not num_workers,
+            tune=tune and (self._is_whole or not num_workers),
+            memory_bytes=memory_bytes,
             **self.dataset.given_options,
         )
         self._way = self._choose_way(
