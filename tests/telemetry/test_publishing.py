@@ -101,6 +101,8 @@ def lasting(ear, monkeypatch):
     """The publisher of a process that is no child; nobody else tells meanwhile."""
     from headrace.control import controller
 
+    gc.collect()  # what is told when a loader of an earlier test is found gone is told before
+    assert until(lambda: not any(plane.gone for plane in controller.planes()[0]))
     publisher = Publisher()
     monkeypatch.setattr(controller._controller, "_publisher", publisher)
     monkeypatch.setattr(publisher, "due", lambda _: False)
