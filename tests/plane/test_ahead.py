@@ -11,7 +11,6 @@ import pytest
 
 from headrace import _native
 from headrace.plane.ahead import AheadOptions, ReadAhead
-from headrace.plane.ahead import read_ahead as module
 from headrace.plane.ahead.opened import real_open
 from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
@@ -181,7 +180,7 @@ def test_the_consumer_opens_directly_what_a_read_does_not_answer(paths, ahead, m
         def __getattr__(self, name):
             return getattr(self.reader, name)
 
-    monkeypatch.setattr(module._native, "FileReader", Stuck)
+    monkeypatch.setattr(_native, "FileReader", Stuck)
     ahead.coming([1])
     with ahead.sample(1):
         assert Path(paths[1]).read_bytes() == content(1)

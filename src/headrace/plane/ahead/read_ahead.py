@@ -27,32 +27,29 @@ from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Self
 
-from headrace import _native
 from headrace.closing import Closing
 from headrace.io.simulated_paths import simulated_paths
 from headrace.plane.ahead import learner, opened
-from headrace.plane.ahead.cold import ColdChoice
 from headrace.plane.ahead.doze import Doze
 from headrace.plane.ahead.figures import Figures, Judge
 from headrace.plane.ahead.options import AheadOptions
 from headrace.plane.ahead.paths import PathSource, guess_paths
 from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
+from headrace.plane.ahead.reader import AheadReader
 from headrace.plane.ahead.sample_files import SampleFiles
-from headrace.plane.stage import ConsumerStats, StageStats, latency_percentile_s
+from headrace.plane.stage import ConsumerStats, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
+    from headrace import _native
     from headrace.plane.ahead.shared_log import SharedLog
 
 __all__ = ["ReadAhead"]
 
-_JOB_FILES_MAX = 64
-_JOBS_MAX = 64
-_JOBS_IN_BUFFER = 8  # a job's memory is free again when the last of its files is
-_MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 _CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
+_SLACK = 64  # samples that the consumer may leave behind while nobody says which it makes
 _STRAYS_MAX = 64  # samples in a row outside the plan, after which what is planned is dropped
 _NOT_BEGUN = frozenset({errno.ECANCELED, errno.ETIMEDOUT, errno.EFBIG, errno.ENOBUFS})
 
@@ -82,32 +79,23 @@ class ReadAhead(Closing):
         self.figures = Figures()
         self._samples = samples
         self._files = SampleFiles(samples, source, self.options, log)
-        self._knobs = {
-            "reads_in_flight": self.options.reads_in_flight,
-            "buffer_bytes": self.options.buffer_bytes,
-        }
         self._closed = False
-        self._start()
+        self._start(AheadReader(self.options, samples))
         _all.add(self)
 
-    def _start(self) -> None:
+    def _start(self, reader: AheadReader) -> None:
         """What belongs to one process."""
+        self._reader = reader
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._plan = Plan()
         self.planned = self._plan.by_path
         self._judge = Judge()
         self._doze = Doze()
-        self._latencies: tuple[int, ...] = ()
         self._later: deque[int | str] = deque()
         self._jobs: set[OpenJob] = set()
-        self._reader: _native.FileReader | None = None
-        self._mean_bytes = float(_MEAN_BYTES_FIRST)
-        self._cold = ColdChoice(self.options.cold, self._samples)
         self._active = self._active_max = 0
         self._strays = 0
-        self._simulation = ""
-        self._began = 0.0  # when the first reads were ordered
 
     @classmethod
     def for_dataset(
@@ -166,10 +154,8 @@ class ReadAhead(Closing):
 
     def _pump(self) -> None:
         """Hand files to the reader while its memory lasts."""
-        files_max = int(self._knobs["buffer_bytes"] / _JOBS_IN_BUFFER / self._mean_bytes)
-        files_max = min(max(files_max, 1), _JOB_FILES_MAX)
-        jobs_max = int(self._knobs["buffer_bytes"] / self._mean_bytes / files_max) + 1
-        while self._later and len(self._jobs) < min(jobs_max, _JOBS_MAX):
+        files_max, jobs_max = self._reader.sizes()
+        while self._later and len(self._jobs) < jobs_max:
             self._submit(files_max)
 
     def _submit(self, files_max: int) -> None:
@@ -187,13 +173,9 @@ class ReadAhead(Closing):
             if self._doze.paused and not self._plan:
                 opened.stop_serving(self)  # the real `open` is the fastest
             return
-        reader = self._reader
-        if reader is None:
-            reader = self._reader = self._new_reader()
-            self._began = time.monotonic()
         opened.serve(self)
         self.figures.planned += len(raw)
-        job.native = reader.submit(raw)
+        job.native = self._reader.order(raw)
         self._jobs.add(job)
 
     def _look(self) -> None:
@@ -205,17 +187,6 @@ class ReadAhead(Closing):
             for at in range(looks):
                 paths += self._files.of(self._later[at * coming // looks])[:1]
         self._doze.look(paths)
-
-    def _new_reader(self) -> _native.FileReader:
-        simulated = simulated_paths()
-        self._simulation = "" if simulated is None else simulated.model.label
-        return _native.FileReader(
-            reads_in_flight=self._knobs["reads_in_flight"],
-            buffer_bytes=self._knobs["buffer_bytes"],
-            cold=self._cold.now,
-            simulate=None if simulated is None else simulated.model,
-            simulated_roots=[] if simulated is None else list(simulated.roots),
-        )
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -254,34 +225,9 @@ class ReadAhead(Closing):
         self.figures.served += 1
         self.figures.bytes_served += size
         self._judge.note(good=1)
-        self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
-        if self._doze.note_served():
-            self._judge_residency()
-        if self._cold.note_served():
-            self._judge_cold()
-
-    def _judge_residency(self) -> None:
-        if self._reader is None or not self.options.doze:
-            return
-        native = self._reader.stats()
-        latencies = native["latency_us"]
-        lately = [a - b for a, b in zip(latencies, self._latencies or (0,) * len(latencies))]  # noqa: B905
-        self._latencies = latencies
-        self._doze.judge(
-            native["bytes"],
-            native["bytes_by_tier"]["page_cache"],
-            latency_percentile_s(lately, 0.5),
-        )
-
-    def _judge_cold(self) -> None:
-        reader = self._reader
-        if reader is not None and self._cold.judge(
-            self.figures.wait_s,
-            reader.stats()["busy_s"],
-            self._knobs["reads_in_flight"],
-            self._mean_bytes,
-        ):
-            reader.turn(cold=self._cold.now)
+        self._reader.note_served(size, self.figures.wait_s)
+        if self._doze.note_served() and self.options.doze and (lately := self._reader.lately()):
+            self._doze.judge(*lately)
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -310,7 +256,7 @@ class ReadAhead(Closing):
 
     def _pass(self, number: int) -> None:
         """The consumer is at occurrence `number`: what lies well before it is dropped."""
-        slack = 2 * (self._active_max - 1) if self._active_max else _JOB_FILES_MAX
+        slack = 2 * (self._active_max - 1) if self._active_max else _SLACK
         self._drop(self._plan.pass_before(number - slack))
 
     @property
@@ -375,7 +321,7 @@ class ReadAhead(Closing):
 
     def knobs(self) -> Mapping[str, int]:
         """The knobs as they stand."""
-        return dict(self._knobs)
+        return dict(self._reader.knobs)
 
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Turn `reads_in_flight` and `buffer_bytes`; other knobs belong to other stages.
@@ -383,29 +329,20 @@ class ReadAhead(Closing):
         Raises:
             ValueError: a value is not positive.
         """
-        for name in self._knobs:
-            if knobs.get(name, 1) < 1:
-                raise ValueError(f"{name} is {knobs[name]}, expected at least 1")
         with self._lock:
-            mine = {name: knobs[name] for name in self._knobs if name in knobs}
-            self._knobs.update(mine)
-            if self._reader is not None and mine:
-                self._reader.turn(
-                    reads_in_flight=mine.get("reads_in_flight"),
-                    buffer_bytes=mine.get("buffer_bytes"),
-                )
+            self._reader.turn(knobs)
             self._pump()
 
     def stats(self) -> StageStats:
         """Figures since the start, in this process."""
         with self._lock:
-            native = self._reader.stats() if self._reader is not None else {}
+            native = self._reader.stats()
             figures = self.figures
             return StageStats(
                 name=self.name,
                 samples=figures.served,
                 bytes=figures.bytes_served,
-                simulation=self._simulation,
+                simulation=self._reader.simulation,
                 in_flight_s=native.get("busy_s", 0.0),
                 **{name: native[name] for name in _NATIVE_STATS if name in native},
             )
@@ -415,7 +352,7 @@ class ReadAhead(Closing):
         with self._lock:
             figures = self.figures
             files = figures.served + figures.late
-            seconds = time.monotonic() - self._began if files else 0.0
+            seconds = time.monotonic() - self._reader.began_s if files else 0.0
             return ConsumerStats(
                 waited_s=figures.wait_s,
                 worked_s=max(0.0, seconds - figures.wait_s),
@@ -427,7 +364,7 @@ class ReadAhead(Closing):
     @property
     def reads(self) -> bool:
         """Whether files are being read ahead at present."""
-        return self._reader is not None and not self._doze.paused
+        return self._reader.working and not self._doze.paused
 
     @property
     def why_off(self) -> str | None:
@@ -462,14 +399,14 @@ class ReadAhead(Closing):
             self._later.clear()
             for planned in self._plan.clear():
                 self._leave(planned)
-            reader, self._reader = self._reader, None
             self.sync()
-        return reader.close(seconds) if reader is not None else True
+            native = self._reader.detach()
+        return native is None or native.close(seconds)
 
     def _forget_parent(self) -> None:
         """In a forked child: threads, memory and plan are the parent's."""
         self._files.forget_parent()
-        self._start()
+        self._start(AheadReader(self.options, self._samples, self._reader.knobs))
 
 
 _NOTHING = nullcontext()
