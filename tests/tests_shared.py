@@ -125,6 +125,11 @@ def own_bytes(*processes: int) -> int:
     return total
 
 
+STEADY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
+"""Environment of a process whose memory is measured: what it frees it gives back. Otherwise the C library keeps
+blocks of up to twice the largest that was ever freed, and two megabytes more or less are chance."""
+
+
 _OF_ALL = {"headrace-control", "headrace-interpreter", "headrace-trace"}
 """A process has one of each for all its loaders; they come and go by themselves."""
 

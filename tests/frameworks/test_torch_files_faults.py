@@ -17,7 +17,7 @@ from torch.utils import data as torch_data
 from headrace.plane.ahead import AheadOptions
 from headrace.plane.ahead.opened import real_open
 from headrace.torch import DataLoader
-from tests_shared import descriptors, python_threads, threads, until
+from tests_shared import STEADY_MALLOC, descriptors, python_threads, threads, until
 
 from .dropin_faults import Files, Short, UnpicklableFiles, keep
 
@@ -222,11 +222,11 @@ def test_an_unpicklable_dataset_of_files_is_torchs_error(files):
     assert delivered(DataLoader(UnpicklableFiles(files, 20), 2, collate_fn=keep)) == list(range(20))
 
 
-def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)], check=False, text=True,
         capture_output=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
     )  # fmt: skip
 
 
@@ -267,6 +267,25 @@ def test_sixty_four_descriptors_are_enough_for_reading_ahead(files):
     assert ended.stdout.split() == ["120"] * 4, ended.stderr
 
 
+# Imported first and still used at the end, so that other modules are taken apart earlier.
+KEPT = """
+import multiprocessing
+import sys
+from headrace.torch import DataLoader
+from frameworks.dropin_faults import Files, keep
+loader = DataLoader(
+    Files(sys.argv[1], 120), 8, num_workers=1, collate_fn=keep, persistent_workers=True,
+)
+print(sum(data == Files.content(i) for batch in loader for i, data in batch))
+assert len(multiprocessing.active_children()) == 1
+"""
+
+
+def test_a_loader_that_a_script_keeps_to_its_end_says_nothing(files):
+    ended = run(KEPT, files)
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "120", "")
+
+
 # In a process of its own: the pages of one that ran hundreds of tests are copied, long after a fork, as their
 # objects are looked at.
 FLAT = """
@@ -292,7 +311,7 @@ print(0 if workers else loader._watcher._ahead.figures.served)
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_memory_stays_flat_over_fifty_epochs_of_files(files, workers):
-    ended = run(FLAT, files, COUNT, workers)
+    ended = run(FLAT, files, COUNT, workers, **STEADY_MALLOC)
     assert ended.returncode == 0, ended.stderr
     early, late, from_memory = map(int, ended.stdout.split())
     assert late < early + (4 << 20), (early, late)

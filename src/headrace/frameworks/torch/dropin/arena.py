@@ -98,9 +98,10 @@ class Arena:
             if self._leases <= 0:
                 self._empty()
 
-    def _empty(self) -> None:
-        # Another loader's workers may have inherited the mapping: unmapping it here would not free it.
-        self._memory.madvise(mmap.MADV_REMOVE)
+    def _empty(self, advice: int = mmap.MADV_REMOVE) -> None:
+        # Another loader's workers may have inherited the mapping: unmapping it here would not free it. The
+        # advice is bound early: a loader that a script keeps to its end outlives what modules hold.
+        self._memory.madvise(advice)
 
     def __del__(self) -> None:
         self.keep_mapping_only()
