@@ -190,7 +190,8 @@ def _every(delivered: NDArray[np.float64], waited: NDArray[np.float64]) -> NDArr
 def _column(rows: NDArray[np.void], name: str) -> NDArray[np.float64]:
     if name not in (rows.dtype.names or ()):
         return np.zeros(len(rows))
-    found: NDArray[np.float64] = rows[name].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        found: NDArray[np.float64] = rows[name].astype(np.float64)
     return found
 
 
@@ -199,8 +200,8 @@ def _amounts(rows: NDArray[np.void], name: str, width: int = 0) -> NDArray[Any]:
     shape = (len(rows), width) if width else (len(rows),)
     if name not in (rows.dtype.names or ()) or rows[name].shape != shape:
         return np.zeros(shape)
-    values = rows[name].astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # any bytes: even the cast of some NaNs
+        values = rows[name].astype(np.float64)
         return np.where((values > 0.0) & (values <= AMOUNT_MAX), values, 0.0)
 
 
