@@ -13,10 +13,10 @@ from headrace.node.wire import Ask, Samples, Status
 from node.conftest import until
 from node.test_hostile import opened
 from plane.conftest import SAMPLES
-from tests_shared import own_bytes
+from tests_shared import STEADY_MALLOC, own_bytes
 
 TESTS = Path(__file__).resolve().parents[1]
-EPOCHS, SETTLED = 20, 6
+EPOCHS, SETTLED = 60, 20
 SLOPE_MAX = 256 << 10
 """Bytes an epoch: a tenth of what leaking a single epoch's samples would be."""
 
@@ -52,7 +52,8 @@ def test_memory_does_not_grow_with_epochs_and_clients(folder, daemon, packed, st
     one = daemon(ram_bytes=ram, yielding=False)
     run = subprocess.Popen(
         [sys.executable, "-c", CLIENT, packed, str(EPOCHS)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)} | STEADY_MALLOC,
     )  # fmt: skip
     clients, daemons, abandoned = [], [], 0
     for _ in range(EPOCHS):
