@@ -1,6 +1,7 @@
 """How nodes find each other: whose word is believed, what an earlier job leaves, who is told."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,44 @@ def test_a_greeting_is_answered_by_a_living_node_0_only(tmp_path):
     assert meeting.answer(1, nonce) is None  # nothing is listed yet
     meeting.announce(new, listing="/new")
     assert meeting.answer(1, nonce)["session"] == new != old
+
+
+def test_who_writes_while_the_last_one_leaves_hears_of_the_end(tmp_path, monkeypatch):
+    """Nodes that cannot reach each other share the folder still: one may clear it while another lives."""
+    meeting = Meeting(tmp_path / "meet")
+    session = meeting.open_session(2, None, nobody)
+    for node in range(2):
+        meeting.publish_node(document(session, node))
+    meeting.end(session)
+    real, written = Path.rmdir, []
+
+    def rmdir(self):
+        if not written:
+            written.append(self)
+            meeting.publish_node(document(session, 0))
+            meeting._write("meeting.json", {"session": session, "nodes": 2, "seen": {}})
+        real(self)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    Meeting(meeting.folder).leave(1, session, nobody)
+    assert written == [meeting.folder]
+    assert meeting.head()["session"] == session
+    assert meeting.ended(session)
+    meeting.leave(0, session, nobody)
+    assert not meeting.folder.exists()
+
+
+def test_nothing_is_announced_in_a_folder_that_was_cleared_or_taken_over(tmp_path):
+    meeting = Meeting(tmp_path / "meet")
+    session = meeting.open_session(1, None, nobody)
+    (meeting.folder / "meeting.json").unlink()
+    meeting.announce(session, listing="/here")
+    assert meeting.head() is None
+    assert meeting.ended(session)
+    other = meeting.open_session(1, None, nobody)
+    meeting.announce(session, listing="/here")
+    assert meeting.head()["session"] == other
+    assert "listing" not in meeting.head()
 
 
 def test_a_folder_of_a_dead_job_is_taken_over_and_a_living_ones_is_not(tmp_path):

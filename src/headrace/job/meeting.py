@@ -115,13 +115,18 @@ class Meeting:
         return session
 
     def announce(self, session: str, **more: Any) -> None:
-        """Repeats the nonces of all greetings, and says what else the nodes must know."""
-        before = self._read("meeting.json") or {}
+        """Repeats the nonces of all greetings, and says what else the nodes must know.
+
+        Nothing is said in a folder that is another session's by now, or nobody's.
+        """
+        before = self._read("meeting.json")
+        if before is None or before.get("session") != session:
+            return
         seen = {}
         for path in self._files("hello-"):
             if (hello := self._read(path.name)) is not None:
                 seen[str(hello.get("node"))] = hello.get("nonce")
-        after = {**before, **more, "session": session, "seen": seen}
+        after = {**before, **more, "seen": seen}
         if after != before:
             self._write("meeting.json", after)
 
@@ -234,8 +239,11 @@ class Meeting:
         for path in self._files():
             path.unlink(missing_ok=True)
         shutil.rmtree(self.listing, ignore_errors=True)
-        with contextlib.suppress(OSError):
+        try:
             self.folder.rmdir()
+        except OSError:
+            if self._files():  # somebody who lives was just writing, and has to hear of the end
+                self.end(session)
 
     # -- files ------------------------------------------------------------------------------------
 
