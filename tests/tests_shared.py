@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,9 +145,20 @@ def threads() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir()) - of_all
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether it comes true: threads are told to end, and end a moment later."""
+def until(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait for what threads or processes bring about a moment later; returns what `holds` does then.
+
+    Raises:
+        AssertionError: it does not come true in time.
+    """
+    if found := comes_true(holds, seconds):
+        return found
+    raise AssertionError(f"not within {seconds:g} s: {holds}")
+
+
+def comes_true(holds: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What `holds` returns as soon as that is true, or in the end: nobody minds if it is not."""
     deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found

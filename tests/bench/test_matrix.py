@@ -161,7 +161,8 @@ def test_checkpoints_alone_need_no_engine_and_say_so(tmp_path, engine):
     report = run_session([
         "workload=llama_7b", *TINY, f"++workload.reader.engine={engine}",
         "++workload.dataset.format=npz", "++workload.checkpoint.num_checkpoints_write=1",
-        "++workload.checkpoint.num_checkpoints_read=1", f"++hydra.run.dir={tmp_path / 'out'}",
+        "++workload.checkpoint.num_checkpoints_read=1", "++workload.checkpoint.time_between_checkpoints=0",
+        f"++hydra.run.dir={tmp_path / 'out'}",
         f"++workload.checkpoint.checkpoint_folder={tmp_path / 'checkpoints'}",
     ])  # fmt: skip
     assert report.summary["metric"]["load_checkpoint_duration_mean_seconds"] > 0

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests_shared import until
+from tests_shared import comes_true
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -248,7 +248,7 @@ class Slurm:
             "munged", "--foreground", "--force", f"--key-file={munge}/key", f"--socket={munge}/socket",
             f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed",
         )  # fmt: skip
-        if not until((munge / "socket").is_socket, seconds):
+        if not comes_true((munge / "socket").is_socket, seconds):
             raise self._failure("munged")
         self._start("slurmctld", "-D", "-c", "-f", str(self.conf))
         for name in self.nodes:
@@ -311,7 +311,7 @@ class Slurm:
     ) -> None:
         """Return when nodes (all, unless named) are in one of states, as `sinfo -o %T` prints them."""
         asked = names or self.nodes
-        if not until(lambda: set(self.node_states(*asked)) <= set(states), seconds):
+        if not comes_true(lambda: set(self.node_states(*asked)) <= set(states), seconds):
             found = f"{','.join(asked)}: {self.node_states(*asked)}, not {' or '.join(states)}"
             raise RuntimeError(f"{found}\n{self._logs()}")
 
@@ -339,7 +339,7 @@ class Slurm:
     def start_controller(self, seconds: float = 30.0) -> None:
         """Start slurmctld again, with the state it had."""
         self._start("slurmctld", "-D", "-f", str(self.conf))
-        if not until(lambda: self.run("scontrol", "ping").stdout.count("UP") == 1, seconds):
+        if not comes_true(lambda: self.run("scontrol", "ping").stdout.count("UP") == 1, seconds):
             raise self._failure("slurmctld")
 
     # -- commands ----------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class Slurm:
         running = [name for name in self.nodes if name in self._daemons]
         self.wait_for_nodes("idle", names=running)
         # Without cgroups, what a job left to itself outlives it.
-        until(lambda: not any(map(self.processes, running)), 1.0)
+        comes_true(lambda: not any(map(self.processes, running)), 1.0)
         for pid in [pid for name in running for pid in self.processes(name)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -13,13 +13,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from headrace.control.messages import API
 from headrace.runtime import RuntimeFolder
+from tests_shared import until
 
 WAIT_S = 30.0
 
@@ -37,15 +37,6 @@ try:
 except (HeadraceError, ValueError) as e:
     sys.exit(str(e))
 """
-
-
-def until(condition, seconds=WAIT_S):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"not within {seconds} s: {condition}")
 
 
 class ControllerProcess:

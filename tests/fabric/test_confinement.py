@@ -12,12 +12,14 @@ import pytest
 
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from headrace.errors import FabricError
-from headrace.fabric.command import Admin, LogPage, Sqe
+from headrace.fabric.command import Admin, Feature, LogPage, Sqe
 from headrace.fabric.confinement import Confinement, confine_calls
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.queue import Queue
 from tests_shared import until
+
+_NAMESPACE_NOTICES = 1 << 8
 
 SECCOMP = platform.machine() in {"x86_64", "aarch64"}
 
@@ -164,8 +166,12 @@ def test_a_lost_connection_is_made_anew(confined, disks):
 
 def test_a_namespace_goes_and_hosts_are_told(confined):
     with Host(confined.address, NQN, HOST) as host:
+        notices = Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=_NAMESPACE_NOTICES)
+        host._command(notices, what="Set Features")
         with host._lock:
             host._admin.ask_event(Sqe(Admin.ASYNC_EVENT))
+        assert set(host.namespaces()) == {1, 2}
+        assert not host._admin.events
         assert confined.ask("remove 2") is None
         until(lambda: set(host.namespaces()) == {1} and host._admin.events)
 

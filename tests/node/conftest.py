@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,11 @@ from headrace.node.options import NodeOptions
 from headrace.node.server import Server
 from headrace.runtime import RuntimeFolder
 from plane import conftest as plane_stores
+from tests_shared import until
 
 WAIT_S = 20.0
 
 packed, store = plane_stores.packed, plane_stores.store
-
-
-def until(condition, seconds=WAIT_S):
-    """Wait for something that other threads or processes bring about."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.005)
-    raise AssertionError(f"not within {seconds} s: {condition}")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from headrace.plane.tiers.bucket import TokenBucket
 from headrace.plane.tiers.policy import publish_after_s, ram_quota, segment_bytes
 from headrace.plane.tiers.throttle import Throttle
 from plane.conftest import SAMPLES
+from tests_shared import until
 
 
 def epochs(loader, count=1):
@@ -320,13 +321,6 @@ def narrow(store, cold):
 
 def ask(throttle, count):
     return [throttle.submit(np.arange(at, at + 4)) for at in range(0, 4 * count, 4)]
-
-
-def until(reached):
-    deadline = time.monotonic() + 10
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_limit_that_is_lowered_holds_for_what_was_asked_for_before(narrow):

@@ -117,7 +117,7 @@ def test_asking_to_write_where_nobody_does_changes_nothing(home, monkeypatch):
     folder = agent_folder()
     folder.path.mkdir(mode=0o700)
     listener = Listener(folder.socket)  # of an agent that hangs
-    monkeypatch.setattr("headrace.telemetry.listening.ANSWER_S", 0.1)
+    monkeypatch.setattr("headrace.telemetry.listening.ANSWER_S", 0.01)
     catch_up("s3://bucket/history")
     listener.receive()
     assert not listener.asked_to_write

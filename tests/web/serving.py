@@ -23,7 +23,7 @@ from headrace.web.options import WebOptions
 from headrace.web.stores import Shelf
 from headrace.web.tokens import Doors
 from headrace.web.traced import Runs
-from tests_shared import write_photos
+from tests_shared import until, write_photos
 
 WAIT_S = 20.0
 
@@ -35,15 +35,6 @@ with hr.open("photos") as store:
     for _ in hr.loader(store, 4, trace="runs/one"):
         time.sleep(0.01)
 """
-
-
-def until(condition, seconds=WAIT_S):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"not within {seconds} s: {condition}")
 
 
 def small_demo(**given):

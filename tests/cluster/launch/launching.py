@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace as hr
-from tests_shared import until
+from tests_shared import comes_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +147,7 @@ class Launch:
             files = [p for p in log.glob("rank-*") if p.read_text().count("\n") >= steps]
             return len({p.name.split(".")[0] for p in files}) >= ranks
 
-        if not until(there, seconds):
+        if not comes_true(there, seconds):
             self.kill_all()
             out, err = self.end()[1:] if self.process else ("", "")
             raise AssertionError(f"no {ranks} ranks made {steps} steps:\n{out}\n{err}")
@@ -162,7 +162,7 @@ class Launch:
 
     def leaves_nothing(self, seconds: float = 15.0) -> list[str]:
         """What is left a little later; what was still ending has ended."""
-        until(lambda: not self.left(), seconds)
+        comes_true(lambda: not self.left(), seconds)
         return self.left()
 
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import MountError
 from headrace.posix.mount import MountOptions, State, mount
 from headrace.posix.mount.attaching import TYPE, attach, detach, mounted_at
-from tests_shared import until
+from tests_shared import comes_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ class Mounts:
             if mounted_at(state.folder) is not None:
                 detach(state.folder, lazy=True)
             with contextlib.suppress(ProcessLookupError):
-                if not until(lambda state=state: gone(state.pid), 5.0):
+                if not comes_true(lambda state=state: gone(state.pid), 5.0):
                     os.kill(state.pid, signal.SIGKILL)
                     pytest.fail(f"process {state.pid} outlived its mount")
 
