@@ -1,0 +1,7 @@
+"""The floor: questions that have one answer, whoever asks.
+
+* `job`: which rank, node and job this process is, by whose word. The only reader of launchers' variables.
+* `files`: opens, creates, replaces, locks and publishes what other users may have touched.
+* `documents`: JSON that carries its own checksum.
+* `causes`: why training waits, in one closed list with a sentence and a remedy each.
+"""
