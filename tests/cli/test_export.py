@@ -103,7 +103,7 @@ def test_one_line_says_where_and_how_confined(files):
     process = start(files[0])
     line = process.stdout.readline()
     assert line.startswith("nvme+tcp://127.0.0.1:")
-    assert " exports 70.0 kB in 1 namespaces; confined: no new privileges" in line
+    assert " exports 70 kB in 1 namespaces; confined: no new privileges" in line
     assert read(line.split(" ")[0], 512) == files[0].read_bytes()[:512]
     process.terminate()
     assert process.communicate(timeout=20)[1] == "served 1 reads, 512 B\n"

@@ -57,7 +57,7 @@ def test_one_that_cannot_start_says_why(run, runtime):
 
 
 def test_sizes_are_read_and_refused(run, runtime):
-    from headrace.cli.units import bytes_of
+    from headrace.base.text import bytes_of
 
     assert [bytes_of(t) for t in ("1024", "8k", "1.5G", "2GiB", "1TB")] == [
         1024, 8192, 3 << 29, 2 << 30, 1 << 40,

@@ -84,8 +84,8 @@ def test_compute_bound():
 def test_slower_because_of_its_start():
     found = of_times([2.0, 2.1, 2.0], [3.0, 3.1, 3.0], ours={"start_s": 2.0})
     assert "not faster: headrace makes python train.py 1.49 x slower" in sentence(found)
-    assert "next: headrace takes 1.00 s longer to begin" in text_of(found)
-    assert "start headrace takes 1.00 s longer to begin, once a run" in text_of(found)
+    assert "next: headrace takes 1 s longer to begin" in text_of(found)
+    assert "start headrace takes 1 s longer to begin, once a run" in text_of(found)
 
 
 def test_a_reading_share_that_cannot_be_seen_is_not_said():

@@ -140,7 +140,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _tell(output: Output, run: Run, options: AbOptions) -> None:
     """A line about a run, on stderr."""
-    from headrace.cli.units import duration_text
+    from headrace.base.text import duration_text
     from headrace.insight.ab.words import progress
 
     if run.number == 0:

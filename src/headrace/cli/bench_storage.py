@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import binary_text, bytes_of, bytes_text
 from headrace.cli.output import Json, Output, Quiet
-from headrace.cli.units import binary_text, bytes_of, bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_text, count_text
 from headrace.cli.output import Json, Output, printable
-from headrace.cli.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from headrace.plane.tiers.shelf import CacheInfo

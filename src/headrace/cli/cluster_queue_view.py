@@ -13,9 +13,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.printing import printable
+from headrace.base.text import count_text, printable
 from headrace.cli.top_view import many_text
-from headrace.cli.units import count_text
 from headrace.cluster.hostlist import compress_hosts
 
 if TYPE_CHECKING:

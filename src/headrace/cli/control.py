@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_text
 from headrace.cli.daemons import (
     Foreground,
     Lines,
@@ -17,7 +18,6 @@ from headrace.cli.daemons import (
     tell,
 )
 from headrace.cli.output import Json, Output
-from headrace.cli.units import bytes_text
 
 __all__ = ["app", "logs", "start", "status", "stop"]
 

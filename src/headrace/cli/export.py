@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.text import bytes_text, count_text
 from headrace.cli.daemons import log_to_stderr
 from headrace.cli.output import Json, Output
-from headrace.cli.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement

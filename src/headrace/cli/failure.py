@@ -7,8 +7,8 @@ import sys
 import traceback
 from typing import Any
 
+from headrace.base.text import printable
 from headrace.cli import exit_codes
-from headrace.cli.printing import printable
 
 __all__ = ["report"]
 
@@ -73,9 +73,9 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     if as_json:
         _print_json(error, message, next_step)
     else:
-        print(f"error: {printable(message)}", file=sys.stderr)
+        print(f"error: {printable(message, lines=True)}", file=sys.stderr)
         if next_step:
-            print(f"  next: {printable(next_step)}", file=sys.stderr)
+            print(f"  next: {printable(next_step, lines=True)}", file=sys.stderr)
     return code
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.base.text import bytes_text
 from headrace.cli.output import Json, Output, Quiet, Verbose
-from headrace.cli.units import bytes_text
 
 
 def image(

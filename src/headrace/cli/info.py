@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import binary_text, bytes_text, count_text
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
 from headrace.cli.storage import StorageOptions, storage_options
-from headrace.cli.units import binary_text, bytes_text, count_text
 
 if TYPE_CHECKING:
     from rich.console import Console

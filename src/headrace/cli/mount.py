@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.text import count_text
 from headrace.cli.output import Json, Output
 from headrace.cli.storage import StorageOptions, storage_options
-from headrace.cli.units import count_text
 
 if TYPE_CHECKING:
     from headrace.posix.mount import State
@@ -47,7 +47,7 @@ def mount(
     """Show a store as a read-only folder, until it is unmounted."""
     from pathlib import Path
 
-    from headrace.cli.units import bytes_of
+    from headrace.base.text import bytes_of
     from headrace.posix.mount import MountOptions, serve
     from headrace.posix.mount import mount as mount_store
 

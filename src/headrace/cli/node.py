@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_of, bytes_text, count_text
 from headrace.cli.daemons import (
     Foreground,
     Lines,
@@ -18,7 +19,6 @@ from headrace.cli.daemons import (
     tell,
 )
 from headrace.cli.output import Json, Output
-from headrace.cli.units import bytes_of, bytes_text, count_text
 
 __all__ = ["app", "logs", "start", "status", "stop", "unit"]
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.printing import Output, plain, printable
+from headrace.base.text import printable
+from headrace.cli.printing import Output, plain
 
 __all__ = ["Json", "Output", "Quiet", "Verbose", "plain", "printable"]
 

@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -53,23 +55,12 @@ class Output:
 
     def line(self, text: str) -> None:
         """One line of the result."""
-        sys.stdout.write(printable(text) + "\n")
+        sys.stdout.write(printable(text, lines=True) + "\n")
 
     def remark(self, text: str) -> None:
         """Something worth knowing beside the result."""
         if not self.quiet:
-            print(printable(text), file=sys.stderr)
-
-
-def printable(text: str) -> str:
-    r"""The text with bytes that are not UTF-8 as `\xNN`, and control characters escaped.
-
-    A file's name must not be able to move the cursor, or to stop `ls` with an encoding error.
-    """
-    if text.isprintable():
-        return text
-    raw = os.fsencode(text).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in raw)
+            print(printable(text, lines=True), file=sys.stderr)
 
 
 def plain(value: Any) -> Any:

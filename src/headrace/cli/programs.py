@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.printing import printable
+from headrace.base.text import printable
 
 __all__ = ["QuietEnd", "ReportFile", "not_started"]
 

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.units import bytes_text, count_text, duration_text
+from headrace.base.text import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli.output import Json, Output, Quiet, Verbose
 from headrace.cli.simulate import SimulateOption
-from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from headrace.cli.progress import Report

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.text import bytes_of, printable
 from headrace.cli import exit_codes
-from headrace.cli.printing import plain, printable
+from headrace.cli.printing import plain
 from headrace.cli.programs import QuietEnd, ReportFile, not_started
-from headrace.cli.units import bytes_of
 
 if TYPE_CHECKING:
     from headrace.insight.record import Recording

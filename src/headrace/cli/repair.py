@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.text import count_text
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose
-from headrace.cli.units import count_text
 
 if TYPE_CHECKING:
     from headrace.store.repair import RepairReport

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_of, bytes_text, count_text
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose
 from headrace.cli.storage import StorageOptions, storage_options
-from headrace.cli.units import bytes_of, bytes_text, count_text
 from headrace.cli.writing import (
     Column,
     Extensions,

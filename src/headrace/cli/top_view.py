@@ -8,8 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.printing import printable
-from headrace.cli.units import bytes_text, count_text, duration_text
+from headrace.base.text import bytes_text, count_text, duration_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

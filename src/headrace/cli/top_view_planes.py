@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from headrace.base.text import bytes_text, count_text
 from headrace.cli.output import printable
 from headrace.cli.top_view import many_text, name_text, plain_table
-from headrace.cli.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

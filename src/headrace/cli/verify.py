@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
 from headrace.cli.storage import StorageOptions, storage_options
-from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

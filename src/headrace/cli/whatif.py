@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.text import bytes_text, seconds_text
 from headrace.cli.output import Json, Output, Quiet
-from headrace.cli.units import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,7 +240,7 @@ def _lines(
         s = row.scenario
         yield (
             f"{name[:12]:<13}{s.nodes:>5}{s.batch:>6}{s.workers:>8}{f'{s.gpu_speed:g}x':>6}"
-            f"{_ms(row.step_s):>11}{row.stall:>7.1%}{row.samples_per_s:>11,.0f}  {row.bound}"
+            f"{seconds_text(row.step_s):>11}{row.stall:>7.1%}{row.samples_per_s:>11,.0f}  {row.bound}"
         )
     yield ""
     for bound in dict.fromkeys(row.bound for _, row in rows):
@@ -253,17 +253,13 @@ def _notes(rows: Sequence[tuple[str, Prediction]], check: Check | None) -> Itera
     yield f"other draws change the step time by +-{last.step_spread_s / last.step_s:.1%}"
     if check is not None:
         yield (
-            f"the model on the record itself: {_ms(check.predicted_s)} a step, it was "
-            f"{_ms(check.recorded_s)} ({check.error:+.1%})"
+            f"the model on the record itself: {seconds_text(check.predicted_s)} a step, it was "
+            f"{seconds_text(check.recorded_s)} ({check.error:+.1%})"
         )
     else:
         yield "there are no recorded step times to hold the model against"
     for note in dict.fromkeys(note for _, row in rows for note in row.notes):
         yield f"note: {note}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
 
 
 def _document(

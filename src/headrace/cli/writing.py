@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
-from headrace.cli.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from headrace.cli.output import Output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+from headrace.base.text import bytes_text
 from headrace.control.controller import planes
 from headrace.control.evidence import STALL_BAD
 from headrace.control.stalls.live import verdict_on
@@ -183,7 +184,7 @@ def _text(plane: dict[str, Any]) -> str:
         _Line("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
         _Line(
             "consumer",
-            f"{recent['samples_per_s']:,.0f} samples/s, {_size(recent['bytes_per_s'])}/s, "
+            f"{recent['samples_per_s']:,.0f} samples/s, {bytes_text(recent['bytes_per_s'])}/s, "
             f"waits {recent['stall']:.1%} of its time (last {recent['seconds']:.1f} s); "
             f"in all it worked {plane['consumer']['worked_s']:.1f} s "
             f"and waited {plane['consumer']['waited_s']:.1f} s",
@@ -208,13 +209,13 @@ def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
             f"{stage['name']}: busy {stage['busy_s']:.1f} s, "
             f"without work {stage['wait_input_s']:.1f} s, "
             f"without room {stage['wait_output_s']:.1f} s; "
-            f"holds {_size(stage['buffered_bytes'])}, {_size(stage['ready_bytes'])} of it ready"
+            f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
         )
         lines.append(_Line("stages" if at == 0 else "", text))
         tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}
         total = sum(tiers.values())
         if total:
-            shares = (f"{name} {_size(n)} ({n / total:.0%})" for name, n in tiers.items())
+            shares = (f"{name} {bytes_text(n)} ({n / total:.0%})" for name, n in tiers.items())
             lines.append(_Line("", f"{stage['name']} read from {', '.join(shares)}"))
         if stage["remote"] is not None:
             lines.append(_Line("", f"{stage['name']} {_remote(stage['remote'])}"))
@@ -224,7 +225,7 @@ def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
 def _remote(remote: dict[str, Any]) -> str:
     text = (
         f"asked remote volumes {remote['requests']:,} times for {remote['reads']:,} reads, "
-        f"{_size(remote['bytes'])} in all, {remote['latency_s_p50'] * 1e3:.3g} ms (median), "
+        f"{bytes_text(remote['bytes'])} in all, {remote['latency_s_p50'] * 1e3:.3g} ms (median), "
         f"{remote['latency_s_p99'] * 1e3:.3g} ms (99 %); "
         f"{remote['in_flight']} of at most {remote['reads_in_flight']} in flight, "
         f"{remote['waiting']} waiting; {remote['retries']} repeated, {remote['failures']} given up"
@@ -236,7 +237,7 @@ def _remote(remote: dict[str, Any]) -> str:
 def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[_Line]:
     lines = []
     for at, (name, knob) in enumerate(knobs.items()):
-        form = _size if name == "buffer_bytes" else str
+        form = bytes_text if name == "buffer_bytes" else str
         text = f"{name} {form(knob['value'])}"
         if knob["frozen"]:
             text += ", set explicitly: left alone"
@@ -266,12 +267,4 @@ def _story(plane: dict[str, Any]) -> list[_Line]:
 
 
 def _value(name: str, value: int) -> str:
-    return _size(value) if name == "buffer_bytes" else str(value)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.3g} TB"
+    return bytes_text(value) if name == "buffer_bytes" else str(value)

@@ -5,15 +5,9 @@ from __future__ import annotations
 import html
 import re
 
-__all__ = [
-    "bytes_text",
-    "count_text",
-    "marked",
-    "measure_text",
-    "number_text",
-    "safe",
-    "seconds_text",
-]
+from headrace.base.text import bytes_text, number_text, seconds_text
+
+__all__ = ["axis_text", "marked", "measure_text", "safe"]
 
 _LONGEST = 4000
 """Characters of a text that comes from a file, at most."""
@@ -37,40 +31,12 @@ def marked(value: object) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", safe(value))
 
 
-def number_text(value: float) -> str:
-    """Four digits or all before the point."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    if abs(value) >= 100:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
-
-
-def count_text(value: float) -> str:
-    """As `number_text`, large ones in thousands, millions: short enough for an axis."""
+def axis_text(value: float) -> str:
+    """As `base.text.number_text`, large ones in thousands, millions: short enough for an axis."""
     for unit in ("", " k", " M", " G"):
         if abs(value) < 10_000 or unit == " G":
             return number_text(value) + unit
         value /= 1000
-    raise AssertionError
-
-
-def seconds_text(seconds: float) -> str:
-    """0.00123 -> '1.23 ms'."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if abs(seconds) * factor >= 1 or unit == "µs":
-            return f"{number_text(seconds * factor)} {unit}" if seconds else "0 s"
-    raise AssertionError
-
-
-def bytes_text(count: float) -> str:
-    """Decimal, as disks and networks count."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            return f"{number_text(count)} {unit}"
-        count /= 1000
     raise AssertionError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.base.text import bytes_text
 from headrace.pages.card import card
-from headrace.pages.text import bytes_text
 
 if TYPE_CHECKING:
     from headrace.plane.loader import Loader, LoaderStats

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.text import bytes_text, duration_text
 from headrace.errors import TelemetryError
 from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord, open_history
@@ -84,7 +85,7 @@ class JobReport:
         count = len(record.nodes)
         nodes = f"{count} node{'s' if count != 1 else ''}"
         lines = [
-            f"headrace: {job}{user}, {nodes}, {_duration(self._wall_s)}, stalls {record.quality}"
+            f"headrace: {job}{user}, {nodes}, {duration_text(self._wall_s)}, stalls {record.quality}"
         ]
         lines += [f"  {label:<12} {text}" for label, text in self._rows() if text]
         lines += [f"  {'not read':<12} {name}" for name in self.skipped]
@@ -104,11 +105,11 @@ class JobReport:
         gpus = (
             ""
             if use is None
-            else f"worked {use:.0%} of the time, {_bytes(memory)} of memory at most"
+            else f"worked {use:.0%} of the time, {bytes_text(memory)} of memory at most"
         )
         cpu = (
             f"{hours_text(record.total('cpu_s') / 3600)} hours, "
-            f"{_bytes(record.total('memory_bytes'))} of memory at most on a node"
+            f"{bytes_text(record.total('memory_bytes'))} of memory at most on a node"
         )
         return [
             ("GPU-hours", hours),
@@ -181,24 +182,9 @@ def _shares(seconds: dict[str, float]) -> list[str]:
 
 def _sizes(amounts: dict[str, float]) -> list[str]:
     total = sum(amounts.values())
-    return [f"{name} {_bytes(n)} ({n / total:.0%})" for name, n in amounts.items() if n]
+    return [f"{name} {bytes_text(n)} ({n / total:.0%})" for name, n in amounts.items() if n]
 
 
 def _list(words: list[str]) -> str:
     more = len(words) - _SHOWN
     return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PB"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.text import number_text
 from headrace.bench.report.measures import MEASURES, measured
 from headrace.bench.report.result import number_of
 from headrace.bench.report.sections import sections_of
 from headrace.pages.charts import table
 from headrace.pages.document import document
-from headrace.pages.text import measure_text, number_text, safe
+from headrace.pages.text import measure_text, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

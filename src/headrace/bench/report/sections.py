@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.text import bytes_text, number_text, seconds_text
 from headrace.bench.report.measures import measure_named, value_of
 from headrace.bench.report.result import number_of
 from headrace.bench.report.steps import phases_of, slowest_steps
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
-from headrace.pages.text import bytes_text, count_text, number_text, seconds_text
+from headrace.pages.text import axis_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +139,7 @@ def _throughput(run: RunResult) -> str:
     parts = _per_epoch(run, "train_throughput_samples_per_second", number_text)
     if not parts:
         return ""
-    svg = columns("Throughput of each epoch, samples/s", parts, count_text, below="epoch")
+    svg = columns("Throughput of each epoch, samples/s", parts, axis_text, below="epoch")
     rows = [(part.name, part.text) for part in parts]
     return figure("Throughput of each epoch, samples/s", svg, table(["epoch", "samples/s"], rows))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text
 from headrace.control.stalls.lock import TURNS_MANY, turns
 from headrace.plane.cause import Cause
 
@@ -133,7 +134,7 @@ def _limit(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Ac
             gain,
             f"{wanted} reads at a time instead of {seen.reads_allowed}, each as fast as now",
         )
-    given = f" (now {_size(seen.buffer_bytes)})" if seen.buffer_bytes else ""
+    given = f" (now {bytes_text(seen.buffer_bytes)})" if seen.buffer_bytes else ""
     return (
         f"give the loader more memory: a larger budget_bytes{given} lets reads begin earlier",
         min(seconds, held_s) if held_s else seconds,
@@ -202,11 +203,3 @@ def _decode(seconds: float, waits: Waits, seen: Evidence) -> Action:
         0.5 * seconds,
         "a decoder twice as fast",
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text
 from headrace.control.stalls.lock import TURNS_MANY, turns
 from headrace.plane.cause import Cause
 
@@ -80,7 +81,7 @@ def _line(cause: Cause, case: Case) -> str:
 
 def _policy_line(case: Case) -> str:
     given = case.seen.limit_bytes_per_s
-    limit = f" ({_rate(given)})" if given else ""
+    limit = f" ({bytes_text(given)}/s)" if given else ""
     return f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
 
 
@@ -128,7 +129,7 @@ def _reading_line(cause: Cause, waits: Waits, reading: Reading, seen: Evidence) 
     where = f" from {seen.file_system}" if seen.file_system else ""
     line = (
         f"{reads:,.0f} reads{where} took {reading.latency_s * 1e3:.3g} ms each{idle}, "
-        f"{reading.in_flight:.1f}{allowed} were under way, {_rate(reading.bytes_per_s)} came"
+        f"{reading.in_flight:.1f}{allowed} were under way, {bytes_text(reading.bytes_per_s)}/s came"
     )
     if cause is Cause.METADATA:
         return f"files were opened for each sample; {line}"
@@ -182,11 +183,3 @@ def verdict_text(verdict: Verdict) -> str:
     else:
         lines.append("do this   nothing: data are there in time")
     return "\n".join(lines)
-
-
-def _rate(bytes_per_s: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if bytes_per_s < 1000:
-            return f"{bytes_per_s:.3g} {unit}/s"
-        bytes_per_s /= 1000
-    return f"{bytes_per_s:.3g} TB/s"

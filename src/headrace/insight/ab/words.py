@@ -8,6 +8,7 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
+from headrace.base.text import bytes_text, percent_text, printable, seconds_text
 from headrace.insight.ab.comparison import Ended
 from headrace.insight.ab.order_check import Sameness
 
@@ -30,7 +31,7 @@ _LATE_LEAST = 0.05
 def command_text(command: Sequence[str]) -> str:
     """A command as it would be typed, shortened: files by their names alone."""
     words = [os.path.basename(word) if os.path.isabs(word) else word for word in command]
-    text = _printable(shlex.join(word or "/" for word in words))
+    text = printable(shlex.join(word or "/" for word in words))
     return text if len(text) <= _COMMAND_MAX else text[: _COMMAND_MAX - 3].rstrip() + "..."
 
 
@@ -88,7 +89,7 @@ def report(found: Comparison) -> str:
 
 def progress(run: str, wall_s: float, opens: int) -> str:
     """A line for a run that has ended."""
-    return f"{run}: {_seconds(wall_s)}, {opens:,} files opened"
+    return f"{run}: {seconds_text(wall_s)}, {opens:,} files opened"
 
 
 # -- the table ---------------------------------------------------------------------------------------
@@ -108,9 +109,9 @@ def _table(found: Comparison) -> list[str]:
 
 def _figure(measure: Measure, value: float) -> str:
     if measure.unit == "s":
-        return _seconds(value)
+        return seconds_text(value)
     if measure.unit == "B":
-        return _bytes(value)
+        return bytes_text(value)
     return f"{value:,.0f}"
 
 
@@ -135,14 +136,14 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
     facts.append(("cold?" if found.options.cold else "warm?", _cached(found)))
     late = found.later_start_s or 0.0
     if late > _LATE_LEAST * (found.wall.with_ or 0.0):
-        facts.append(("start", f"headrace takes {_seconds(late)} longer to begin, once a run"))
+        facts.append(("start", f"headrace takes {seconds_text(late)} longer to begin, once a run"))
     if found.noise is not None:
         facts.append(
-            ("noise", f"runs without headrace differ by {_percent(found.noise)} of their time")
+            ("noise", f"runs without headrace differ by {percent_text(found.noise)} of their time")
         )
     share = found.recording_share
     facts.append(
-        ("recording", f"noting what is opened takes {_percent(share)} of a run, on both sides")
+        ("recording", f"noting what is opened takes {percent_text(share)} of a run, on both sides")
     )
     if found.ended is not Ended.PAIRS:
         facts.append(("ended", found.ended.value))
@@ -258,7 +259,7 @@ def _cached(found: Comparison) -> str:
         return "the kernel does not tell what lies in memory"
     if not found.options.cold:
         return f"{100 * min(known):.0f} % of the files' bytes were in memory before each run"
-    text = f"{_percent(max(known))} of the files' bytes were in memory before a run"
+    text = f"{percent_text(max(known))} of the files' bytes were in memory before a run"
     remaining = next((c.not_cold[0] for c in looks if c.not_cold), None)
     if remaining is not None and max(known) > 0.01:
         text += f"; {_name(remaining[0])}: {remaining[1]}"
@@ -283,7 +284,7 @@ def _advices(found: Comparison, ratio: Interval) -> Iterator[tuple[bool, str]]:
     yield (
         late > 0 and 2 * late > abs(found.lost_s),
         (
-            f"headrace takes {_seconds(late)} longer to begin, which so short a run cannot win back: "
+            f"headrace takes {seconds_text(late)} longer to begin, which so short a run cannot win back: "
             "give it more to do, and see the line `after the first read`."
         ),
     )
@@ -331,33 +332,9 @@ def _number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _percent(share: float) -> str:
-    if share == 0:
-        return "0 %"
-    return f"{100 * share:.1f} %" if share >= 0.0005 else "less than 0.1 %"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value < 100 else f"{value:.0f} s"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            return f"{value:.0f} {unit}" if value >= 99.5 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return ""
-
-
 def _name(path: bytes) -> str:
     """A path as it can be printed, from here where it lies below."""
     text = os.fsdecode(path)
     here = os.path.join(os.getcwd(), "")
     text = text.removeprefix(here)
-    return _printable(text)
-
-
-def _printable(text: str) -> str:
-    """Nothing in it moves the cursor, or cannot be written."""
-    raw = os.fsencode(text).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in raw)
+    return printable(text)

@@ -10,12 +10,12 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text, duration_text, rough_text
 from headrace.insight.cause import Cause
 from headrace.insight.doctor.advice_machine import what_fails, what_is_worth_knowing
 from headrace.insight.doctor.findings import Advice
 from headrace.insight.doctor.model import Curve, Work, ahead_rate, torch_rate
 from headrace.insight.doctor.predict import AHEAD, TORCH, metadata_share, work_of
-from headrace.insight.doctor.words import bytes_text, duration_text, rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,8 +104,8 @@ def _train(torch: Expected, wanted: float | None) -> Advice:
     assert wanted is not None
     return Advice(
         key="train", do="Train. The data are not what your model waits for.",
-        because=f"it asks for {rate_text(wanted)}/s, and torch's DataLoader gives about "
-        f"{rate_text(torch.per_s)}/s",
+        because=f"it asks for {rough_text(wanted)}/s, and torch's DataLoader gives about "
+        f"{rough_text(torch.per_s)}/s",
         gain="none to be had from loading", command="python train.py",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _train(torch: Expected, wanted: float | None) -> Advice:
 def _nothing(torch: Expected, name: str) -> Advice:
     return Advice(
         key="step", do="Leave the loading as it is, and tell the doctor what a step of your model takes.",
-        because=f"nothing that is known here would change the {rate_text(torch.per_s)}/s much; whether they "
+        because=f"nothing that is known here would change the {rough_text(torch.per_s)}/s much; whether they "
         "are enough depends on your model",
         gain="to know whether your GPU waits",
         command=f"headrace doctor {name} --batch 256 --step-ms 100",
@@ -130,8 +130,8 @@ def _ahead(found: Findings, work: Work, torch: Expected, ahead: Expected) -> Ite
     if work.cold > _COLD:
         do = "Change one import: headrace reads the next files while the workers decode."
         because = (
-            f"one read at a time gives {rate_text(first.per_s)}/s here, {last.depth} at a time give "
-            f"{rate_text(last.per_s)}/s"
+            f"one read at a time gives {rough_text(first.per_s)}/s here, {last.depth} at a time give "
+            f"{rough_text(last.per_s)}/s"
         )
     else:
         do = "Change one import: headrace hands batches over in memory that is used again."
@@ -141,7 +141,7 @@ def _ahead(found: Findings, work: Work, torch: Expected, ahead: Expected) -> Ite
         )
     yield Advice(
         key="ahead", do=do, because=because,
-        gain=f"{_times(factor)}: {rate_text(torch.per_s)} -> {rate_text(ahead.per_s)} samples/s",
+        gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(ahead.per_s)} samples/s",
         command=_CHANGE_IMPORT, python=True, factor=factor, proof=_PROVE,
     )  # fmt: skip
 
@@ -157,7 +157,7 @@ def _more_workers(work: Work, torch: Expected) -> Iterator[Advice]:
             key="workers", do=f"Use {best} workers.",
             because=f"{work.cpus:g} CPUs may be used, and {torch.workers} workers leave "
             f"{work.cpus - torch.workers:g} of them idle",
-            gain=f"{_times(factor)}: {rate_text(torch.per_s)} -> {rate_text(rate)} samples/s",
+            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(rate)} samples/s",
             command=f"DataLoader(..., num_workers={best})", python=True, factor=factor,
         )  # fmt: skip
 
@@ -170,7 +170,7 @@ def _others(work: Work, torch: Expected) -> Iterator[Advice]:
         yield Advice(
             key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
             because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} meanwhile",
-            gain=f"{_times(factor)}: {rate_text(torch.per_s)} -> {rate_text(alone)} samples/s",
+            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(alone)} samples/s",
             command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head", factor=factor,
         )  # fmt: skip
 
@@ -238,7 +238,7 @@ def _pack(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[A
     yield Advice(
         key="pack", do="Pack the files into one store: it is opened once, and read at any place.",
         because=f"opening takes {share:.0%} of the time of reading a file; files that are open already "
-        f"come at {rate_text(storage.opened.per_s)}/s",
+        f"come at {rough_text(storage.opened.per_s)}/s",
         gain=f"{_times(factor)}, with hr.loader or headrace.torch.StoreLoader",
         command=f"headrace pack {name} packed.hr", factor=factor,
     )  # fmt: skip
@@ -265,7 +265,7 @@ def _blocked(found: Findings, work: Work, torch: Expected, name: str) -> Iterato
         yield Advice(
             key="blocked", do="Read neighbours together and shuffle them in memory: a blocked order.",
             because=f"{storage.points[0].depth} or {storage.points[-1].depth} reads at a time give the same "
-            f"{rate_text(work.curve.most)}/s, and one of 4 kB takes {duration_text(1 / small.per_s)}: the "
+            f"{rough_text(work.curve.most)}/s, and one of 4 kB takes {duration_text(1 / small.per_s)}: the "
             "reads cost, not their bytes",
             gain=f"{_times(factor)}, for an order that is shuffled within some megabytes",
             command=f"headrace.loader({where!r}, 256, order='blocked'){packed}", python=True,

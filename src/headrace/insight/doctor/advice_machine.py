@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text
 from headrace.insight.doctor.findings import Advice
 from headrace.insight.doctor.predict import fits_in_memory
-from headrace.insight.doctor.words import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import rough_text
 from headrace.insight.cause import Cause
 from headrace.insight.doctor.advice import advice_of
 from headrace.insight.doctor.findings import Diagnosis
 from headrace.insight.doctor.predict import AHEAD, TORCH, expected_of
-from headrace.insight.doctor.words import rate_text
 
 if TYPE_CHECKING:
     from headrace.insight.doctor.findings import Expected, Findings
@@ -101,13 +101,13 @@ def _verdict(
     workers = (
         "no workers" if not torch.workers else f"{torch.workers} worker{'s' * (torch.workers > 1)}"
     )
-    rate = f"With torch's DataLoader ({workers}) expect about {rate_text(torch.per_s)} {unit}/s"
+    rate = f"With torch's DataLoader ({workers}) expect about {rough_text(torch.per_s)} {unit}/s"
     why = _WHY.get(Cause(torch.cause), Cause(torch.cause).sentence)
     if torch.stall is not None and wanted is not None:
         if torch.stall < ENOUGH_STALL:
-            asks = f"your model asks for {rate_text(wanted)}"
+            asks = f"your model asks for {rough_text(wanted)}"
             return f"{rate}; {asks}: the data keep up, whoever loads them.", torch.cause
-        asks = f"{rate} while your model asks for {rate_text(wanted)}"
+        asks = f"{rate} while your model asks for {rough_text(wanted)}"
         return f"{asks}: it would wait {torch.stall:.0%} of the time, because {why}.", torch.cause
     ahead = next(e for e in expected if e.loader == AHEAD and not e.when)
     also = "; reading ahead does not change that" if ahead.per_s < 1.15 * torch.per_s else ""

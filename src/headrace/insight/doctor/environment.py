@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import printable
 from headrace.insight.doctor.findings import Environment, Place
 from headrace.insight.doctor.pieces import Piece
 from headrace.insight.doctor.reads import PieceReads
-from headrace.insight.doctor.words import safe
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
 from headrace.machine.cgroup import cpu_quota, memory_usages
 from headrace.machine.kernel_files import byte_fields, read_text
@@ -138,7 +138,9 @@ def _gpus() -> tuple[tuple[str, ...], str]:
         names = []
         for i in range(pynvml.nvmlDeviceGetCount()):
             name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))
-            names.append(safe(name.decode(errors="replace") if isinstance(name, bytes) else name))
+            names.append(
+                printable(name.decode(errors="replace") if isinstance(name, bytes) else name)
+            )
         return tuple(names), ""
     except Exception as e:  # noqa: BLE001 - a driver's errors are its own
         return (), f"the NVIDIA driver does not answer: {e}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text, count_text, duration_text, rough_text
 from headrace.insight.doctor.diagnose import unit_of
 from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED
 from headrace.insight.doctor.text import facts_of
-from headrace.insight.doctor.words import bytes_text, count_text, duration_text, rate_text
 from headrace.pages.charts import Part, bars, columns, figure, table
 from headrace.pages.document import document
 from headrace.pages.text import marked, safe
@@ -60,12 +60,12 @@ def _cards(diagnosis: Diagnosis) -> str:
         if not each.when:
             told.append(
                 (
-                    f"{rate_text(each.per_s)}/s",
+                    f"{rough_text(each.per_s)}/s",
                     f"{unit} expected now, with {_LOADERS[each.loader][0]}",
                 )
             )
     if diagnosis.wanted_per_s is not None:
-        told.append((f"{rate_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for"))
+        told.append((f"{rough_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for"))
     drawn = "".join(
         f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in told
     )
@@ -92,12 +92,12 @@ def _expected(diagnosis: Diagnosis) -> Iterator[str]:
         row = [each for each in diagnosis.expected if each.when == when]
         parts = [Part(_LOADERS[e.loader][0], e.per_s, _rate(e), _LOADERS[e.loader][1]) for e in row]
         if (wanted := diagnosis.wanted_per_s) is not None:
-            parts.append(Part("your model", wanted, f"{rate_text(wanted)}/s", "c2"))
+            parts.append(Part("your model", wanted, f"{rough_text(wanted)}/s", "c2"))
         behind = table(
             ["loader", f"{unit}/s", "at least", "at most", "your model would wait", "held back by"],
             [
                 (
-                    e.loader, rate_text(e.per_s), rate_text(e.low_per_s), rate_text(e.high_per_s),
+                    e.loader, rough_text(e.per_s), rough_text(e.low_per_s), rough_text(e.high_per_s),
                     "-" if e.stall is None else f"{e.stall:.0%}", e.cause.replace("_", " "),
                 )
                 for e in row
@@ -110,7 +110,7 @@ def _expected(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _rate(expected: Expected) -> str:
-    rate = f"{rate_text(expected.per_s)}/s"
+    rate = f"{rough_text(expected.per_s)}/s"
     return f"{rate}, waits {expected.stall:.0%}" if expected.stall else rate
 
 
@@ -120,19 +120,19 @@ def _storage(found: Findings) -> Iterator[str]:
     if storage is None or data is None or not storage.points:
         return
     what = "whole samples" if data.in_place else "blocks"
-    parts = [Part(str(p.depth), p.per_s, f"{rate_text(p.per_s)}/s", "c1") for p in storage.points]
+    parts = [Part(str(p.depth), p.per_s, f"{rough_text(p.per_s)}/s", "c1") for p in storage.points]
     behind = table(
         ["asked for at a time", "reads/s", "bytes/s", "half within", "99 % within"],
         [
             (
-                p.depth, rate_text(p.per_s), f"{bytes_text(p.bytes_per_s)}/s", duration_text(p.p50_s),
+                p.depth, rough_text(p.per_s), f"{bytes_text(p.bytes_per_s)}/s", duration_text(p.p50_s),
                 duration_text(p.p99_s),
             )
             for p in storage.points
         ],
     )  # fmt: skip
     title = "How fast the storage answers, by how many reads at a time"
-    drawn = columns(title, parts, lambda value: f"{rate_text(value)}/s", below="reads at a time")
+    drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."
     yield figure(title, drawn, behind, f"Random reads of {what}{place}")
     yield _sizes(found, storage)
@@ -150,11 +150,11 @@ def _sizes(found: Findings, storage: Storage) -> str:
     ]
     if found.opens is not None:
         rows.append(("only opened", found.opens.many_per_s, 0.0))
-    parts = [Part(name, per_s, f"{rate_text(per_s)}/s", "c1") for name, per_s, _ in rows]
+    parts = [Part(name, per_s, f"{rough_text(per_s)}/s", "c1") for name, per_s, _ in rows]
     behind = table(
         ["what is read", "reads/s", "bytes/s"],
         [
-            (name, rate_text(per_s), f"{bytes_text(nbytes)}/s" if nbytes else "-")
+            (name, rough_text(per_s), f"{bytes_text(nbytes)}/s" if nbytes else "-")
             for name, per_s, nbytes in rows
         ],
     )

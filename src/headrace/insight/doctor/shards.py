@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError
 from headrace.insight.doctor.findings import DataSet
 from headrace.insight.doctor.formats import format_of
 from headrace.insight.doctor.pieces import POOL_MAX, Piece, Pool, quantiles
 from headrace.insight.doctor.records import Hops, hop_tar, hop_tfrecord
-from headrace.insight.doctor.words import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def survey_shards(given: Shards, seconds: float, stop: Callable[[], bool]) -> tu
     """
     if not given.names or not given.sizes.sum():
         raise SourceError(
-            f"{safe(given.path)}: nothing can be read here: its files are empty or unreadable.",
+            f"{printable(given.path)}: nothing can be read here: its files are empty or unreadable.",
             path=given.path, next_step="Check their permissions, and that they were copied.",
         )  # fmt: skip
     why = ""
@@ -205,7 +205,7 @@ def _indexed(given: Shards) -> tuple[_Found | None, str]:
 
 def _first_line(error: Exception) -> str:
     message = error.message if isinstance(error, HeadraceError) else str(error)
-    return safe(message.splitlines()[0][:120]) if message else type(error).__name__
+    return printable(message.splitlines()[0][:120]) if message else type(error).__name__
 
 
 def _blocks(given: Shards, why: str) -> tuple[DataSet, Pool]:

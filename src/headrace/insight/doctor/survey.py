@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError, StoreNotFound
 from headrace.insight.doctor.findings import DataSet
 from headrace.insight.doctor.formats import family_of, format_of
@@ -23,7 +24,6 @@ from headrace.insight.doctor.pieces import POOL_MAX, Piece, Pool, quantiles
 from headrace.insight.doctor.shards import SHARD_KINDS, Shards, survey_shards
 from headrace.insight.doctor.stored import survey_store
 from headrace.insight.doctor.walk import Walk, walk
-from headrace.insight.doctor.words import safe
 from headrace.io.objects.location import HTTP, is_url, scheme_of
 from headrace.store.sources.detect import detect_file
 
@@ -82,7 +82,7 @@ def survey(
         if isinstance(e, HeadraceError):
             raise
         raise SourceError(
-            f"{safe(path)} cannot be looked at: {e.strerror or e}.", path=path,
+            f"{printable(path)} cannot be looked at: {e.strerror or e}.", path=path,
             next_step="Check its permissions, and those of the folders above it.",
         ) from e  # fmt: skip
     if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
@@ -112,14 +112,16 @@ def _nothing(path: str) -> HeadraceError:
         is_link = os.path.islink(path)
         what = "a link to nothing" if is_link else "neither a file nor a folder"
         return SourceError(
-            f"{safe(path)} is {what}.", path=path, next_step="Give a folder, a file or a store."
+            f"{printable(path)} is {what}.",
+            path=path,
+            next_step="Give a folder, a file or a store.",
         )
     above = os.path.dirname(path)
     while above != "/" and not os.path.isdir(above):
         above = os.path.dirname(above)
     return StoreNotFound(
-        f"{safe(path)}: there is no such file, folder or store (the nearest folder that exists is "
-        f"{safe(above)}).",
+        f"{printable(path)}: there is no such file, folder or store (the nearest folder that exists is "
+        f"{printable(above)}).",
         path=path, next_step="Check the path.",
     )  # fmt: skip
 
@@ -146,7 +148,7 @@ def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
     sized, sizes = _sizes(names[:POOL_MAX], 0.25 * given.seconds, given.stop)
     if not sized:
         raise SourceError(
-            f"{safe(path)}: none of {len(names):,} files that were tried can be looked at.",
+            f"{printable(path)}: none of {len(names):,} files that were tried can be looked at.",
             path=path, next_step="Check their permissions.",
         )  # fmt: skip
     empty = int((sizes == 0).sum())
@@ -155,7 +157,7 @@ def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
     full = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s > 0]
     if not full:
         raise SourceError(
-            f"{safe(path)}: all of {len(sizes):,} files that were looked at are empty.", path=path,
+            f"{printable(path)}: all of {len(sizes):,} files that were looked at are empty.", path=path,
             next_step="Check that the data were copied.",
         )  # fmt: skip
     exact = seen.complete and samples == seen.files
@@ -169,13 +171,13 @@ def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
 
 
 def _no_files(path: str, seen: Walk) -> SourceError:
-    what = "no files" if not seen.odd else f"no regular files ({safe(seen.first_odd)} is none)"
+    what = "no files" if not seen.odd else f"no regular files ({printable(seen.first_odd)} is none)"
     if seen.unreadable:
-        what += f"; {seen.unreadable} folders cannot be listed ({safe(seen.first_unreadable)})"
+        what += f"; {seen.unreadable} folders cannot be listed ({printable(seen.first_unreadable)})"
     if seen.hidden:
         what += f"; {seen.hidden} names begin with a dot and are left out"
     return SourceError(
-        f"{safe(path)}: {what}.", path=path,
+        f"{printable(path)}: {what}.", path=path,
         next_step="Give the folder with the samples: headrace doctor FOLDER.",
     )  # fmt: skip
 
@@ -199,12 +201,12 @@ def _notes(seen: Walk) -> list[str]:
     notes = []
     if seen.unreadable:
         notes.append(
-            f"{seen.unreadable} folders cannot be listed, the first: {safe(seen.first_unreadable)}"
+            f"{seen.unreadable} folders cannot be listed, the first: {printable(seen.first_unreadable)}"
         )
     if seen.odd:
         notes.append(
             f"{seen.odd} names are no regular files (links to nothing, sockets, ...), the first: "
-            f"{safe(seen.first_odd)}"
+            f"{printable(seen.first_odd)}"
         )
     if seen.loops:
         notes.append(f"{seen.loops} links lead back to a folder above; they are not followed")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import bytes_text, count_text, duration_text, printable, rough_text
 from headrace.insight.doctor.diagnose import unit_of
 from headrace.insight.doctor.predict import LATER, UNCACHED
-from headrace.insight.doctor.words import bytes_text, count_text, duration_text, rate_text, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def _wrapped(name: str, text: str, width: int) -> list[str]:
 
 
 def _short(path: str) -> str:
-    text = safe(path)
+    text = printable(path)
     return text if len(text) <= _PATH_MAX else "..." + text[3 - _PATH_MAX :]
 
 
@@ -110,7 +110,7 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             waited = f"somebody waited for them {share:.0%} of the time"
             yield "note", f"other programs keep {busy} busy ({waited}): here is what they leave"
     for note in dict.fromkeys(found.notes):
-        yield "note", safe(note)
+        yield "note", printable(note)
 
 
 def _data(data: DataSet) -> str:
@@ -133,7 +133,7 @@ def _data(data: DataSet) -> str:
 
 
 def _format(name: str) -> str:
-    return "" if name in ("bytes", "mixed") else f"{safe(name)} "
+    return "" if name in ("bytes", "mixed") else f"{printable(name)} "
 
 
 def _files(count: int) -> str:
@@ -145,10 +145,10 @@ def _place(place: Place, resident: float | None) -> str:
         text = f"{place.simulated} (no real storage: --simulate)"
     else:
         kind = place.file_system or "a file system that does not say what it is"
-        where = f" on {safe(place.mount)}" if place.mount else ""
+        where = f" on {printable(place.mount)}" if place.mount else ""
         turns = {True: "a disk that turns", False: "a disk without moving parts", None: ""}
         near = "over the network" if place.network else turns[place.rotational]
-        text = f"{safe(kind)}{where}" + (f", {near}" if near else "")
+        text = f"{printable(kind)}{where}" + (f", {near}" if near else "")
     if resident is not None and not place.simulated:
         share = "nothing" if resident < 0.005 else f"{resident:.0%}"
         text += f"; {share} of it lies in memory already"
@@ -166,18 +166,18 @@ def _storage(found: Findings, storage: Storage) -> str:
     for point in storage.points:
         at = "one at a time" if point.depth == 1 else f"{point.depth} at a time"
         rows.append(
-            f"  {at:<14}{rate_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
+            f"  {at:<14}{rough_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
             f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
         )
     if found.opens is not None:
         rows.append(
-            f"opening files: {rate_text(found.opens.one_per_s)}/s one at a time, "
-            f"{rate_text(found.opens.many_per_s)}/s by {found.opens.threads} threads"
+            f"opening files: {rough_text(found.opens.one_per_s)}/s one at a time, "
+            f"{rough_text(found.opens.many_per_s)}/s by {found.opens.threads} threads"
         )
     if storage.opened is not None and storage.small is not None:
         rows.append(
-            f"files already open: {rate_text(storage.opened.per_s)}/s whole, "
-            f"{rate_text(storage.small.per_s)}/s if only 4 kB are read"
+            f"files already open: {rough_text(storage.opened.per_s)}/s whole, "
+            f"{rough_text(storage.small.per_s)}/s if only 4 kB are read"
         )
     return "\n".join(rows)
 
@@ -190,11 +190,13 @@ def _cpu(found: Findings) -> Iterator[tuple[str, str]]:
     others = " (other programs want them, too)" if cpu and cpu.others > _OTHERS_SHOWN else ""
     if decode is not None and decode.decoder and decode.sample_s > 0:
         scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
-        failed = f"; {decode.failed} of {decode.samples} failed ({safe(decode.first_failed)[:60]})"
+        failed = (
+            f"; {decode.failed} of {decode.samples} failed ({printable(decode.first_failed)[:60]})"
+        )
         yield (
             "cpu",
-            f"{rate_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
-            f"so {rate_text(environment.cpus / decode.sample_s)}/s with {cpus}{others}"
+            f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
+            f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}{others}"
             + (failed if decode.failed else ""),
         )
     else:
@@ -207,7 +209,7 @@ def _machine(environment: Environment) -> str:
     memory = bytes_text(environment.memory_free_bytes)
     if environment.memory_limit_bytes is not None:
         memory += f" (limit {bytes_text(environment.memory_limit_bytes)})"
-    parts = [f"Linux {safe(environment.kernel)}", engine, f"{memory} memory free"]
+    parts = [f"Linux {printable(environment.kernel)}", engine, f"{memory} memory free"]
     if environment.shm_free_bytes is not None:
         parts.append(f"{bytes_text(environment.shm_free_bytes)} free in /dev/shm")
     if environment.nofile_soft < 1 << 60:
@@ -242,7 +244,7 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         yield f"{'':<{_MARGIN}}  {loader:<{_LABEL - 2}}{cells}"
     if diagnosis.wanted_per_s is not None and diagnosis.step_s is not None:
         label = f"your model, {diagnosis.batch} in {duration_text(diagnosis.step_s)}"
-        yield f"{'':<{_MARGIN}}  {label:<{_LABEL - 2}}{rate_text(diagnosis.wanted_per_s):>{_COLUMN}}"
+        yield f"{'':<{_MARGIN}}  {label:<{_LABEL - 2}}{rough_text(diagnosis.wanted_per_s):>{_COLUMN}}"
     notes = [
         f"Computed, not tried: most are within a factor of {1 + error:.1f} of what loaders really do."
     ]
@@ -254,7 +256,7 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
 
 
 def _cell(expected: Expected) -> str:
-    rate = rate_text(expected.per_s)
+    rate = rough_text(expected.per_s)
     return rate if expected.stall is None else f"{rate} ({expected.stall:.0%})"
 
 

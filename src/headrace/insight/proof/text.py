@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.text import counted
 from headrace.insight.proof.epochs import State
 
 if TYPE_CHECKING:
@@ -13,15 +14,10 @@ if TYPE_CHECKING:
     from headrace.insight.proof.same import Sameness
     from headrace.insight.proof.verify import LoaderProof, Proof
 
-__all__ = ["counted", "proof_lines", "same_lines"]
+__all__ = ["proof_lines", "same_lines"]
 
 _EPOCHS_SHOWN: Final = 20
 _RANKS: Final = ("rank", "ranks")
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def proof_lines(proof: Proof) -> Iterator[str]:

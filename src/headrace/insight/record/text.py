@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.text import bytes_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -54,12 +56,12 @@ def _of(job: Job) -> Iterator[str]:
     train = int((recorded.file_split == 0).sum())
     valid = len(recorded.names) - train
     files = f"{train:,} files" + (f" and {valid:,} of evaluation" if valid else "")
-    total = _size(float(recorded.file_bytes.sum()))
+    total = bytes_text(float(recorded.file_bytes.sum()))
     yield f"data      {files}, {total}, {job.format} (by {job.format_by})"
     yield f"          in {job.root}"
     yield (
-        f"samples   {len(sizes):,}, of {_size(float(sizes.mean()))} on average "
-        f"(stdev {_size(float(sizes.std()))})"
+        f"samples   {len(sizes):,}, of {bytes_text(float(sizes.mean()))} on average "
+        f"(stdev {bytes_text(float(sizes.std()))})"
     )
     new = {None: "", True: ", the same in each", False: ", new in each"}[s.same_each_epoch]
     words = {"samples": "shuffled", "files": "files shuffled", "none": "in order"}[s.shuffle]
@@ -69,7 +71,7 @@ def _of(job: Job) -> Iterator[str]:
     yield from _rhythm(job)
     if job.saves is not None:
         yield (
-            f"saves     {job.saves.count} checkpoints of {_size(job.saves.nbytes)}, "
+            f"saves     {job.saves.count} checkpoints of {bytes_text(job.saves.nbytes)}, "
             f"{job.saves.seconds:.2f} s each"
         )
     processes = max(1, job.rhythm.ranks * (1 + job.rhythm.workers))
@@ -106,15 +108,6 @@ def _rhythm(job: Job) -> Iterator[str]:
 
 def _ms(values: Any) -> str:
     return f"{np.mean(values) * 1e3:.2f} ms (stdev {np.std(values) * 1e3:.2f})"
-
-
-def _size(nbytes: float) -> str:
-    """Decimal, as disks count."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if nbytes < 999.5 or unit == "TB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError
 
 
 def document_of(recording: Recording) -> dict[str, Any]:

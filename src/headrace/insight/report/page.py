@@ -5,18 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.text import bytes_text, duration_text, percent_text, seconds_text
 from headrace.insight.report.figures import phases_of, stall_of
 from headrace.insight.report.pictures import pictures, slowest
 from headrace.insight.report.words import (
     PHASE_WORDS,
     cause_colours,
     cause_word,
-    duration_text,
-    percent,
 )
 from headrace.pages.charts import Part, stacked, table
 from headrace.pages.document import document
-from headrace.pages.text import bytes_text, count_text, marked, safe, seconds_text
+from headrace.pages.text import axis_text, marked, safe
 from headrace.plane.cause import SENTENCES
 from headrace.trace.format import finite
 
@@ -51,16 +50,14 @@ def headline(run: RunFigures) -> str:
         return "No step was written: there is nothing to tell."
     stall = stall_of(run.total)
     if stall < 0.01:
-        return (
-            f"Data was there in time: {percent(stall)} of the ranks' time went to waiting for it."
-        )
+        return f"Data was there in time: {percent_text(stall)} of the ranks' time went to waiting for it."
     lost = stall * len(run.ranks)
     of = (
         f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still"
         if len(run.ranks) > 1
         else ""
     )
-    return f"{percent(stall)} of the time went to waiting for data{of}."
+    return f"{percent_text(stall)} of the time went to waiting for data{of}."
 
 
 def _subtitle(run: RunFigures) -> str:
@@ -84,7 +81,7 @@ def cards(run: RunFigures) -> list[tuple[str, str, str]]:
     samples, nbytes = run.of("samples"), sum(run.of(tier) for tier in _TIERS)
     found = [
         (f"{100 * stall_of(run.total):.1f}", "%", "of the ranks' time waited for data"),
-        (*_value(count_text(samples / seconds)), "samples/s, all ranks"),
+        (*_value(axis_text(samples / seconds)), "samples/s, all ranks"),
     ]
     if nbytes > 0:
         found.append((*_value(f"{bytes_text(nbytes / seconds)}/s"), "delivered, all ranks"))
@@ -119,7 +116,7 @@ def _verdict(run: RunFigures) -> str:
         (cause, seconds) for cause, seconds in run.causes.items() if seconds >= 0.0005 * waited_s
     ]
     parts = [
-        Part(cause_word(cause), seconds, percent(seconds / waited_s), colours[cause])
+        Part(cause_word(cause), seconds, percent_text(seconds / waited_s), colours[cause])
         for cause, seconds in named
     ]
     found = ["<h2>Why it waited</h2>", stacked("What was waited for, by cause", parts)]
@@ -148,7 +145,7 @@ def _verdict(run: RunFigures) -> str:
         (
             cause_word(cause),
             duration_text(seconds),
-            percent(seconds / waited_s),
+            percent_text(seconds / waited_s),
             SENTENCES[cause],
         )
         for cause, seconds in named

@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.text import (
+    bytes_text,
+    counted,
+    duration_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
 from headrace.insight.report.curves import COLUMNS, columns_of
 from headrace.insight.report.figures import stall_of, tiers_of
 from headrace.insight.report.strip import stall_strip
@@ -13,13 +21,9 @@ from headrace.insight.report.words import (
     PHASE_WORDS,
     TIER_COLOURS,
     TIER_WORDS,
-    counted,
-    duration_text,
-    percent,
 )
 from headrace.pages.charts import Part, columns, figure, round_up, table
 from headrace.pages.plots import FEW_ROWS, SHADES, Axis, Line, areas, heat, lines, time_axis
-from headrace.pages.text import bytes_text, number_text, seconds_text
 from headrace.plane.stage import LATENCY_BUCKETS
 from headrace.plane.step import PHASES
 
@@ -63,7 +67,7 @@ def bytes_by_tier(run: RunFigures) -> str:
     top = round_up(float(rates.sum(axis=0).max()))
     whole = sum(total.values())
     parts = [
-        Part(TIER_WORDS[t], n, f"{bytes_text(n)}, {percent(n / whole)}", TIER_COLOURS[t])
+        Part(TIER_WORDS[t], n, f"{bytes_text(n)}, {percent_text(n / whole)}", TIER_COLOURS[t])
         for t, n in total.items()
     ]
     each = [
@@ -75,7 +79,7 @@ def bytes_by_tier(run: RunFigures) -> str:
         "Bytes delivered per second, by where they came from", parts, rates / top,
         time_axis(run.seconds), up, each,
     )  # fmt: skip
-    rows = [(TIER_WORDS[t], bytes_text(n), percent(n / whole)) for t, n in total.items()]
+    rows = [(TIER_WORDS[t], bytes_text(n), percent_text(n / whole)) for t, n in total.items()]
     behind = table(["came from", "bytes", "of all"], rows) + _rates_table(edges, rates, list(total))
     return figure("Bytes by where they came from", drawn, behind, "All ranks together, over time.")
 
@@ -118,7 +122,7 @@ def latency_map(run: RunFigures) -> str:
     table_rows = [
         (
             f"{_bucket_text(low + at)} to {_bucket_text(low + at + 1)}",
-            f"{count:,.0f}", percent(count / total.sum()),
+            f"{count:,.0f}", percent_text(count / total.sum()),
         )
         for at, count in enumerate(total) if count
     ]  # fmt: skip
@@ -219,7 +223,7 @@ def rank_map(run: RunFigures) -> str:
     order = sorted(run.ranks, key=lambda rank: -stall_of(rank.total))
     table_rows = [
         (
-            f"rank {rank.rank}", rank.host or "-", percent(stall_of(rank.total)),
+            f"rank {rank.rank}", rank.host or "-", percent_text(stall_of(rank.total)),
             duration_text(float(columns_of(rank.total, "waited_s")[0])),
             f"{float(columns_of(rank.total, 'steps')[0]):,.0f}",
         )
@@ -250,13 +254,13 @@ def epochs(run: RunFigures) -> str:
     if len(found) < 2:
         return ""
     shown = found if len(found) <= EPOCHS_MOST else _chosen(found)
-    parts = [Part(str(one.epoch), 100 * one.stall, percent(one.stall), "h4") for one in shown]
+    parts = [Part(str(one.epoch), 100 * one.stall, percent_text(one.stall), "h4") for one in shown]
     drawn = columns(
         "Share of each epoch that was waited", parts, lambda value: f"{value:.1f} %", below="epoch"
     )
     rows = [
         (
-            one.epoch, duration_text(one.seconds), percent(one.stall),
+            one.epoch, duration_text(one.seconds), percent_text(one.stall),
             f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-",
             ", ".join(f"{TIER_WORDS[t]} {bytes_text(n)}" for t, n in tiers_of(one.sums).items()) or "-",
         )

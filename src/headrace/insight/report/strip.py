@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.text import counted, percent_text, seconds_text
 from headrace.insight.report.curves import CAUSES, columns_of
 from headrace.insight.report.figures import causes_of, phases_of
 from headrace.insight.report.words import (
     PHASE_WORDS,
     cause_colours,
     cause_word,
-    counted,
-    percent,
 )
 from headrace.pages.charts import Part, figure, table
 from headrace.pages.plots import areas, count_axis, share_axis
-from headrace.pages.text import seconds_text
 from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
@@ -88,11 +86,11 @@ def _stretches(edges: NDArray[np.float64]) -> list[str]:
 
 def _causes_told(shares: NDArray[np.float64], found: Sequence[tuple[Cause, float]]) -> str:
     most = [
-        f", {cause_word(cause)} {percent(share)}"
+        f", {cause_word(cause)} {percent_text(share)}"
         for (cause, _), share in zip(found, shares, strict=True)
         if share >= _CAUSE_SEEN
     ]
-    return f"{percent(shares.sum())} waited" + "".join(most[:4])
+    return f"{percent_text(shares.sum())} waited" + "".join(most[:4])
 
 
 def _stall_tables(
@@ -108,12 +106,13 @@ def _stall_tables(
     shares = _cause_shares(np.add.reduceat(sums, begins), [cause for cause, _ in found])
     steps = _stretches(np.append(edges[begins], edges[-1]))
     rows = [
-        (at, percent(row.sum()), *map(percent, row)) for at, row in zip(steps, shares, strict=True)
+        (at, percent_text(row.sum()), *map(percent_text, row))
+        for at, row in zip(steps, shares, strict=True)
     ]
     by_step = table(["steps", "waited", *(cause_word(cause) for cause, _ in found)], rows)
     whole = float(columns_of(run.main.total, "waited_s")[0])
     phases = [
-        (PHASE_WORDS[phase], seconds_text(spent), percent(spent / whole))
+        (PHASE_WORDS[phase], seconds_text(spent), percent_text(spent / whole))
         for phase, spent in phases_of(run.main.total).items()
         if spent > 0
     ]

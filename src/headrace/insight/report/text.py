@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.text import bytes_text, counted, duration_text, percent_text, seconds_text
 from headrace.insight.report.figures import phases_of, stall_of, tiers_of
 from headrace.insight.report.page import cards, headline
 from headrace.insight.report.words import (
     PHASE_WORDS,
     TIER_WORDS,
     cause_word,
-    counted,
-    duration_text,
-    percent,
 )
-from headrace.pages.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,9 +63,9 @@ def _waits(run: RunFigures, waited_s: float) -> Iterator[str]:
     yield "What was waited for:"
     for cause, seconds in run.causes.items():
         if seconds >= 0.01 * waited_s:
-            yield f"  {percent(seconds / waited_s):>7}  {cause_word(cause):<10} {cause.sentence}"
+            yield f"  {percent_text(seconds / waited_s):>7}  {cause_word(cause):<10} {cause.sentence}"
     found = [
-        f"{PHASE_WORDS[p]} {percent(s / waited_s)}"
+        f"{PHASE_WORDS[p]} {percent_text(s / waited_s)}"
         for p, s in phases_of(run.total).items()
         if s > 0
     ]
@@ -90,7 +87,7 @@ def _epochs(run: RunFigures) -> Iterator[str]:
         yield "  epoch  took        waited   samples/s"
         for one in found[-_EPOCHS_SHOWN:]:
             rate = f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-"
-            yield f"  {one.epoch:>5}  {duration_text(one.seconds):<10} {percent(one.stall):>7} {rate:>11}"
+            yield f"  {one.epoch:>5}  {duration_text(one.seconds):<10} {percent_text(one.stall):>7} {rate:>11}"
 
 
 def _ranks(run: RunFigures) -> Iterator[str]:
@@ -98,7 +95,7 @@ def _ranks(run: RunFigures) -> Iterator[str]:
         yield ""
         yield "Ranks that waited most:"
         for rank in sorted(run.ranks, key=lambda rank: -stall_of(rank.total))[:_RANKS_SHOWN]:
-            yield f"  rank {rank.rank:<5} {percent(stall_of(rank.total)):>7}  {rank.host}"
+            yield f"  rank {rank.rank:<5} {percent_text(stall_of(rank.total)):>7}  {rank.host}"
 
 
 def report_document(run: RunFigures) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.pages.text import seconds_text
 from headrace.plane.cause import Cause
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES
@@ -18,9 +17,6 @@ __all__ = [
     "TIER_WORDS",
     "cause_colours",
     "cause_word",
-    "counted",
-    "duration_text",
-    "percent",
 ]
 
 PHASE_WORDS: Final = {
@@ -65,26 +61,6 @@ def cause_colours(causes: Iterable[Cause]) -> dict[Cause, str]:
     found = dict.fromkeys(Cause, "c4")
     found.update(zip(known, _CAUSE_COLOURS, strict=False))
     return found
-
-
-def percent(share: float) -> str:
-    """`12.3 %`."""
-    return f"{100 * share:.1f} %"
-
-
-def duration_text(seconds: float) -> str:
-    """As people say how long a run took: `1 h 3 min`."""
-    if seconds < 120:
-        return seconds_text(seconds)
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 assert set(PHASE_WORDS) == set(PHASES)

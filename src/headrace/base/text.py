@@ -1,0 +1,133 @@
+"""Text: numbers, sizes and times as people read them, and names from anywhere made safe to print.
+
+One rule for each kind of number, wherever it is shown: terminal, report, page or message.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "binary_text",
+    "bytes_of",
+    "bytes_text",
+    "count_text",
+    "counted",
+    "duration_text",
+    "number_text",
+    "percent_text",
+    "printable",
+    "rough_text",
+    "seconds_text",
+]
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def bytes_text(count: float) -> str:
+    """1234567 -> '1.23 MB': decimal, as disks and networks count, three figures."""
+    power = 0
+    while abs(count) >= 999.5 and power < len(_PREFIXES) - 1:
+        count /= 1000
+        power += 1
+    return f"{count:.3g} {_PREFIXES[power]}B"
+
+
+def binary_text(power_of_two: int) -> str:
+    """65536 -> '64 KiB': for sizes that are powers of two."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if power_of_two < 1024:
+            return f"{power_of_two} {unit}"
+        power_of_two //= 1024
+    return f"{power_of_two} TiB"
+
+
+def bytes_of(text: str) -> int:
+    """`8G`, `512M`, `1024` in bytes; the units are powers of 1024.
+
+    Raises:
+        ValueError: the text is no size.
+    """
+    number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
+    if number and number[-1] in _SHIFTS:
+        number, shift = number[:-1], _SHIFTS[number[-1]]
+    try:
+        return int(float(number) * (1 << shift))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no size, expected bytes, or as 512M, 8G") from None
+
+
+def count_text(value: float) -> str:
+    """1234567 -> '1,234,567'."""
+    return f"{value:,.0f}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def number_text(value: float) -> str:
+    """Four digits, or all before the point."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def rough_text(value: float) -> str:
+    """9832.1 -> '9,800': two figures are what a short measurement can promise."""
+    if value <= 0:
+        return "0"
+    if value < 10:
+        return f"{value:.1f}"
+    step = 10 ** max(0, len(str(int(value))) - 2)
+    return f"{round(value / step) * step:,.0f}"
+
+
+def percent_text(share: float) -> str:
+    """0.1234 -> '12.3 %'."""
+    if 0 < share < 0.0005:
+        return "less than 0.1 %"
+    return f"{100 * share:.1f} %" if share else "0 %"
+
+
+def seconds_text(seconds: float) -> str:
+    """0.003124 -> '3.12 ms': what a step or a request takes."""
+    if not seconds:
+        return "0 s"
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        value = seconds * factor
+        if abs(value) >= 0.9995 or unit == "us":
+            return f"{value:,.0f} {unit}" if abs(value) >= 999.5 else f"{value:.3g} {unit}"
+    raise AssertionError
+
+
+def duration_text(seconds: float) -> str:
+    """83.2 -> '1:23', 3.21 -> '3.2 s': what a run takes."""
+    if seconds < 1:
+        return seconds_text(seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d}"
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Without what could move a terminal's cursor: control characters and bytes that are no text as `\xNN`.
+
+    Args:
+        text: of any origin; a file's name may hold lone surrogates.
+        lines: line breaks and tabs stay, as those of a message; those of a name do not.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    raw = os.fsencode(text).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in raw)
