@@ -13,7 +13,7 @@ import pytest
 
 import headrace as hr
 from capi.library import Batch, Failed, MountOptions, StoreInfo, mount_options
-from headrace.store.checksum import crc32c
+from headrace.base.checksum import crc32c
 from headrace.store.manifest import load_manifest
 
 TESTS = str(Path(__file__).resolve().parents[1])

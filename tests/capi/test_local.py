@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace import capi
-from headrace.store.checksum import crc32c
+from headrace.base.checksum import crc32c
 
 
 def python_epoch(store, batch, seed, *, rank=0, world=1, epoch=0, tail=None):

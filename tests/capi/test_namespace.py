@@ -9,10 +9,10 @@ import pytest
 import headrace as hr
 from capi.library import Failed, mount_options
 from capi.test_local import python_epoch
+from headrace.base.checksum import crc32c
 from headrace.fabric.identity import HostIdentity
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target
-from headrace.store.checksum import crc32c
 
 NQN = "nqn.2026-11.io.example:photos"
 

@@ -13,8 +13,10 @@ import pytest
 from safetensors.numpy import load_file
 
 import headrace as hr
+from base.flips import outcomes
 from checkpoint.killing import equal
 from headrace.checkpoint import Checkpointer, CheckpointOptions, latest, steps
+from headrace.checkpoint.folder import read_manifest, read_record
 from headrace.checkpoint.snapshot import Snapshot
 from headrace.checkpoint.tree import take_apart
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, VolumeError
@@ -219,7 +221,7 @@ def test_damage_is_found_and_named(tmp_path):
         "the size",
         "no whole",
         "the text",
-        "the text",
+        "the checksum",
     ]
     for step, message in enumerate(expected, 1):
         with pytest.raises((CorruptCheckpoint, CheckpointNotFound), match=message) as raised:
@@ -323,3 +325,51 @@ def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(ValueError, match="step is -1"):
         Checkpointer(tmp_path).save({}, -1)
     assert Path(tmp_path).exists()
+
+
+def test_every_flipped_bit_of_every_document_is_found(tmp_path):
+    """Of a record's 2,968 flips 263 once loaded another state: `lr` 0.001 became 8.001."""
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save({"w": np.ones(2, np.float32), "lr": 0.001, "step": 17}, 7)
+        checkpointer.wait()
+        record = next(tmp_path.glob("*/rank*.json"))
+        for path, read in (
+            (record, lambda: read_record(str(tmp_path), 7, 0, 1)),
+            (record.with_name("manifest.json"), lambda: read_manifest(str(tmp_path), 7)),
+        ):
+            good = path.read_bytes()
+
+            def after(bad, path=path, read=read):
+                path.write_bytes(bad)
+                return read()
+
+            assert outcomes(good, after) == {"CorruptCheckpoint": 8 * len(good)}
+            with pytest.raises(CorruptCheckpoint, match="of a") as raised:
+                checkpointer.load()
+            assert raised.value.path == str(path)
+            path.write_bytes(good)
+        assert checkpointer.load().tree["lr"] == 0.001
+
+
+def test_checkpoints_of_before_documents_had_checksums_are_loaded(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save({"w": np.ones(2, np.float32), "lr": 0.001}, 7)
+        checkpointer.wait()
+        record = next(tmp_path.glob("*/rank*.json"))
+        manifest = record.with_name("manifest.json")
+        for document in (record, manifest):
+            text = json.loads(document.read_bytes())
+            del text["crc32c"], text["version"]
+            if document == manifest:
+                text |= {
+                    "version": 1,
+                    "files": {**text["files"], record.name: record.stat().st_size},
+                }
+            document.write_text(json.dumps(text))
+        assert checkpointer.load().tree["lr"] == 0.001
+        # What says that it is newer, and has lost its checksum, is not taken for one of them.
+        record.write_text(json.dumps({**json.loads(record.read_bytes()), "version": 2}))
+        text["files"][record.name] = record.stat().st_size
+        manifest.write_text(json.dumps(text))
+        with pytest.raises(CorruptCheckpoint, match="the checksum of a rank's record is missing"):
+            checkpointer.load()

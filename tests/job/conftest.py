@@ -16,8 +16,8 @@ import pytest
 
 import headrace as hr
 from capi.compiling import Line, printed
+from headrace.base.checksum import crc32c
 from headrace.job.meeting import Meeting
-from headrace.store.checksum import crc32c
 from job.network import Network
 from job.trainer import digest_of
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptSample, SourceChanged, SourceError
 from headrace.io.objects.listing import expand, list_objects, remove, write
-from headrace.store.checksum import crc32c
 from headrace.store.sources.tfrecord import mask
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headrace as hr
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptSample, CorruptStore, SourceChanged, StoreNotFound, VolumeError
 from headrace.io.objects.listing import list_objects, remove, write
-from headrace.store.checksum import crc32c
 from objects.conftest import ask, client_options, put_store
 
 if TYPE_CHECKING:

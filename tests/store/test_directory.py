@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import _native
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceError
-from headrace.store.checksum import crc32c
 from headrace.store.directory_reference import ReferenceDirectory
 from headrace.store.directory_writer import (
     DirectoryColumns,

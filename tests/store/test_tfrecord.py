@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptSample, HeadraceError, SourceError
 from headrace.store import index, open_store, pack, verify
-from headrace.store.checksum import crc32c
 from headrace.store.sources import shards
 from headrace.store.sources.tfrecord import mask, unmask
 

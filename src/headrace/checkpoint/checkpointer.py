@@ -32,7 +32,7 @@ from headrace.checkpoint.shard import Durability, ShardRecord, damaged, read_sha
 from headrace.checkpoint.snapshot import Snapshot
 from headrace.checkpoint.tree import assemble, take_apart
 from headrace.closing import Closing
-from headrace.errors import CheckpointError, CheckpointNotFound, HeadraceError
+from headrace.errors import CheckpointError, CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
 from headrace.store.publish import sync_folder
 
@@ -293,9 +293,21 @@ class Checkpointer(Closing):
         Raises:
             CheckpointNotFound: there is none.
             CorruptCheckpoint: its bytes are not what was saved.
+            VolumeError: the operating system refused.
         """
         self.wait()
-        return _load(self._target, self._near, step)
+        try:
+            return _load(self._target, self._near, step)
+        except OSError as e:
+            if isinstance(e, HeadraceError):
+                raise
+            path = str(e.filename or self.folder)
+            raise VolumeError(
+                f"{path}: cannot be read: {e.strerror}.",
+                path=path,
+                errno=e.errno,
+                next_step="Check the folder and its permissions.",
+            ) from e
 
 
 def _run_of(run: str | None, world_size: int) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoint.shard import ShardRecord, damaged
-from headrace.errors import CheckpointError, CheckpointNotFound
+from headrace.base.documents import DocumentKind, Fields
+from headrace.checkpoint.shard import OLDER, ShardRecord, damaged
+from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
 from headrace.store.publish import replace_file, sync_folder
 
 __all__ = [
@@ -39,9 +39,29 @@ __all__ = [
 ]
 
 _STEP = re.compile(r"step-(\d{12,})")
-_KIND = "headrace checkpoint"
-_JSON_BYTES_MAX = 1 << 30
+_RANKS_MAX = 1 << 24
+_BYTES_MAX = 1 << 60
 STEP_MAX = 10**18
+
+_MANIFEST = DocumentKind(
+    name="the manifest of a checkpoint",
+    version=2,
+    unchecked=1,
+    error=CorruptCheckpoint,
+    next_step=OLDER,
+    marks={"kind": "headrace checkpoint"},
+    bytes_max=1 << 30,
+)
+_RECORD = DocumentKind(
+    name="a rank's record",
+    version=2,
+    unchecked=0,
+    error=CorruptCheckpoint,
+    next_step=OLDER,
+    bytes_max=1 << 30,
+    containers_max=100_000_000,  # of a tree: three for each dict, list and leaf
+    depth_max=512,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +133,16 @@ def _all_steps(folder: str) -> list[int]:
 def read_manifest(folder: str, step: int) -> Manifest | None:
     """The manifest of a step; None if the checkpoint is not whole."""
     path = step_folder(folder, step) / "manifest.json"
-    text = _read_json(path)
-    if text is None:
+    fields = _read(path, _MANIFEST)
+    if fields is None:
         return None
-    try:
-        manifest = Manifest(int(text["step"]), int(text["world_size"]), dict(text["files"]))
-        fits = text["kind"] == _KIND and text["version"] == 1 and manifest.step == step
-    except (KeyError, TypeError, ValueError) as e:
-        raise damaged(str(path), "the manifest", "damaged", "one that headrace wrote") from e
-    if not fits:
-        raise damaged(str(path), "the manifest", "of another kind or step", f"of step {step}")
+    manifest = Manifest(
+        fields.integer("step", step, step),
+        fields.integer("world_size", 1, _RANKS_MAX),
+        fields.integers("files", 0, _BYTES_MAX),
+    )
+    if any(os.path.basename(name) != name for name in manifest.files):
+        fields.refuse("files", "names without a folder")
     for name, size in manifest.files.items():
         try:
             found = os.stat(path.with_name(name)).st_size
@@ -141,41 +161,46 @@ def read_record(folder: str, step: int, rank: int, world_size: int) -> RankRecor
         CorruptCheckpoint: the record is damaged.
     """
     path = step_folder(folder, step) / _record_name(rank, world_size)
-    text = _read_json(path)
-    if text is None:
+    fields = _read(path, _RECORD)
+    if fields is None:
         raise CheckpointNotFound(
             f"{path.parent}: has nothing of rank {rank} of {world_size}.",
             path=str(path.parent),
             next_step="Load it with the rank and world size that saved it.",
         )
-    try:
-        return _record(text)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise damaged(str(path), "the rank's record", "damaged", "one that headrace wrote") from e
+    return _record(fields, rank, world_size)
 
 
-def _record(text: Any) -> RankRecord:
-    shards = tuple(
-        ShardRecord(s["file"], int(s["nbytes"]), int(s["header_crc32c"]), dict(s["crc32c"]))
-        for s in text["shards"]
-    )
-    if not all(os.path.basename(s.file) == s.file for s in shards):
-        raise ValueError("a shard lies elsewhere")
+def _record(fields: Fields, rank: int, world_size: int) -> RankRecord:
+    shards = []
+    for shard in fields.each("shards"):
+        name = shard.text("file", characters_max=255)
+        if os.path.basename(name) != name:
+            shard.refuse("file", "a name without a folder")
+        shards.append(
+            ShardRecord(
+                name,
+                shard.integer("nbytes", 0, _BYTES_MAX),
+                shard.integer("header_crc32c", 0, 0xFFFFFFFF),
+                shard.integers("crc32c", 0, 0xFFFFFFFF),
+            )
+        )
     return RankRecord(
-        int(text["rank"]), int(text["world_size"]), str(text["run"]), text["outline"], shards
+        fields.integer("rank", rank, rank),
+        fields.integer("world_size", world_size, world_size),
+        fields.text("run"),
+        fields.value("outline"),
+        tuple(shards),
     )
 
 
-def _read_json(path: Path) -> Any:
+def _read(path: Path, kind: DocumentKind) -> Fields | None:
     try:
         with path.open("rb") as f:
-            data = f.read(_JSON_BYTES_MAX)
+            data = f.read(kind.bytes_max + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        return json.loads(data)
-    except ValueError as e:
-        raise damaged(str(path), "the text", "no JSON", "one that headrace wrote") from e
+    return kind.decode(data, str(path))
 
 
 def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
@@ -184,27 +209,23 @@ def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
     The shards must be durable. Returns the manifest once the checkpoint is whole, else None.
     """
     place = step_folder(folder, step)
-    replace_file(place / record.file, _to_json(dataclasses.asdict(record)))
+    replace_file(place / record.file, _RECORD.encode(dataclasses.asdict(record)))
     files: dict[str, int] = {}
     for rank in range(record.world_size):
         name = _record_name(rank, record.world_size)
-        text = _read_json(place / name)
-        if text is None:
+        fields = _read(place / name, _RECORD)
+        if fields is None:
             return None
-        other = _record(text)
+        other = _record(fields, rank, record.world_size)
         if other.run != record.run:
             return None  # left by an earlier start of the job; the rank has not written yet
         files |= {s.file: s.nbytes for s in other.shards}
         files[name] = (place / name).stat().st_size
     manifest = Manifest(step, record.world_size, files)
-    text = {"kind": _KIND, "version": 1, **dataclasses.asdict(manifest)}
+    text = _MANIFEST.encode(dataclasses.asdict(manifest))
     # Ranks that finish at the same time write the same, each under a name of its own.
-    replace_file(place / "manifest.json", _to_json(text), writer=f".{record.rank}")
+    replace_file(place / "manifest.json", text, writer=f".{record.rank}")
     return manifest
-
-
-def _to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def check_new(folder: str, step: int) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -20,17 +20,19 @@ from headrace.errors import CorruptCheckpoint
 from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from headrace.checkpoint.tree import Leaf
 
-__all__ = ["Durability", "ShardRecord", "damaged", "read_shard", "write_shard"]
+__all__ = ["OLDER", "Durability", "ShardRecord", "damaged", "read_shard", "write_shard"]
 
 Durability = Literal["none", "fsync", "direct"]
 """How bytes reach the disk: `none` leaves them to the page cache, `fsync` waits until the disk has them,
 `direct` writes past the page cache and then waits for what the file system has to say about them."""
+
+OLDER = "Load an older checkpoint: headrace.checkpoint.steps(folder) lists them."
 
 _HEADER_BYTES_MAX = 100 << 20
 _BLOCK = 4096
@@ -92,7 +94,7 @@ def read_shard(
     """
     path = os.path.join(folder, record.file)
     found = {}
-    with open(path, "rb", buffering=0) as f:
+    with _open(path) as f:
         size = os.fstat(f.fileno()).st_size
         if size != record.nbytes:
             raise damaged(path, "the size", size, record.nbytes)
@@ -107,20 +109,37 @@ def read_shard(
             raise damaged(
                 path, "the header's checksum", f"{crc:08x}", f"{record.header_crc32c:08x}"
             )
-        described: Mapping[str, Any] = json.loads(head[8:].tobytes())
-        for name, leaf in described.items():
-            first, last = leaf["data_offsets"]
-            at, shape = 8 + start + first, tuple(leaf["shape"])
-            itemsize = _itemsize(leaf["dtype"])
-            if math.prod(shape) * itemsize != last - first or at + last - first > size:
-                raise damaged(path, f"the place of {name}", leaf["data_offsets"], "its size", at)
+        for name, dtype, shape, first, last in _described(head[8:].tobytes(), path):
+            at = 8 + start + first
+            if math.prod(shape) * _itemsize(dtype) != last - first or at + last - first > size:
+                raise damaged(path, f"the place of {name}", [first, last], "its size", at)
             data = _read(f.fileno(), np.empty(last - first, np.uint8), at, path)
             crc = _native.crc32c(data)
             if crc != record.crc32c.get(name):
                 expected = f"{record.crc32c.get(name, 0):08x}"
                 raise damaged(path, f"the checksum of {name}", f"{crc:08x}", expected, at)
-            found[name] = (data, leaf["dtype"], shape)
+            found[name] = (data, dtype, shape)
     return found
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except FileNotFoundError:
+        raise damaged(path, "the shard", "missing", "a file") from None
+
+
+def _described(text: bytes, path: str) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """The arrays of a shard's header: name, element type, shape, first byte and the one behind the last."""
+    try:
+        for name, leaf in json.loads(text).items():
+            dtype, shape, (first, last) = leaf["dtype"], leaf["shape"], leaf["data_offsets"]
+            numbers = (*shape, first, last)
+            if dtype not in DTYPES or not all(type(n) is int and 0 <= n < 1 << 60 for n in numbers):
+                raise damaged(path, f"the header of {name}", leaf, "an array's place")
+            yield name, dtype, tuple(shape), first, last
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise damaged(path, "the header", f"none ({e!r:.200})", "the arrays' places") from None
 
 
 def _itemsize(dtype: str) -> int:
@@ -147,5 +166,5 @@ def damaged(
         f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
         path=path,
         offset_bytes=offset,
-        next_step="Load an older checkpoint: headrace.checkpoint.steps(folder) lists them.",
+        next_step=OLDER,
     )

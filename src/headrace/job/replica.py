@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptSample, FabricError
 from headrace.fabric.engine import FabricEngine
 from headrace.job.engine import connect_options, identity_of
 from headrace.job.local_file import LocalFile
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import write_all
 from headrace.store.segment import directory_class
 

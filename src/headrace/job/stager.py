@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.config import ReaderOptions
 from headrace.io.batch_reader import BatchReader
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import write_all
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.errors import SampleNotFound, VolumeError
-from headrace.store.checksum import crc32c, crc32c_blocks
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     PAGE_BYTES,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.errors import SourceError
-from headrace.store.checksum import crc32c, crc32c_blocks
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     COLUMN_NAME_BYTES_MAX,

@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore
-from headrace.store.checksum import crc32c
 
 MAGIC = b"HRDIR\x00\r\n"
 VERSION = 1

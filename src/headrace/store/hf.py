@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_all
 from headrace.store.names import join_names
 from headrace.store.open_store import store_of_scan

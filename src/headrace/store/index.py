@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_directory
 from headrace.store.fitting import keep_samples
 from headrace.store.journal import PackedSamples

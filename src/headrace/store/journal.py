@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.store.checksum import crc32c
+from headrace.base.checksum import crc32c
 from headrace.store.directory_writer import write_all
 
 if TYPE_CHECKING:

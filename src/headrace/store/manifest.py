@@ -13,9 +13,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
 from headrace.io.objects.location import is_url
-from headrace.store.checksum import crc32c
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
 from headrace.store.publish import replace_file
 

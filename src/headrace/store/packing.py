@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.checksum import crc32c
 from headrace.store.fitting import fit_to_store, keep_samples
 from headrace.store.journal import PackedSamples
 from headrace.store.publish import check_free_space

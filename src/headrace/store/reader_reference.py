@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError
-from headrace.store.checksum import crc32c
 from headrace.store.failures import Failure
 from headrace.store.sources.extents import read_fully
 

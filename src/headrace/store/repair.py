@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import load_manifest

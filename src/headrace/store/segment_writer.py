@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import VolumeError
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns, write_all, write_directory
 from headrace.store.journal import Journal, PackedSamples
 from headrace.store.manifest import Segment, VolumeEntry

@@ -6,7 +6,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from headrace.store.checksum import crc32c
+from headrace.base.checksum import crc32c
 from headrace.store.format import PAGE_BYTES, check_page, corrupt
 
 MAGIC = b"HRVOL\x00\r\n"

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import TraceError
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES, STEP
-from headrace.store.checksum import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

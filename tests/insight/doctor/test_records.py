@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
 from headrace.insight.doctor.records import hop_tar, hop_tfrecord
-from headrace.store.checksum import crc32c
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask

@@ -282,7 +282,7 @@ def test_what_a_file_says_of_itself(twins):
         assert os.getxattr(twins[1], "user.headrace.fingerprint").decode() == store.fingerprint
     assert os.getxattr(path, "user.headrace.index") == b"%d" % index
     assert os.getxattr(path, "user.headrace.name") == b"a/one.png"
-    from headrace.store.checksum import crc32c
+    from headrace.base.checksum import crc32c
 
     data = Path(os.fsdecode(path)).read_bytes()
     assert os.getxattr(path, "user.headrace.crc32c") == b"%08x" % crc32c(data)

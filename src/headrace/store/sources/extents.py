@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.checksum import crc32c
 from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed
 
 if TYPE_CHECKING:

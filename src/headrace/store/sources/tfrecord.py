@@ -11,8 +11,8 @@ import struct
 
 import numpy as np
 
+from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.store.checksum import crc32c
 from headrace.store.directory_writer import DirectoryColumns
 from headrace.store.names import join_names
 from headrace.store.sources.object_name import absolute_path

@@ -1,4 +1,4 @@
-"""Checksums of buffers, as the store needs them: of anything that holds bytes, and by blocks."""
+"""Checksums of buffers: of anything that holds bytes, and by blocks."""
 
 from __future__ import annotations
 
