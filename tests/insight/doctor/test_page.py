@@ -32,7 +32,7 @@ def test_it_says_the_verdict_what_to_do_and_the_curves():
     assert f"<pre>{html.escape(told.advice[0].command)}</pre>" in page
     for rate in ("310/s", "1,200/s", "4,000/s", "9,800/s", "14,000/s"):
         assert rate in page
-    assert "<td>6.5 ms</td>" in page
+    assert "<td>6.53 ms</td>" in page
     assert "waits 51%" in page
     assert "lustre on /scratch" in page
 
