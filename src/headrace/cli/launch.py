@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -31,6 +32,12 @@ def launch(
         ),
     ],
     *,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN-MAX", help="Go on with MIN nodes when others are lost. Default: requeue."
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs in all. Default: all that the job has.")
     ] = None,
@@ -74,7 +81,10 @@ def launch(
         float, typer.Option(metavar="SECONDS", help="A node silent for so long is lost.")
     ] = 30.0,
     requeue: Annotated[
-        bool, typer.Option(help="Start the job again after SIGUSR1 or near its time limit.")
+        bool,
+        typer.Option(
+            help="Start the job again after SIGUSR1, near its limit, or without a lost node."
+        ),
     ] = True,
     manifest: Annotated[
         str | None,
@@ -100,7 +110,7 @@ def launch(
 
     options = LaunchOptions(
         framework=framework, gpus=gpus, ranks_per_node=ranks_per_node, stage=tuple(stage or ()),  # type: ignore[arg-type]
-        local=local, meet=meet, replicas=replicas, daemon=daemon, agent=agent,
+        nodes=_range(nodes), local=local, meet=meet, replicas=replicas, daemon=daemon, agent=agent,
         stop_before_s=stop_before, grace_s=grace, connect_s=connect_wait, stage_s=stage_wait,
         silence_s=silence, requeue=requeue, manifest=manifest,
     )  # fmt: skip
@@ -135,6 +145,7 @@ def _run(
 ) -> int:
     from headrace.cluster.launch.conductor import Conductor
     from headrace.cluster.launch.job_report import report_text
+    from headrace.cluster.launch.plan import lay_out
     from headrace.cluster.launch.record import Record
     from headrace.errors import HeadraceError
 
@@ -142,27 +153,43 @@ def _run(
         if not quiet:
             print(f"headrace launch: {text}", file=sys.stderr, flush=True)
 
-    record = Record(place, options, plan, words, os.environ)
-    record.begin()
     # What a job that was started again did before is its own; a first start has done nothing before.
     since_s = 0.0 if place.restarts else time.time()
-    conductor = Conductor(place, options, plan, words, say)
-    found = conductor.report
-    try:
-        conductor.run()
-    except HeadraceError as e:
-        found.why, found.next_step = e.message, e.next_step
-        raise
-    finally:
-        nodes = conductor.nodes.all if hasattr(conductor, "nodes") else []
-        record.finish(found, nodes)
-        if report is not None:
-            _write(report, found.document())
-        if options.agent and (text := report_text(conductor.job, os.environ, since_s)):
-            say(f"the job's report\n{text}")
-        _say_end(found, say)
+    for restarts in itertools.count():
+        record = Record(place, options, plan, words, os.environ)
+        record.begin()
+        conductor = Conductor(place, options, plan, words, say, restarts=restarts)
+        found = conductor.report
+        try:
+            conductor.run()
+        except HeadraceError as e:
+            found.why, found.next_step = e.message, e.next_step
+            raise
+        finally:
+            nodes = conductor.nodes.all if hasattr(conductor, "nodes") else []
+            record.finish(found, nodes)
+            if report is not None:
+                _write(report, found.document())
+            last = conductor.survivors is None
+            if last and options.agent and (text := report_text(conductor.job, os.environ, since_s)):
+                say(f"the job's report\n{text}")
+            _say_end(found, say)
+        if conductor.survivors is None:
+            break
+        place = conductor.survivors
+        plan = lay_out(place, options)
     conductor.requeue()
     return found.exit_code
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    """MIN-MAX, or N for N-N."""
+    if text is None:
+        return None
+    least, _, most = text.partition("-")
+    if not (least.isdigit() and (most or least).isdigit()):
+        raise ValueError(f"nodes is {text!r}, expected MIN-MAX")
+    return int(least), int(most or least)
 
 
 def _say_end(found: LaunchReport, say: object) -> None:

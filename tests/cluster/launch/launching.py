@@ -133,12 +133,12 @@ class Launch:
     def guards(self) -> list[int]:
         """The guard of each node: a supervisor is its child, with the same command line."""
         both = self._running(f"{sys.executable} -m headrace.cluster.launch.node")
-        return [pid for pid in both if _parent(pid) not in both]
+        return [pid for pid in both if parent(pid) not in both]
 
     def supervisors(self) -> list[int]:
         """The supervisor of each node."""
         both = self._running(f"{sys.executable} -m headrace.cluster.launch.node")
-        return [pid for pid in both if _parent(pid) in both]
+        return [pid for pid in both if parent(pid) in both]
 
     def wait_for_steps(self, log: Path, ranks: int, steps: int = 1, seconds: float = 40.0) -> None:
         """Until every rank has made some steps in this life."""
@@ -166,7 +166,7 @@ class Launch:
         return self.left()
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch.launching import TRAINER, Launch, processes_with, seen_counts
+from cluster.launch.launching import TRAINER, Launch, parent, processes_with, seen_counts
 from tests_shared import until
 
 RANKS = 2
@@ -169,7 +169,7 @@ def test_a_killed_node_launcher_leaves_nothing(launch, photos, who):
     running(launch, photos)
     os.kill(getattr(launch, who)()[0], signal.SIGKILL)
     code, _, err = launch.end()
-    assert code == 3, err
+    assert code == 75, err
     assert "is lost" in err
     assert launch.leaves_nothing() == []
 
@@ -187,7 +187,7 @@ def test_a_node_of_which_everything_is_killed_at_once_leaves_what_the_next_launc
     os.kill(guard, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     code, _, err = launch.end()
-    assert code == 3, err
+    assert code == 75, err
     assert until(lambda: not processes_with(launch.mark), 15.0)
     assert [text for text in launch.left() if text.startswith("file")]
     again = Launch(launch.folder, launch.disk)
@@ -204,8 +204,22 @@ def test_a_silent_node_is_lost_in_time(launch, photos):
     supervisor = launch.supervisors()[0]
     os.kill(supervisor, signal.SIGSTOP)
     code, _, err = launch.end()
-    assert code == 3, err
+    assert code == 75, err
     assert "has said nothing for 3 s" in err
+    assert launch.leaves_nothing() == []
+
+
+def test_a_rank_that_fails_because_a_node_is_lost_is_no_failure_of_the_script(launch, photos):
+    """The node is silent before it is missed; a rank of another node fails first."""
+    running(launch, photos, options=("--silence", "3"), HEADRACE_JOB_REQUEUE="1")
+    silent, other = sorted(launch.supervisors())
+    os.kill(silent, signal.SIGSTOP)
+    (rank,) = [pid for pid in launch.ranks() if parent(pid) == other]
+    os.kill(rank, signal.SIGKILL)
+    code, _, err = launch.end()
+    assert code == 75, err
+    assert launch.report["outcome"] == "requeued", err
+    assert len(launch.report["lost"]) == 1
     assert launch.leaves_nothing() == []
 
 

@@ -1,4 +1,4 @@
-"""On a real Slurm of four nodes: PyTorch DDP over a staged store, a node killed, resumed exactly."""
+"""On a real Slurm: PyTorch DDP over a staged store, a node killed for good, resumed exactly without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("PIL")
 
 TRAINER = Path(__file__).with_name("train_ddp.py")
-RANKS = 8
+RANKS = 6
 PER_CLASS = 64
 SAMPLES = 3 * PER_CLASS
 
@@ -39,6 +39,7 @@ def logged(log: Path, life: int) -> list[tuple[int, int, list[int]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm, launch):
     source = write_real_images(launch.folder / "images", PER_CLASS)
     if CLIPART.is_dir():  # real images, as `make demo` uses them
@@ -47,7 +48,7 @@ def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm
     out = launch.folder / "job.out"
     job = slurm.sbatch(
         script(launch, f"--no-agent --stage {source} {TRAINER} {checkpoints} {log} --pace 0.4"),
-        "--nodes=4", "--gpus-per-node=2", "--cpus-per-task=2", "--time=5", "--requeue",
+        "--nodes=3", "--gpus-per-node=2", "--cpus-per-task=2", "--time=5", "--requeue",
         f"--output={out}", "--open-mode=append",
     )  # fmt: skip
 
@@ -56,10 +57,9 @@ def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm
         steps = [step for _, step, _ in logged(log, 0)]
         return len(steps) >= RANKS * 4 and hr.checkpoint.latest(checkpoints) is not None
 
-    assert until(behind_a_checkpoint, 100.0), out.read_text()
-    slurm.lose_node("node2")
-    slurm.start_node("node2")
-    assert until(lambda: slurm.job_state(job) == "PENDING", 20.0), slurm.job_state(job)
+    assert until(behind_a_checkpoint, 200.0), out.read_text()
+    slurm.kill_node("node2")
+    assert until(lambda: slurm.job_state(job) == "PENDING", 60.0), slurm.job_state(job)
     assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
     saved = hr.checkpoint.latest(checkpoints)
     assert saved is not None
@@ -68,11 +68,11 @@ def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm
     assert saved < SAMPLES // (RANKS * 2)  # it did not come too late
 
     slurm.begin_now(job)
-    state = slurm.wait_for_job(job, seconds=90.0)
+    state = slurm.wait_for_job(job, seconds=300.0)
     text = out.read_text()
     assert state == "COMPLETED", text
     assert text.count("ends at step") == RANKS, text
-    assert "restart 1: completed, 4 nodes, 8 ranks" in text
+    assert "restart 1: completed, 3 nodes, 6 ranks" in text
 
     # What the model has learned from, as its last checkpoint says: each sample once.
     trees = [hr.checkpoint.load(checkpoints, rank=r, world_size=RANKS).tree for r in range(RANKS)]

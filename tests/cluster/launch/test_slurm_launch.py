@@ -14,9 +14,15 @@ NODES = 2
 
 
 def submit(
-    slurm, launch: Launch, photos, *more: str, options: tuple[str, ...] = (), sbatch=()
+    slurm,
+    launch: Launch,
+    photos,
+    *more: str,
+    options: tuple[str, ...] = (),
+    sbatch: tuple[str, ...] = (),
+    nodes: int = NODES,
 ) -> str:
-    """A staged job of two nodes with a rank each; its script ends as `headrace launch` does."""
+    """A staged job of a rank on each node; its script ends as `headrace launch` does."""
     words = shlex.join(
         [
             "launch", "--local", str(launch.disk), "--framework", "plain", "--ranks-per-node", "1",
@@ -28,7 +34,7 @@ def submit(
     mark = f"export {MARK}={launch.mark} HEADRACE_HISTORY={launch.folder}/history"
     return slurm.sbatch(
         f"#!/bin/bash\n{mark}\ncd {launch.folder}\nexec {python} {words}\n",
-        f"--nodes={NODES}", "--cpus-per-task=2", "--time=5", f"--output={launch.folder}/job.out",
+        f"--nodes={nodes}", "--cpus-per-task=2", "--time=5", f"--output={launch.folder}/job.out",
         "--open-mode=append", *sbatch,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import headrace
@@ -25,7 +26,14 @@ from headrace.cluster.launch.outcome import RankFailure, add_notes, judge
 from headrace.cluster.launch.processes import adopt_orphans, end_descendants
 from headrace.cluster.launch.ranks import commands_for, program_of
 from headrace.cluster.launch.report import LaunchReport
-from headrace.cluster.launch.scheduler import can_requeue, requeue, time_left_s
+from headrace.cluster.launch.scheduler import (
+    REQUEUE_EXIT,
+    can_requeue,
+    give_up_nodes,
+    requeue,
+    silent_nodes,
+    time_left_s,
+)
 from headrace.cluster.launch.settings import settings_for
 from headrace.cluster.launch.start_nodes import NodeStarts
 from headrace.errors import LaunchError
@@ -56,6 +64,14 @@ _GONE_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
+class _NodesLost(LaunchError):
+    """Nodes of the launch are lost; everything else is to be ended."""
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class Conductor:
     """Launches one program.
 
@@ -65,11 +81,13 @@ class Conductor:
         plan: the layout.
         program: the user's words.
         say: told what is worth a line in the job's log.
+        restarts: how often the program was begun before in this job.
 
     Attributes:
         job: what the processes of the job call it: HEADRACE_JOB_ID.
         report: how it went.
         nodes: as they are known.
+        survivors: the job without the nodes that were lost, if the launch is to go on there.
     """
 
     def __init__(
@@ -79,8 +97,12 @@ class Conductor:
         plan: LaunchPlan,
         program: Sequence[str],
         say: Say = len,
+        *,
+        restarts: int = 0,
     ) -> None:
         self.place = place
+        self.survivors: JobPlace | None = None
+        self._restarts = restarts
         self.options = options
         self.plan = plan
         self.program = program_of(program)
@@ -108,7 +130,7 @@ class Conductor:
         """From start to end.
 
         Raises:
-            LaunchError: it could not begin, or a node was lost; nothing is left all the same.
+            LaunchError: it could not begin; nothing is left all the same.
         """
         began_s = self._began_s = time.monotonic()
         adopt_orphans()
@@ -142,10 +164,14 @@ class Conductor:
                 self._wait_for_stage()
                 self._start_ranks()
                 self._watch()
+            except _NodesLost as e:
+                self._abort()
+                self.report.lost, self.report.why = e.names, e.message
             except BaseException:
                 self._abort()
                 raise
-            self._end()
+            else:
+                self._end()
         self._conclude()
 
     def _spec(self, address: str) -> NodeSpec:
@@ -172,6 +198,9 @@ class Conductor:
         until_s = time.monotonic() + self.options.connect_s
         while missing := [n for n in self.nodes.all if not n.hello]:
             self._tick_before()
+            over = self._starts.all_ended or time.monotonic() > until_s
+            if over and (silent := silent_nodes(self.place, [n.name for n in missing])):
+                raise _NodesLost(f"Slurm does not reach {', '.join(silent)} either.", silent)
             if self._starts.all_ended and any(not n.hello for n in self.nodes.all):
                 raise LaunchError(
                     f"{len(missing)} of {len(self.nodes.all)} nodes did not come: what starts them ended "
@@ -206,9 +235,8 @@ class Conductor:
                 self._helpers.ended(node, message, self._remark, begun=False)
             elif message["kind"] == "signal":
                 self._signals.append(message["number"])
-        for node in self.nodes.all:
-            if node.lost:
-                raise self._lost(node)
+        if any(n.lost for n in self.nodes.all):
+            raise self._lost()
         if self._signals:
             number = self._signals[0]
             self.report.outcome, self.report.exit_code = "cancelled", 128 + number
@@ -226,12 +254,10 @@ class Conductor:
                 next_step="Use one environment on all nodes.",
             )
 
-    def _lost(self, node: NodeState) -> LaunchError:
-        return LaunchError(
-            f"node {node.name} is lost: {node.lost}.",
-            next_step="Its launcher or the node itself has died; everything else was ended. Submit the "
-            "job again: it goes on from its checkpoint.",
-        )
+    def _lost(self) -> _NodesLost:
+        lost = [n for n in self.nodes.all if n.lost and n.running != 0]
+        text = "; ".join(f"node {n.name} is lost: {n.lost}" for n in lost)
+        return _NodesLost(f"{text}.", tuple(n.name for n in lost))
 
     def _wait_for_stage(self) -> None:
         if not self.options.stage:
@@ -254,7 +280,7 @@ class Conductor:
         """Variables of all processes that a node starts."""
         common = {
             "HEADRACE_JOB_ID": self.job,
-            "HEADRACE_RESTARTS": str(self.place.restarts),
+            "HEADRACE_RESTARTS": str(self.place.restarts + self._restarts),
         }
         if self.options.stage:
             common["HEADRACE_JOB_FOLDER"] = str(self._meet.meeting)
@@ -293,12 +319,18 @@ class Conductor:
             now_s = time.monotonic()
             if self._failure is None:
                 self._failure = RankFailure.among(self.nodes.all)
-            lost = self._lost_node()
+            lost = any(n.lost and n.running != 0 for n in self.nodes.all)
             if self._failure or lost:
                 failed_s = failed_s or now_s
-                if now_s - failed_s > _FAILED_S:
-                    if self._failure is None and lost:
-                        raise self._lost(lost)
+                # A dead node shows by its silence; what fails on the others may be sooner.
+                heard = all(
+                    n.line.silent_s() < now_s - failed_s
+                    for n in self.nodes.all
+                    if n.there and n.line is not None
+                )
+                if now_s - failed_s > _FAILED_S and (lost or heard):
+                    if lost:  # ranks that fail together with a node fail because of it
+                        raise self._lost()
                     return
             self._answer_signals(now_s)
             if self._stop_is_over(now_s):
@@ -312,9 +344,6 @@ class Conductor:
             self._signals.append(message["number"])
         elif message["kind"] == "failure":
             self._failure = RankFailure(node.name, message["what"], message["code"])
-
-    def _lost_node(self) -> NodeState | None:
-        return next((n for n in self.nodes.all if n.lost and n.running != 0), None)
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -417,10 +446,18 @@ class Conductor:
     def _conclude(self) -> None:
         """What became of it, and a new start if that is wanted."""
         add_notes(self.report, self.nodes.all)
-        judge(self.report, self.nodes.all, self._failure, self._agreement)
-        if self.report.outcome != "stopped" or self._agreement is None:
-            return
-        if not (self._agreement.reason.requeue and self.options.requeue):
+        cancelled = self._agreement is not None and self._agreement.reason.cancels
+        if self.report.lost and not cancelled:
+            self.report.outcome, self.report.exit_code = "stopped", REQUEUE_EXIT
+            if self._go_on_with_survivors():
+                return
+        else:
+            judge(self.report, self.nodes.all, self._failure, self._agreement)
+            if self.report.outcome != "stopped" or self._agreement is None:
+                return
+            if not self._agreement.reason.requeue:
+                return
+        if not self.options.requeue:
             return
         if not can_requeue(self.place):
             self.report.next_step = (
@@ -429,6 +466,20 @@ class Conductor:
             )
             return
         self.report.outcome = "requeued"
+
+    def _go_on_with_survivors(self) -> bool:
+        """Gives the lost nodes up; whether the script may go on with those that are left."""
+        # This node is alive, whatever became of its launcher.
+        lost = set(self.report.lost) - set(self.place.nodes[:1])
+        rest = tuple(name for name in self.place.nodes if name not in lost)
+        if lost and (refusal := give_up_nodes(self.place, rest)):
+            self._remark(f"the job keeps {', '.join(sorted(lost))}: {refusal}")
+            return False
+        if self.options.nodes is None or len(rest) < self.options.nodes[0]:
+            return False
+        self.survivors = replace(self.place, nodes=rest)
+        self.report.outcome = "continued"
+        return True
 
     def requeue(self) -> None:
         """Starts the job again, if that is the outcome. The last thing to do: it ends this process, too.
@@ -439,7 +490,7 @@ class Conductor:
         if self.report.outcome == "requeued":
             sys.stdout.flush()
             sys.stderr.flush()
-            requeue(self.place)
+            requeue(self.place, set(self.report.lost) - set(self.place.nodes[:1]))
 
 
 def clock_remarks(skews_s: dict[str, float]) -> list[str]:

@@ -18,6 +18,9 @@ class LaunchOptions:
     framework: Framework = "torch"
     """What its ranks expect of their environment, and who starts them."""
 
+    nodes: tuple[int, int] | None = None
+    """The fewest and the most nodes that take part; None: all, and a job that loses one is requeued."""
+
     gpus: int | None = None
     """GPUs in all; None: all that the job has."""
 
@@ -73,6 +76,12 @@ class LaunchOptions:
                 raise ValueError(f"{name} is {value}, expected 1 or more")
         if self.gpus is not None and self.ranks_per_node is not None and self.framework == "torch":
             raise ValueError("gpus and ranks_per_node are given: torch has one rank for each GPU")
+        if self.nodes is not None and not 1 <= self.nodes[0] <= self.nodes[1]:
+            raise ValueError(
+                f"nodes is {self.nodes[0]}-{self.nodes[1]}, expected MIN-MAX, MIN from 1 to MAX"
+            )
+        if self.nodes is not None and self.gpus is not None:
+            raise ValueError("gpus and nodes are given: GPUs in all depend on the number of nodes")
         if self.replicas not in (1, 2):
             raise ValueError(f"replicas is {self.replicas}, expected 1 or 2")
         for name in ("stop_before_s", "grace_s", "connect_s", "stage_s", "silence_s"):

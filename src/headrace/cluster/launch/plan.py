@@ -69,6 +69,14 @@ def _gpus(place: JobPlace, options: LaunchOptions) -> tuple[tuple[str, ...], int
     """The nodes that take part, GPUs on each, and remarks."""
     each, nodes = place.gpus_per_node, place.nodes
     wanted = options.gpus
+    if options.nodes is not None:
+        least, most = options.nodes
+        if len(nodes) < least:
+            raise LaunchError(
+                f"{least} nodes at least are asked for, {len(nodes)} are there: {', '.join(nodes)}.",
+                next_step="Submit the job with more nodes, or allow fewer: --nodes MIN-MAX.",
+            )
+        nodes = nodes[:most]
     if wanted is None:
         return nodes, each, ()
     have = each * len(nodes)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 __all__ = ["LaunchReport", "Outcome"]
 
-Outcome = Literal["completed", "stopped", "requeued", "failed", "cancelled"]
+Outcome = Literal["completed", "stopped", "requeued", "continued", "failed", "cancelled"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,9 +18,11 @@ class LaunchReport:
         job: its id; "" without a scheduler.
         restarts: how often it had been requeued before.
         nodes: names.
+        lost: those of them that were lost.
         ranks: in all.
-        outcome: `completed`; `stopped` (the ranks saved and left, to be resumed); `requeued` (likewise, and
-            the scheduler starts the job again); `failed`; `cancelled`.
+        outcome: `completed`; `stopped` (to be resumed: the ranks saved and left, or a node was lost);
+            `requeued` (likewise, and the scheduler starts the job again); `continued` (a node was lost, and
+            the launch begins again on the others); `failed`; `cancelled`.
         why: more about an end that is not `completed`.
         next_step: what the user can do about it.
         exit_code: of `headrace launch`.
@@ -37,6 +39,7 @@ class LaunchReport:
     job: str = ""
     restarts: int = 0
     nodes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     ranks: int = 0
     outcome: Outcome = "failed"
     why: str = ""

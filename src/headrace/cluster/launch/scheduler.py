@@ -1,4 +1,4 @@
-"""Scheduler: the three things a launch asks of the one that runs its job: time left, requeue allowed, requeue.
+"""Scheduler: what a launch asks of the one that runs its job: time left, lost nodes, a new start.
 
 Times are asked as what is *left*, by the scheduler's own clock, so that a node whose clock is wrong stops in
 time all the same.
@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from headrace.cluster.hostlist import expand_hosts
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from headrace.cluster.place import JobPlace
 
-__all__ = ["REQUEUE_EXIT", "can_requeue", "duration_s", "requeue", "time_left_s"]
+__all__ = [
+    "REQUEUE_EXIT",
+    "can_requeue",
+    "duration_s",
+    "give_up_nodes",
+    "requeue",
+    "silent_nodes",
+    "time_left_s",
+]
 
 REQUEUE_EXIT = 75
 """EX_TEMPFAIL: ends a job that asks its executor to start it again."""
@@ -56,24 +69,74 @@ def can_requeue(place: JobPlace) -> bool:
     return bool(place.can_requeue)
 
 
-def requeue(place: JobPlace) -> None:
+def silent_nodes(place: JobPlace, names: Sequence[str]) -> tuple[str, ...]:
+    """Those nodes that the scheduler cannot reach either, by its last look."""
+    if place.scheduler != "slurm":
+        return ()
+    text = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %T")
+    states = dict(line.split() for line in (text or "").splitlines())
+    return tuple(n for n in names if states.get(n, "").endswith("*") or "down" in states.get(n, ""))
+
+
+def give_up_nodes(place: JobPlace, keep: Sequence[str]) -> str:
+    """Takes all nodes but `keep` out of the running job; why that cannot be done, "" if it is.
+
+    Slurm ends a job that has a node which does not answer, after SlurmdTimeout, and does not start it again
+    before: a job that has given the node up goes on, or starts again at once.
+    """
+    if place.scheduler != "slurm":
+        return ""
+    with tempfile.TemporaryDirectory() as folder:  # scontrol writes scripts where it is
+        return _refusal(
+            "scontrol", "update", f"JobId={_slurm_id()}", f"NodeList={','.join(keep)}", cwd=folder
+        )
+
+
+def requeue(place: JobPlace, lost: Collection[str] = ()) -> None:
     """Has the job start again; under Slurm this ends the process soon.
+
+    Args:
+        place: of the job.
+        lost: nodes on which it is not to start, as long as others are left.
 
     Raises:
         LaunchError: the scheduler does not.
     """
     if place.scheduler != "slurm":
         return  # our exit status says it
-    try:
-        ended = _run("scontrol", "requeue", _slurm_id())
-        why = ended.stderr.strip() if ended.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as e:
-        why = str(e)
-    if why:
+    job = _slurm_id()
+    # Only a job that waits can be told which nodes it may not have, and by then Slurm ends what ran in it.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if why := _refusal("scontrol", "requeue", job):
         raise LaunchError(
-            f"Job {_slurm_id()} cannot be requeued: {why}",
+            f"Job {job} cannot be requeued: {why}",
             next_step="Submit it again: it goes on from its checkpoint.",
         )
+    if excluded := _excluded(place, lost):
+        _refusal("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(excluded)}")
+
+
+def _excluded(place: JobPlace, lost: Collection[str]) -> list[str]:
+    """The nodes that the job may not start on from now on; none if it needs them all to start at all."""
+    text = _ask("scontrol", "show", "job", _slurm_id()) or ""
+    facts = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    before = facts.get("ExcNodeList", "(null)")
+    excluded = {*lost, *(expand_hosts(before) if before != "(null)" else ())}
+    partition = facts.get("Partition", "")
+    there = _ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N") or ""
+    if not lost or len(set(there.split()) - excluded) < len(place.nodes):
+        return []
+    return sorted(excluded)
+
+
+def _refusal(*command: str, cwd: str | None = None) -> str:
+    """Why a command did not do what it should; "" if it did."""
+    try:
+        ended = _run(*command, cwd=cwd)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return str(e)
+    return (ended.stderr.strip() or f"status {ended.returncode}") if ended.returncode else ""
 
 
 def _ask(*command: str) -> str | None:
@@ -84,7 +147,7 @@ def _ask(*command: str) -> str | None:
     return ended.stdout if ended.returncode == 0 else None
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
+def _run(*command: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - Slurm's own, as PATH has it
-        command, check=False, capture_output=True, text=True, timeout=_ASK_S
+        command, check=False, capture_output=True, text=True, timeout=_ASK_S, cwd=cwd
     )

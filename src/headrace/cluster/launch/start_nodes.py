@@ -72,7 +72,7 @@ class NodeStarts(Closing):
                          "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
                          "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT"):  # fmt: skip
                 environment.pop(name, None)
-            if len(spec.nodes) < len(place.nodes):
+            if str(len(spec.nodes)) != environment.get("SLURM_JOB_NUM_NODES"):
                 environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
             self._start(srun_command(place, spec.nodes), environment)
             return
