@@ -243,5 +243,5 @@ def test_a_damaged_manifest_is_an_error(tmp_path):
     text = json.loads(path.read_text())
     for wrong in ("{", "[]", json.dumps(text | {"version": 2}), json.dumps(text | {"spec": 3})):
         path.write_text(wrong)
-        with pytest.raises(SourceError, match="is no manifest"):
+        with pytest.raises(SourceError, match="of a data set's manifest is"):
             find_files(spec_in(tmp_path), "train")

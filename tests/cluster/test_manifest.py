@@ -70,8 +70,9 @@ def test_what_may_change_results_is_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(None, "cannot be read"), ("{", "is no run manifest"), ("[]", "is no run manifest"),
-     ('{"version": 9}', "its version is 9")],
+    [(None, "cannot be read"), ("{", "of a run's manifest is no JSON"), ("[]", "is a list, expected an object"),
+     ('{"version": 9}', "version of a run's manifest is 9"),
+     ('{"version": 2}', "the checksum of a run's manifest is missing")],
 )  # fmt: skip
 def test_what_is_no_manifest_is_refused(tmp_path, data, words):
     path = tmp_path / "x.json"

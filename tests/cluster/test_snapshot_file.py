@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.clusters import busy, hal, huge, mixed
+from headrace.base.documents import seal
 from headrace.cluster.snapshot_file import (
     load_snapshot,
     save_snapshot,
@@ -33,7 +34,7 @@ def test_a_file_is_replaced_whole(tmp_path):
 
 def test_it_is_plain_json():
     data = json.loads(snapshot_to_json(busy()))
-    assert data["format"] == "headrace-cluster-snapshot-1"
+    assert data["format"] == "headrace-cluster-snapshot-2"
     assert data["snapshot"]["jobs"][0]["state"] == "RUNNING"
     assert data["snapshot"]["nodes"][0]["gpus_allocated"] == [0, 2]
 
@@ -45,6 +46,7 @@ def test_it_is_plain_json():
         (b"[" * 100_000, "format is ''"), (b"{}", "format is ''"),
         (b'{"format": "snapshot-2", "snapshot": {}}', "format is 'snapshot-2', expected"),
         (b'{"format": 3}', "format is ''"),
+        (b'{"format": "headrace-cluster-snapshot-2", "snapshot": {}}', "checksum is missing"),
         (b'{"format": "headrace-cluster-snapshot-1", "snapshot": {}}', "`$.snapshot`"),
         (b'{"format": "headrace-cluster-snapshot-1", "snapshot": {"cluster": 3}}', "`$.snapshot.cluster`"),
     ],
@@ -58,8 +60,17 @@ def test_what_is_none(text, says):
 
 def test_a_wrong_state_is_named():
     text = snapshot_to_json(busy()).replace(b'"RUNNING"', b'"SPRINTING"')
-    with pytest.raises(ClusterError, match=r"SPRINTING.*jobs"):
+    with pytest.raises(ClusterError, match="the snapshot is damaged: its checksum is"):
         snapshot_from_json(text)
+    body = text[: text.rindex(b', "crc32c"')] + b"}"
+    with pytest.raises(ClusterError, match=r"SPRINTING.*jobs"):
+        snapshot_from_json(seal(body))
+
+
+def test_a_snapshot_of_before_checksums_is_read():
+    text = snapshot_to_json(busy())
+    body = text[: text.rindex(b', "crc32c"')] + b"}"
+    assert snapshot_from_json(body.replace(b"snapshot-2", b"snapshot-1")) == busy()
 
 
 def test_a_file_that_cannot_be_read_or_written(tmp_path):

@@ -362,4 +362,4 @@ def test_what_is_no_recording_cannot_be_finished(tmp_path):
             capture_output=True, check=False,
         )  # fmt: skip
         assert done.returncode == 3, done.stderr
-        assert b"no folder that a recording left" in done.stderr
+        assert b"of what a recording left is" in done.stderr

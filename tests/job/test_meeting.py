@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import JobError
-from headrace.job.document import NodeDocument
+from headrace.job.document import KIND, NodeDocument
 from headrace.job.meeting import Meeting, meeting_folder
 from headrace.job.place import NodePlace, is_first_on_node, job_id, node_place
 
@@ -178,10 +178,14 @@ def test_damaged_documents_are_refused_or_left_out(tmp_path):
     meeting.publish_node(document(session, 0))
     (tmp_path / "node-1.json").write_text('{"version": 1, "session": ')
     assert sorted(meeting.nodes(session)) == [0]
-    for bad in ("", "[]", '{"version": 9}', '{"version": 1, "segments": 7}'):
-        (tmp_path / "job.json").write_text(bad)
-        with pytest.raises(JobError, match="cannot be understood"):
+    for bad in (b"", b"[]", b'{"version": 9}', KIND.encode({"segments": 7})):
+        (tmp_path / "job.json").write_bytes(bad)
+        with pytest.raises(JobError, match="of a document of the meeting folder is"):
             meeting.job()
+    (tmp_path / "meeting.json").write_bytes(b"{")
+    for ask in (meeting.head, lambda: meeting.ended(session), lambda: meeting.answer(1, "nonce")):
+        with pytest.raises(JobError, match=r"meeting\.json: the text .* is no JSON"):
+            ask()
 
 
 def test_a_node_that_waits_in_vain_is_told_for_whom(tmp_path):

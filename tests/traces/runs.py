@@ -9,6 +9,7 @@ from headrace.order import Shuffled, Slices, order_hash
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES, STEP
 from headrace.trace.file import TraceFile, write_once
+from headrace.trace.format import RUN
 
 _NUMBERS = count()
 FINGERPRINT = "f" * 16
@@ -66,10 +67,11 @@ class Loaders:
         self.slices = [Slices(self.order.length, batch, rank, world, tail) for rank in range(world)]
         told = about(self.order, self.slices[0], **more)
         folder.mkdir(exist_ok=True)
-        write_once(folder / "run.json", {
-            "headrace_run": 1, "headrace": "0.1.0", "command": ["python", "train.py"],
+        facts = {
+            "headrace": "0.1.0", "command": ["python", "train.py"],
             "began_unix_s": began, **{k: v for k, v in told.items() if k != "rank"},
-        })  # fmt: skip
+        }  # fmt: skip
+        write_once(folder / "run.json", RUN.encode(facts, indent=1))
         self.files = [
             TraceFile(
                 str(folder), s.rank,

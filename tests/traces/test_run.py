@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.base.documents import seal
 from headrace.errors import TraceError
 from headrace.order import Shuffled, Slices
 from headrace.plane.step import PHASES, STEP
@@ -100,7 +101,8 @@ def test_a_folder_of_something_else_is_no_run(tmp_path, what):
 
 @pytest.mark.parametrize(
     "data", [b"\x89PNG\r\n\x1a\n", b"x" * 100_000, b"[]\n", b"{}\n", b"[" * 60_000 + b"\n",
-             b'{"headrace_trace": 1}\n', b'{"headrace_trace": true}\n', b'{"headrace_trace":2}\n'],
+             b'{"headrace_trace": 1}\n', b'{"headrace_trace": true}\n', b'{"headrace_trace":2}\n',
+             seal(b'{"headrace_trace": 1}'), seal(b'{"headrace_trace": 3}')],
 )  # fmt: skip
 def test_a_foreign_file_under_a_traces_name_is_refused(tmp_path, data):
     (tmp_path / "rank-00000.trace").write_bytes(data)
@@ -131,7 +133,8 @@ def header(**changes):
     order = Shuffled(100, seed=1)
     fields = about(order, Slices(100, 10))
     document = json.loads(header_line({**fields, "began_unix_s": 1.0, "began_s": 1.0}))
-    return json.dumps({**document, **changes}).encode() + b"\n"
+    del document["crc32c"]
+    return seal(json.dumps({**document, **changes}).encode())
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ class DocumentKind:
         expected = self.version if sums is not None else self.unchecked
         if type(version) is not int or version != expected:
             self._refuse_version(path, version, sealed=sums is not None)
-        values.pop("crc32c", None)
+        for key in ("version", "crc32c", *self.marks):
+            values.pop(key, None)
         return Fields(self, path, values)
 
     def refuse(self, path: str, what: str, found: object, expected: object) -> NoReturn:
@@ -174,6 +175,10 @@ class Fields:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as it stands, without marks, version and checksum."""
+        return dict(self._values)
 
     def value(self, key: str, default: Any = None) -> Any:
         """Whatever stands there."""

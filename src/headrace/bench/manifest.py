@@ -6,7 +6,6 @@ folder without it was made by someone else: it is read, and never written.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.documents import DocumentKind
 from headrace.bench.replay import fingerprint
 from headrace.errors import SourceError
 from headrace.store.publish import replace_file
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["FILE_NAME", "Manifest", "differences", "read_manifest", "wait_for"]
 
 FILE_NAME = "headrace-dataset.json"
-_KIND = "headrace data set"
-_BYTES_MAX = 1 << 20
+_KIND = DocumentKind(
+    name="a data set's manifest",
+    version=2,
+    unchecked=1,
+    error=SourceError,
+    next_step="Generate the data set into another folder.",
+    marks={"kind": "headrace data set"},
+    bytes_max=1 << 20,
+)
 _POLL_S = 0.05
 
 _NOT_DATA = ("data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize")
@@ -54,10 +61,8 @@ class Manifest:
 
     def write(self, folder: str, rank: int = 0) -> None:
         """Puts it in its place, durably. Several ranks may write the same at the same time."""
-        text = {"kind": _KIND, "version": 1, **dataclasses.asdict(self)}
-        replace_file(
-            Path(folder, FILE_NAME), json.dumps(text, indent=1).encode() + b"\n", writer=f".{rank}"
-        )
+        text = _KIND.encode(dataclasses.asdict(self), indent=1)
+        replace_file(Path(folder, FILE_NAME), text, writer=f".{rank}")
 
 
 def read_manifest(folder: str) -> Manifest | None:
@@ -69,17 +74,12 @@ def read_manifest(folder: str) -> Manifest | None:
     path = os.path.join(folder, FILE_NAME)
     try:
         with open(path, "rb") as f:
-            text = f.read(_BYTES_MAX)
+            text = f.read(_KIND.bytes_max + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        found = json.loads(text)
-        if found["kind"] == _KIND and found["version"] == 1 and isinstance(found["spec"], dict):
-            return Manifest(found["spec"], bool(found["complete"]), int(found["files"]))
-    raise SourceError(
-        f"{path}: is no manifest of a data set that this version knows.",
-        path=path,
-        next_step="Generate the data set into another folder.",
+    fields = _KIND.decode(text, path)
+    return Manifest(
+        fields.inner("spec").plain(), fields.flag("complete"), fields.integer("files", 0, 1 << 62)
     )
 
 

@@ -1,7 +1,7 @@
 """RunManifest: what one run was made of, so that another one can be compared with it.
 
-    {"version": 1, "run": {...}, "command": {...}, "versions": {...}, "order": {...}, "hardware": {...},
-     "environment": {...}, "settings": {...}, "result": {...}}
+    {"version": 2, "run": {...}, "command": {...}, "versions": {...}, "order": {...}, "hardware": {...},
+     "environment": {...}, "settings": {...}, "result": {...}, "crc32c": "..."}
 
 Plain JSON. Secrets are left out by the names of their variables. `compare` tells two apart: what may change
 results (versions, seeds, order, data, hardware, settings) from what merely is another time or place.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 import os
 import platform
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.documents import DocumentKind
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = 1
-_BYTES_MAX = 16 << 20
+_KIND = DocumentKind(
+    name="a run's manifest",
+    version=2,
+    unchecked=1,
+    error=LaunchError,
+    next_step="`headrace launch` writes a manifest for each run: headrace-runs/.",
+)
 _SCRIPT_BYTES_MAX = 64 << 20
 
 _PACKAGES = (
@@ -138,11 +143,11 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     Raises:
         LaunchError: it cannot be written.
     """
-    text = json.dumps({"version": VERSION, **manifest}, indent=2) + "\n"
+    text = _KIND.encode(manifest, indent=2)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
+        temporary.write_bytes(text)
         temporary.replace(path)
     except OSError as e:
         temporary.unlink(missing_ok=True)
@@ -162,21 +167,12 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     where = os.fspath(path)
     try:
         with Path(where).open("rb") as f:
-            found = json.loads(f.read(_BYTES_MAX))
+            data = f.read(_KIND.bytes_max + 1)
     except OSError as e:
         raise LaunchError(
-            f"{where}: cannot be read: {e.strerror}.", path=where,
-            next_step="`headrace launch` writes a manifest for each run: headrace-runs/.",
-        ) from e  # fmt: skip
-    except ValueError as e:
-        raise LaunchError(f"{where}: is no run manifest: {e}.", path=where) from e
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        version = found.get("version") if isinstance(found, dict) else None
-        raise LaunchError(
-            f"{where}: is no run manifest of version {VERSION}, its version is {version!r}.",
-            path=where,
-        )
-    return found
+            f"{where}: cannot be read: {e.strerror}.", path=where, next_step=_KIND.next_step
+        ) from e
+    return _KIND.decode(data, where).plain()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.base.documents import DocumentKind
+from headrace.errors import StoreError
+
+NOTE = DocumentKind(
+    name="a note of the demo",
+    version=1,
+    error=StoreError,
+    next_step="Remove the demo's folder, and run it again.",
+)
+"""What the demo's processes hand over, and keep from run to run."""
+
 __all__ = ["CLIP_ART", "DemoOptions"]
 
 CLIP_ART = Path("/usr/share/openclipart/png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace import api
 from headrace.demo.images import choose, list_images, samples
+from headrace.demo.options import NOTE
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def pack_images(
         sum(image.size_bytes for image in choice.images), choice.left_out,
         time.perf_counter() - started, reused=False,
     )  # fmt: skip
-    record.write_text(json.dumps({"digest": digest, **asdict(packed)}, default=str, indent=2))
+    paths = {name: str(getattr(packed, name)) for name in ("train", "held_out", "source")}
+    record.write_bytes(NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))
     return packed
 
 
@@ -99,7 +100,7 @@ def _digest(files: list[ImageFile], options: DemoOptions) -> str:
 
 def _packed_before(record: Path, digest: str, started: float) -> PackedImages | None:
     try:
-        saved = json.loads(record.read_text())
+        saved = NOTE.decode(record.read_bytes(), str(record)).plain()
         if saved.pop("digest") != digest:
             return None
         for name in ("train", "held_out", "source"):

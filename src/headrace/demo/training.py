@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from headrace.demo.model import decode_indexed, make_model, normalized
+from headrace.demo.options import NOTE
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ class Job:
 
     def save(self, path: Path) -> None:
         """Write it for the process that trains."""
-        path.write_text(json.dumps(asdict(self)))
+        path.write_bytes(NOTE.encode(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Job:
         """Read what `save` wrote."""
-        return cls(**json.loads(path.read_text()))
+        return cls(**NOTE.decode(path.read_bytes(), str(path)).plain())
 
 
 def usable_cores() -> int:

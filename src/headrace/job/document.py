@@ -6,20 +6,28 @@ checked before it is believed: the folder may hold files of an earlier job, or h
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.base.documents import DocumentKind
 from headrace.errors import JobError
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:
+    from headrace.base.documents import Fields
     from headrace.store.manifest import Segment
 
-__all__ = ["JobDocument", "NodeDocument", "Place", "SegmentPlaces"]
+__all__ = ["KIND", "JobDocument", "NodeDocument", "Place", "SegmentPlaces"]
 
-VERSION = 1
-BYTES_MAX = 64 << 20
+NODES_MAX = 1 << 20
+KIND = DocumentKind(
+    name="a document of the meeting folder",
+    version=1,
+    error=JobError,
+    next_step="Take another meeting folder, or end the job there: headrace stage --end.",
+    bytes_max=64 << 20,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +39,11 @@ class Place:
     volumes: tuple[str, ...]
 
     @classmethod
-    def of(cls, data: Any) -> Self:
+    def of(cls, fields: Fields) -> Self:
         """From JSON."""
-        return cls(int(data["node"]), str(data["directory"]), tuple(map(str, data["volumes"])))
+        return cls(
+            fields.integer("node", 0, NODES_MAX), fields.text("directory"), fields.texts("volumes")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +92,7 @@ class NodeDocument:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _dump({"version": VERSION, **asdict(self)})
+        return KIND.encode(asdict(self), indent=1)
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
@@ -91,16 +101,20 @@ class NodeDocument:
         Raises:
             JobError: it is no such document.
         """
-        known = {f.name for f in fields(cls)}
-        try:
-            given = _load(data)
-            values = {k: v for k, v in given.items() if k in known}
-            values["place"] = Place.of(given["place"]) if given.get("place") else None
-            values["replicas"] = tuple(Place.of(p) for p in given.get("replicas", ()))
-            values["files"] = tuple(map(str, given.get("files", ())))
-            return cls(**values)
-        except (ValueError, TypeError, KeyError) as e:
-            raise _unreadable(path, e) from None
+        fields = KIND.decode(data, path)
+        texts = ("session", "host", "address", "nqn", "local", "why")
+        counts = ("pid", "samples", "ready", "volume_bytes", "written", "source_bytes")
+        values: dict[str, Any] = {name: fields.text(name) for name in texts}
+        values |= {name: fields.integer(name, 0, 1 << 62) for name in counts}
+        return cls(
+            **values,
+            node=fields.integer("node", 0, NODES_MAX),
+            state=fields.one_of("state", ("planned", "staging", "staged", "failed")),
+            segment=None if fields.value("segment") is None else fields.inner("segment").plain(),
+            place=None if fields.value("place") is None else Place.of(fields.inner("place")),
+            files=fields.texts("files"),
+            replicas=tuple(map(Place.of, fields.each("replicas"))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +158,13 @@ class JobDocument:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        out: dict[str, Any] = {"version": VERSION}
-        out |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "segments"}
+        out = {f.name: getattr(self, f.name) for f in fields_of(self) if f.name != "segments"}
         out["samples"] = self.samples
         out["segments"] = [
             {"entry": s.entry.to_json(), "places": [asdict(p) for p in s.places]}
             for s in self.segments
         ]
-        return _dump(out)
+        return KIND.encode(out, indent=1)
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
@@ -161,34 +174,21 @@ class JobDocument:
             JobError: it is no such document.
             CorruptStore: a segment's entry contradicts itself.
         """
-        try:
-            given = _load(data)
-            segments = tuple(
-                SegmentPlaces(
-                    segment_from_json(s["entry"], path), tuple(Place.of(p) for p in s["places"])
-                )
-                for s in given["segments"]
+        fields = KIND.decode(data, path)
+        segments = tuple(
+            SegmentPlaces(
+                segment_from_json(s.inner("entry").plain(), path),
+                tuple(map(Place.of, s.each("places"))),
             )
-            values = {f.name: given[f.name] for f in fields(cls) if f.name != "segments"}
-            return cls(**values, segments=segments)
-        except (ValueError, TypeError, KeyError) as e:
-            raise _unreadable(path, e) from None
-
-
-def _dump(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, indent=1).encode() + b"\n"
-
-
-def _load(data: bytes) -> dict[str, Any]:
-    given = json.loads(data)
-    if not isinstance(given, dict) or given.get("version") != VERSION:
-        raise ValueError(f"no document of version {VERSION}")
-    return given
-
-
-def _unreadable(path: str, e: Exception) -> JobError:
-    return JobError(
-        f"{path}: cannot be understood: {type(e).__name__} {e}.",
-        path=path,
-        next_step="Take another meeting folder, or end the job there: headrace stage --end.",
-    )
+            for s in fields.each("segments")
+        )
+        return cls(
+            **{
+                name: fields.text(name)
+                for name in ("session", "job", "fingerprint", "source", "listing")
+            },
+            generation=fields.integer("generation", 0, 1 << 62),
+            nodes=fields.integer("nodes", 1, NODES_MAX),
+            state=fields.one_of("state", ("staging", "staged")),
+            segments=segments,
+        )

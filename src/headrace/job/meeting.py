@@ -17,7 +17,6 @@ what a killed job left: node 0 takes it over when nobody serves it any more, and
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import JobError
-from headrace.job.document import BYTES_MAX, VERSION, JobDocument, NodeDocument
+from headrace.job.document import KIND, JobDocument, NodeDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -189,11 +188,15 @@ class Meeting:
         target = self.folder / f"agreed-{session}-{name}.json"
         if not target.exists():
             temporary = target.with_name(f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
-            temporary.write_text(json.dumps(proposal))
+            temporary.write_bytes(KIND.encode({"agreed": proposal}))
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, target)  # whole or not at all, and once
             temporary.unlink()
-        return tuple((int(a), int(b)) for a, b in json.loads(target.read_text()))
+        fields = KIND.decode(target.read_bytes(), str(target))
+        try:
+            return tuple((int(a), int(b)) for a, b in fields.value("agreed"))
+        except (TypeError, ValueError):
+            fields.refuse("agreed", "pairs of integers")
 
     def head(self) -> dict[str, Any] | None:
         """`meeting.json` as it is."""
@@ -214,12 +217,12 @@ class Meeting:
 
     def end(self, session: str) -> None:
         """Says that the job has ended."""
-        self._replace("ended", session.encode())
+        self._write("ended", {"session": session})
 
     def ended(self, session: str) -> bool:
         """Whether somebody said so; also when the folder is gone, or another session has it."""
-        said = self._bytes("ended")
-        if said is not None and said.decode(errors="replace").strip() == session:
+        said = self._read("ended")
+        if said is not None and said.get("session") == session:
             return True
         head = self._read("meeting.json")
         return head is None or head.get("session") != session
@@ -257,22 +260,16 @@ class Meeting:
     def _bytes(self, name: str) -> bytes | None:
         try:
             with (self.folder / name).open("rb") as f:
-                return f.read(BYTES_MAX)
+                return f.read(KIND.bytes_max + 1)
         except FileNotFoundError:
             return None
 
     def _read(self, name: str) -> dict[str, Any] | None:
         data = self._bytes(name)
-        if data is None:
-            return None
-        try:
-            found = json.loads(data)
-        except ValueError:
-            return None
-        return found if isinstance(found, dict) and found.get("version") == VERSION else None
+        return None if data is None else KIND.decode(data, str(self.folder / name)).plain()
 
     def _write(self, name: str, data: dict[str, Any]) -> None:
-        self._replace(name, json.dumps({"version": VERSION, **data}, indent=1).encode() + b"\n")
+        self._replace(name, KIND.encode(data, indent=1))
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replaces a file as a whole. Not synced: after a power cut the job is gone anyway."""

@@ -7,24 +7,33 @@ missing, the recording itself was cut off.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace import _native
+from headrace.base.documents import DocumentKind
+from headrace.errors import RecordError
 from headrace.posix.launch import Ended, run_program
 from headrace.posix.program import find_program, why_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RUN_FILE", "TRACE_FOLDER", "RecordedRun", "record_program", "recorder_path"]
+__all__ = ["RUN", "RUN_FILE", "TRACE_FOLDER", "RecordedRun", "record_program", "recorder_path"]
 
 RUN_FILE: Final = "run.json"
+RUN: Final = DocumentKind(
+    name="what a recording left",
+    version=2,
+    unchecked=1,
+    error=RecordError,
+    next_step="Give the folder NAME.yaml.part that lies beside the output.",
+    marks={"kind": "headrace record"},
+)
 TRACE_FOLDER: Final = "trace"
 """Where headrace's own loaders leave their exact figures."""
 
@@ -62,12 +71,8 @@ class RecordedRun:
     def write(self, folder: Path) -> None:
         """Put `run.json` in its place."""
         made = folder / (RUN_FILE + ".new")
-        made.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
+        made.write_bytes(RUN.encode(asdict(self), indent=2))
         made.replace(folder / RUN_FILE)
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"kind": "headrace record", "version": 1, **asdict(self)}
 
 
 def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:

@@ -130,12 +130,12 @@ def _new_file(folder: str, rank: int) -> tuple[int, str]:
     raise FileExistsError(f"{folder} has {_FILES_MAX:,} traces of rank {rank}")
 
 
-def write_once(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file unless it is there; nobody ever sees half of it."""
+def write_once(path: Path, data: bytes) -> None:
+    """Write a file unless it is there; nobody ever sees half of it."""
     if path.exists():
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
+    draft.write_bytes(data)
     try:
         with suppress(FileExistsError):
             try:

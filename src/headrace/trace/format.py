@@ -4,9 +4,12 @@
     RUN/rank-00003.trace        what rank 3 did; its second file (another loader, or after a resume)
     RUN/rank-00003-1.trace      has a number
 
-A trace begins with one line of JSON (`Header`), then chunks, little-endian, until the file ends:
+A trace begins with one line of JSON (`Header`, its checksum last), then chunks, little-endian, until the
+file ends:
 
-    u32 kind, u32 bytes, u32 crc32c of the payload, payload
+    u32 kind, u32 bytes, u32 crc32c of the payload, u32 crc32c of these 12 bytes, payload
+
+Version 1 had no checksum in the line, nor a chunk's second one.
 
 kind 1: steps: records of the dtype that the header names; kind 2: one event: a JSON object with `kind` and
 `at_s`. Other kinds are skipped. Times are seconds of the host's monotonic clock; the header says which Unix
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.documents import DocumentKind, seal, unseal
 from headrace.errors import TraceError
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES, STEP
@@ -38,6 +42,7 @@ __all__ = [
     "EVENT",
     "HEADER_BYTES_MAX",
     "RANKS_MAX",
+    "RUN",
     "STEPS",
     "VERSION",
     "Layout",
@@ -51,7 +56,9 @@ __all__ = [
     "trace_number",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
+_UNCHECKED: Final = 1
+"""The version whose header, and whose chunks' lengths, had no checksum."""
 STEPS: Final = 1
 EVENT: Final = 2
 
@@ -59,13 +66,23 @@ HEADER_BYTES_MAX: Final = 64 << 10
 CHUNK_BYTES_MAX: Final = 4 << 20
 RANKS_MAX: Final = 1 << 20
 
-_CHUNK: Final = struct.Struct("<III")
+_CHUNK: Final = struct.Struct("<IIII")
+_CHUNK_UNCHECKED: Final = struct.Struct("<III")
 _FIELDS_MAX: Final = 64
 _ROW_BYTES_MAX: Final = 4096
 _SHAPE_MAX: Final = 64
 _KINDS: Final = re.compile(r"<[uif][248]|\|[uib]1")
 _NAMES: Final = re.compile(r"rank-(\d{5,7})(?:-(\d{1,6}))?\.trace")
 _FOREIGN: Final = "Name the folder that `trace=` or HEADRACE_TRACE had."
+RUN: Final = DocumentKind(
+    name="a run's facts",
+    version=1,
+    unchecked=0,
+    error=TraceError,
+    next_step="Leave the file out to read the traces beside it, or read it with the headrace that wrote it.",
+    marks={"headrace_run": 1},
+    bytes_max=1 << 20,
+)
 _DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run."
 _NEWER: Final = "Read it with the version of headrace that wrote it."
 
@@ -91,12 +108,13 @@ def header_line(fields: Mapping[str, Any]) -> bytes:
     document = {
         "headrace_trace": VERSION, **fields, "step": dtype, "phases": PHASES, "tiers": TIERS,
     }  # fmt: skip
-    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return seal(json.dumps(document, separators=(",", ":")).encode())
 
 
 def chunk(kind: int, payload: bytes) -> bytes:
     """A chunk as it stands in the file."""
-    return _CHUNK.pack(kind, len(payload), crc32c(payload)) + payload
+    head = _CHUNK_UNCHECKED.pack(kind, len(payload), crc32c(payload))
+    return head + crc32c(head).to_bytes(4, "little") + payload
 
 
 def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
@@ -138,9 +156,15 @@ def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
         if len(data) < HEADER_BYTES_MAX and (data.startswith(begin) or begin.startswith(data)):
             return None
         raise TraceError(f"{path} is no trace of headrace.", path=path, next_step=_FOREIGN)
+    sums = unseal(data[: end + 1])
+    if sums is not None and sums[0] != sums[1]:
+        raise _damaged(path, 0, f"its first line's checksum is {sums[0]}, it says {sums[1]}")
     header = json_object(data[:end], path, "its first line")
     version = header.get("headrace_trace")
-    if version != VERSION or isinstance(version, bool):
+    expected = VERSION if sums is not None else _UNCHECKED
+    if version == VERSION != expected:
+        raise _damaged(path, 0, "its first line's checksum is missing or damaged")
+    if version != expected or isinstance(version, bool):
         newer = isinstance(version, int) and version > VERSION
         raise TraceError(
             f"{path} has version {str(version)[:20]} of the format, expected {VERSION}.",
@@ -149,22 +173,35 @@ def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
     return header, end + 1
 
 
-def chunks(data: memoryview, begin: int, path: str) -> Iterator[tuple[int, memoryview, int]]:
+def chunks(
+    data: memoryview, begin: int, path: str, version: int = VERSION
+) -> Iterator[tuple[int, memoryview, int]]:
     """The whole chunks of a file: (kind, payload, where it ends); ends before what is cut off.
+
+    Args:
+        data: the file.
+        begin: where the first chunk is.
+        path: for messages.
+        version: of the file, as its header says.
 
     Raises:
         TraceError: a chunk is not as it was written.
     """
     at, size = begin, len(data)
-    while size - at >= _CHUNK.size:
-        kind, length, crc = _CHUNK.unpack_from(data, at)
+    head = _CHUNK if version == VERSION else _CHUNK_UNCHECKED
+    while size - at >= head.size:
+        kind, length, crc, *of_head = head.unpack_from(data, at)
         if kind == 0 and not any(data[at:]):
             return  # a power failure leaves zeros where the end was to be
+        if of_head and (stated := crc32c(data[at : at + head.size - 4])) != of_head[0]:
+            raise _damaged(
+                path, at, f"a chunk's head has the checksum {stated:08x}, it says {of_head[0]:08x}"
+            )
         if length > CHUNK_BYTES_MAX:
             raise _damaged(
                 path, at, f"a chunk of {length:,} bytes, at most {CHUNK_BYTES_MAX:,} are allowed"
             )
-        first = at + _CHUNK.size
+        first = at + head.size
         if first + length > size:
             return
         payload = data[first : first + length]

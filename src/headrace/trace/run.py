@@ -20,6 +20,7 @@ from headrace.trace.format import (
     EVENT,
     HEADER_BYTES_MAX,
     RANKS_MAX,
+    RUN,
     STEPS,
     Layout,
     chunks,
@@ -38,7 +39,6 @@ __all__ = ["RUN_FILE", "RankTrace", "Run", "rank_traces", "read_run", "run_facts
 
 RUN_FILE: Final = "run.json"
 
-_RUN_BYTES_MAX: Final = 1 << 20
 _FILE_BYTES_MAX: Final = 16 << 30
 _FILES_MAX: Final = 1 << 17
 _TEXT_MAX: Final = 4096
@@ -158,7 +158,7 @@ def run_facts(folder: str) -> dict[str, Any]:
     """
     path = Path(folder, RUN_FILE)
     try:
-        data = _bytes_of(str(path), _RUN_BYTES_MAX)
+        data = _bytes_of(str(path), RUN.bytes_max)
     except (FileNotFoundError, NotADirectoryError):
         if _names(folder):
             return {}
@@ -166,10 +166,8 @@ def run_facts(folder: str) -> dict[str, Any]:
             f"{folder} is no run's folder: it has neither {RUN_FILE} nor a rank's trace.",
             path=folder, next_step="Trace a run: headrace.loader(..., trace=DIR), or HEADRACE_TRACE=DIR.",
         ) from None  # fmt: skip
-    found = json_object(bytes(data), str(path), "the file")
-    if found.get("headrace_run") != 1:
-        raise TraceError(f"{path} is of something else, or of a newer headrace.", path=str(path))
-    return found
+    RUN.decode(bytes(data), str(path))
+    return json_object(bytes(data), str(path), "the file")
 
 
 def rank_traces(folder: str) -> Iterator[RankTrace]:
@@ -229,7 +227,7 @@ def _read(path: str, name: str) -> RankTrace:
     steps: list[NDArray[np.void]] = []
     events: list[dict[str, Any]] = []
     end = begin
-    for kind, payload, after in chunks(data, begin, path):
+    for kind, payload, after in chunks(data, begin, path, header["headrace_trace"]):
         if kind == STEPS:
             steps.append(layout.rows(payload, end))
         elif kind == EVENT:

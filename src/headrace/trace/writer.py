@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from headrace.control.stalls.live import evidence_of
 from headrace.runtime.job import clean
 from headrace.trace.file import TraceFile, bytes_max, write_once
+from headrace.trace.format import RUN
 from headrace.trace.look import HostLook, decision, planes_look
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class _Followed:
     def _begin(self) -> None:
         now = time.monotonic()
         clock = {"began_unix_s": time.time(), "began_s": now}
-        write_once(Path(self._made(), "run.json"), _run(self.about, clock["began_unix_s"]))
+        facts = _run(self.about, clock["began_unix_s"])
+        write_once(Path(self._made(), "run.json"), RUN.encode(facts, indent=1))
         here = {"host": clean(socket.gethostname()), "pid": os.getpid(), "process": _writer.process}
         header = {**self.about, **clock, **here}
         self.file = TraceFile(self.folder, self.rank, header, self.most)
@@ -328,7 +330,6 @@ def _run(about: Mapping[str, Any], began_unix_s: float) -> dict[str, Any]:
         "batch_size", "tail",
     )  # fmt: skip
     return {
-        "headrace_run": 1,
         "headrace": __version__,
         "command": _without_secrets([sys.executable, *sys.argv]),
         "began_unix_s": began_unix_s,

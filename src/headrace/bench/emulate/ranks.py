@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import socket
 import struct
 import time
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.documents import DocumentKind
 from headrace.bench.emulate.group import Group, Line, Place
 from headrace.errors import BenchError
 
@@ -40,6 +40,12 @@ _JOB_KEYS: Final = (
 _GREETING_BYTES_MAX: Final = 4096
 _GREETING_S: Final = 5.0
 _CONNECT_S: Final = 1.0
+_ADDRESS: Final = DocumentKind(
+    name="the address of rank 0",
+    version=1,
+    error=BenchError,
+    next_step="Start all ranks again.",
+)
 """To try one of rank 0's addresses; those of other networks do not answer."""
 
 _SIOCGIFADDR: Final = 0x8915
@@ -93,7 +99,7 @@ def _listen(place: Place, meeting: Path, deadline_s: float) -> Group:
     with socket.create_server(("", 0), backlog=place.world) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         partial = meeting.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(address))
+        partial.write_bytes(_ADDRESS.encode(address))
         partial.replace(meeting)
         try:
             while len(lines) < place.world - 1:
@@ -133,8 +139,8 @@ def _greet(line: Line, token: str) -> int | None:
 def _connect(place: Place, meeting: Path, deadline_s: float) -> Group:
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            address = json.loads(meeting.read_text())
+        with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
+            address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
             for host in address["hosts"]:
                 line = _reach(str(host), int(address["port"]), str(address["token"]), place.rank)
                 if line is None:

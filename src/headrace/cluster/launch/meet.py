@@ -11,13 +11,13 @@ those whose owner is dead for certain: a process of this host that is gone, or a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.documents import DocumentKind
 from headrace.closing import Closing
 from headrace.cluster.launch.processes import start_time
 from headrace.errors import LaunchError
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["MeetFolder"]
 
 _PREFIX = ".headrace-launch-"
+_OWNER = DocumentKind(
+    name="the owner of a meeting folder",
+    version=1,
+    unchecked=0,
+    error=LaunchError,
+    next_step="Remove the folder if its job is gone.",
+)
 
 
 class MeetFolder(Closing):
@@ -56,7 +63,7 @@ class MeetFolder(Closing):
                 "host": socket.gethostname(), "pid": os.getpid(), "began": start_time(os.getpid()),
                 "job": place.job_id, "restarts": place.restarts,
             }  # fmt: skip
-            (self.path / "owner.json").write_text(json.dumps(owner))
+            (self.path / "owner.json").write_bytes(_OWNER.encode(owner))
         except OSError as e:
             raise LaunchError(
                 f"{self.path}: the folder in which the nodes meet cannot be made: {e.strerror}.",
@@ -91,10 +98,11 @@ def _sweep(parent: Path, place: JobPlace) -> list[str]:
 
 def _dead(folder: Path, place: JobPlace) -> bool:
     try:
-        owner = json.loads((folder / "owner.json").read_text())
+        path = folder / "owner.json"
+        owner = _OWNER.decode(path.read_bytes(), str(path)).plain()
         job, host, pid, began = owner["job"], owner["host"], int(owner["pid"]), owner["began"]
         restarts = int(owner["restarts"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, LaunchError, ValueError, KeyError, TypeError):
         return False  # about to be written, or not ours
     if job and job == place.job_id and restarts < place.restarts:
         return True  # this very job, before it was requeued

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -28,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.documents import DocumentKind
 from headrace.cluster.executor import JobState
 from headrace.cluster.local.request import Request
 from headrace.errors import ClusterError
@@ -41,6 +41,13 @@ FOLDER_VARIABLE = "HEADRACE_JOBS_DIR"
 KEY_VARIABLE = "HEADRACE_JOB_KEY"
 """In the environment of all processes of a task, and of no other's."""
 KEPT_S = 86400.0
+_KIND = DocumentKind(
+    name="the state of a local job",
+    version=1,
+    unchecked=0,
+    error=ClusterError,
+    next_step="Remove the job's folder if nothing of it is needed.",
+)
 
 
 def jobs_folder(environment: Mapping[str, str] | None = None) -> JobsFolder:
@@ -89,10 +96,11 @@ class Task:
     def read(self) -> TaskState:
         """How far it is."""
         try:
-            return TaskState(**json.loads((self.folder / "state.json").read_text()))
+            path = self.folder / "state.json"
+            return TaskState(**_KIND.decode(path.read_bytes(), str(path)).plain())
         except (FileNotFoundError, NotADirectoryError):
             return TaskState()
-        except (OSError, ValueError, TypeError) as e:
+        except (OSError, TypeError) as e:
             raise ClusterError(
                 f"{self.folder}/state.json: the state of a local job cannot be read: {e}.",
                 path=str(self.folder),
@@ -191,7 +199,8 @@ class LocalJob:
             OSError: it is gone.
             ValueError: it cannot be read.
         """
-        said = json.loads((folder / "job.json").read_text())
+        path = folder / "job.json"
+        said = _KIND.decode(path.read_bytes(), str(path)).plain()
         said["request"] = Request.from_plain(said["request"])
         said["arguments"] = tuple(said["arguments"])
         return cls(number=int(folder.name), folder=folder, **said)
@@ -289,7 +298,7 @@ class JobsFolder:
 
 
 def _write(path: Path, said: dict[str, Any]) -> None:
-    _replace(path, json.dumps(said))
+    _replace(path, _KIND.encode(said).decode())
 
 
 def _replace(path: Path, text: str) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.documents import DocumentKind
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -35,6 +35,22 @@ CREATE TABLE IF NOT EXISTS policies (
 CREATE TABLE IF NOT EXISTS leases (number INTEGER PRIMARY KEY CHECK (number = 1),
     planes TEXT NOT NULL) STRICT;
 """
+
+
+_POLICY = DocumentKind(
+    name="the policy in the controller's database",
+    version=2,
+    unchecked=1,
+    error=ControlError,
+    next_step="Remove the database and apply the policy again.",
+)
+_LEASES = DocumentKind(
+    name="the leases in the controller's database",
+    version=1,
+    unchecked=0,
+    error=ControlError,
+    next_step="Remove the database and apply the policy again.",
+)
 
 
 class Fenced(ControlError):
@@ -152,7 +168,16 @@ class Database:
         row = self._connection.execute(
             "SELECT version, document FROM policies ORDER BY version DESC LIMIT 1"
         ).fetchone()
-        return (0, {}) if row is None else (int(row[0]), json.loads(row[1]))
+        if row is None:
+            return 0, {}
+        fields = _POLICY.decode(row[1].encode(), str(self.path))
+        # Of before policies had a checksum: the document itself.
+        document = (
+            fields.inner("policy").plain()
+            if "policy" in fields
+            else {"version": 1} | fields.plain()
+        )
+        return int(row[0]), document
 
     def save_policy(self, document: dict[str, Any], who: str, at: str) -> int:
         """Keep a policy; returns its version.
@@ -168,7 +193,7 @@ class Database:
         with self._writing() as connection:
             cursor = connection.execute(
                 "INSERT INTO policies (document, who, at) VALUES (?, ?, ?)",
-                (json.dumps(document), who, at),
+                (_POLICY.encode({"policy": document}).decode(), who, at),
             )
             version = int(cursor.lastrowid or 0)
             connection.execute(
@@ -180,7 +205,10 @@ class Database:
         """What the controller before this one had given when it last wrote."""
         assert self._connection is not None
         row = self._connection.execute("SELECT planes FROM leases").fetchone()
-        return [] if row is None else list(json.loads(row[0]))
+        if row is None:
+            return []
+        text = row[0] if row[0].startswith("{") else f'{{"planes": {row[0]}}}'  # of before
+        return list(_LEASES.decode(text.encode(), str(self.path)).value("planes"))
 
     def save_leases(self, planes: list[dict[str, Any]]) -> None:
         """Keep what is given.
@@ -190,7 +218,8 @@ class Database:
             ControlError: it cannot be written.
         """
         with self._writing() as connection:
-            connection.execute("INSERT OR REPLACE INTO leases VALUES (1, ?)", (json.dumps(planes),))
+            text = _LEASES.encode({"planes": planes}).decode()
+            connection.execute("INSERT OR REPLACE INTO leases VALUES (1, ?)", (text,))
 
     def close(self) -> None:
         """Let go of it."""

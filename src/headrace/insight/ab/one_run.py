@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -23,6 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.documents import DocumentKind
+from headrace.errors import ProgramError
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -33,6 +35,12 @@ __all__ = ["Ran", "Task", "descendants_of", "main"]
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.1
+HANDED_OVER: Final = DocumentKind(
+    name="what a comparison's processes hand over",
+    version=1,
+    error=ProgramError,
+    next_step="Look whether the disk is full or damaged.",
+)
 _GRACE_S: Final = 2.0
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -96,7 +104,7 @@ class Ran:
 
 def main(task_file: str) -> None:
     """Run the task of a file; writes its result."""
-    task = Task(**json.loads(Path(task_file).read_text(encoding="utf-8", errors="surrogateescape")))
+    task = Task(**HANDED_OVER.decode(Path(task_file).read_bytes(), task_file).plain())
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -104,8 +112,7 @@ def main(task_file: str) -> None:
     # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
     signal.signal(signal.SIGINT, lambda *_: None)
     found = _measure(task)
-    text = json.dumps(asdict(found))
-    Path(task.result).write_text(text, encoding="utf-8", errors="surrogateescape")
+    Path(task.result).write_bytes(HANDED_OVER.encode(asdict(found)))
 
 
 def _give_up(number: int, _frame: FrameType | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ProgramError
-from headrace.insight.ab.one_run import Ran, Task, descendants_of
+from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task, descendants_of
 from headrace.insight.ab.reading import Reading, reading_of
 from headrace.insight.ab.turns import Side
 from headrace.posix.opens import OpenLog
@@ -152,7 +151,7 @@ def _name(side: Side, number: int) -> str:
 def _supervise(task: Task, folder: Path, options: AbOptions, log_fd: int, name: str) -> Ran:
     task_file = folder / "task.json"
     Path(task.result).unlink(missing_ok=True)
-    _write(task_file, json.dumps(asdict(task)))
+    task_file.write_bytes(HANDED_OVER.encode(asdict(task)))
     program = [sys.executable, "-m", "headrace.insight.ab.one_run", str(task_file)]
     with (
         Path(options.stdin or os.devnull).open("rb") as stdin,
@@ -172,8 +171,8 @@ def _supervise(task: Task, folder: Path, options: AbOptions, log_fd: int, name: 
         finally:
             _end(process)
     try:
-        return Ran(**json.loads(_read(Path(task.result))))
-    except (OSError, ValueError, TypeError):
+        return Ran(**HANDED_OVER.decode(Path(task.result).read_bytes(), task.result).plain())
+    except (OSError, ProgramError, TypeError):
         raise ProgramError(
             f"{name} ended without its figures (status {process.returncode}): whoever measured it "
             f"was killed.{_said(folder)}",
@@ -270,11 +269,3 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     return "\n".join(text.strip().splitlines()[-_LINES:])
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape")

@@ -6,12 +6,10 @@ recording that was cut off leaves that folder, and `finish` makes of it what can
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import RecordError
 from headrace.insight.record.document import sidecar_name, workload_text
@@ -19,7 +17,7 @@ from headrace.insight.record.exact import exact_rhythm
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.posix.launch import Ended
-from headrace.posix.recording import RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
+from headrace.posix.recording import RUN, RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["RecordOptions", "Recording", "finish", "record"]
 
 _LOG_BYTES: Final = 1 << 30
-_RUN_BYTES_MAX: Final = 1 << 20
+_NUMBER_MAX: Final = 1 << 32
+_SECONDS_MAX: Final = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,29 +176,33 @@ def _read_run(part: Path) -> RecordedRun:
     path = part / RUN_FILE
     try:
         with path.open("rb") as f:
-            found: dict[str, Any] = json.loads(f.read(_RUN_BYTES_MAX))
-        _check_run(found)
-        command = [str(word) for word in found["command"]]
-        run = RecordedRun(command, str(part), float(found["began_unix_s"]))
-        run.working_folder = os.fspath(str(found["working_folder"]))
-        run.processors = max(1, int(found["processors"]))
-        run.wall_s = max(0.0, float(found["wall_s"]))
-        if found["ended"] is not None:
-            run.ended = Ended(int(found["ended"]["status"]), int(found["ended"]["signal"]))
-    except (OSError, ValueError, KeyError, TypeError) as e:
+            data = f.read(RUN.bytes_max + 1)
+    except OSError as e:
         raise RecordError(
             f"{part}: is no folder that a recording left: {e}.",
             path=str(part),
-            next_step="Give the folder NAME.yaml.part that lies beside the output.",
+            next_step=RUN.next_step,
         ) from e
+    fields = RUN.decode(data, str(path))
+    ended = fields.inner("ended") if fields.value("ended") is not None else None
+    process = fields.integer("process", 0, _NUMBER_MAX)
+    if ended is None and _is_recording(process):
+        raise RecordError(
+            f"{part}: process {process} is still recording there.",
+            path=str(part),
+            next_step="Wait until it has ended.",
+        )
+    run = RecordedRun(
+        list(fields.texts("command")), str(part), fields.number("began_unix_s", 0, _SECONDS_MAX)
+    )
+    run.working_folder = fields.text("working_folder")
+    run.processors = max(1, fields.integer("processors", 0, _NUMBER_MAX))
+    run.wall_s = fields.number("wall_s", 0, _SECONDS_MAX)
+    if ended is not None:
+        run.ended = Ended(
+            ended.integer("status", 0, _NUMBER_MAX), ended.integer("signal", 0, _NUMBER_MAX)
+        )
     return run
-
-
-def _check_run(found: dict[str, Any]) -> None:
-    if found["kind"] != "headrace record" or found["version"] != 1:
-        raise ValueError(f"kind {found['kind']!r}, version {found['version']!r}")
-    if found["ended"] is None and _is_recording(int(found["process"])):
-        raise ValueError(f"process {found['process']} is still recording there")
 
 
 def _is_recording(process: int) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.documents import DocumentKind
 from headrace.errors import StoreError
 from headrace.plane.tiers.policy import disk_reserve
 from headrace.store.manifest import load_manifest
@@ -42,8 +42,15 @@ __all__ = [
 ]
 
 MARK = "cache.json"
-_FORMAT = "headrace-cache"
-_MARK_BYTES_MAX = 1 << 20
+_MARK = DocumentKind(
+    name="the mark of a cache folder",
+    version=2,
+    unchecked=1,
+    error=StoreError,
+    next_step="Remove the folder: what it holds is packed again.",
+    marks={"format": "headrace-cache"},
+    bytes_max=1 << 20,
+)
 _LOCK_S = 30.0
 _POLL_S = 0.02
 
@@ -168,9 +175,8 @@ class Shelf:
 
 def write_mark(folder: Path, content: dict[str, Any]) -> None:
     """Say that headrace made this folder, and of what."""
-    data = json.dumps({"format": _FORMAT, "version": 1, **content}, indent=1).encode()
     temporary = folder / f"{MARK}.{os.getpid()}"
-    temporary.write_bytes(data + b"\n")
+    temporary.write_bytes(_MARK.encode(content, indent=1))
     temporary.replace(folder / MARK)
 
 
@@ -178,12 +184,11 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
     """What the mark says; None where there is none of ours."""
     try:
         with (folder / MARK).open("rb") as f:
-            content = json.loads(f.read(_MARK_BYTES_MAX))
-    except (OSError, ValueError, RecursionError):
+            fields = _MARK.decode(f.read(_MARK.bytes_max + 1), str(folder / MARK))
+        fields.text("fingerprint"), fields.text("source"), fields.integer("samples", 0, 1 << 62)
+    except (OSError, StoreError):
         return None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return None
-    return content
+    return fields.plain()
 
 
 @contextlib.contextmanager
@@ -256,8 +261,8 @@ def _info(folder: Path) -> CacheInfo | None:
     except OSError:
         return None
     return CacheInfo(
-        str(folder), str(mark.get("fingerprint", "")), str(mark.get("source", "")), samples,
-        int(mark.get("samples", 0)), _size(folder), in_use, used_s,
+        str(folder), mark["fingerprint"], mark["source"], samples, mark["samples"], _size(folder), in_use,
+        used_s,
     )  # fmt: skip
 
 
