@@ -34,14 +34,6 @@ def batch(run, *words):
     return run("cluster", "batch", "--from", "mixed.json", "--dry-run", *words)
 
 
-def test_every_command_has_help_and_json(run):
-    for name in ("run", "batch", "queue", "init"):
-        ended = run("cluster", name, "--help")
-        assert ended.code == 0
-        assert "--json" in ended.out
-        assert "--from" in ended.out
-
-
 def test_each_row_of_the_table_is_an_option(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     shown = {name: run("cluster", name, "--help").out for name in ("run", "batch")}

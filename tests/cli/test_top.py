@@ -54,29 +54,6 @@ def test_once_in_a_pipe_is_plain(run, busy):
     assert "1 client, 1 job" in ended.out
 
 
-JOB_KEYS = {
-    "name", "clients", "samples_per_s", "bytes_per_s", "stall", "cause", "stall_s", "ram", "direct",
-    "busy", "leases", "waiting", "held_bytes", "window_bytes", "rates",
-}  # fmt: skip
-DATA_KEYS = {
-    "name", "path", "clients", "samples", "held_samples", "held_bytes", "quota_bytes",
-    "cached_samples", "bytes_per_s", "tiers", "reads_in_flight", "reads_in_flight_max",
-    "latency_s_p50", "latency_s_p99",
-}  # fmt: skip
-KEYS = {
-    "running", "pid", "folder", "uptime_s", "seconds", "ram_bytes", "held_bytes", "clients", "refused",
-    "protocol_errors", "tiers", "jobs", "datasets", "answer",
-}  # fmt: skip
-
-
-def test_json_has_these_fields(run, busy):
-    document = run("top", "--json", "--interval", "0.1").document
-    assert set(document) == KEYS
-    assert set(document["jobs"][0]) == JOB_KEYS
-    assert set(document["datasets"][0]) == DATA_KEYS
-    assert document["jobs"][0]["name"] == "alpha"
-
-
 def test_a_controller_is_shown_beside_the_daemon_or_alone(run, folder, monkeypatch):
     from headrace.control.client import Client
     from insight.test_planes import flow, plane, state
