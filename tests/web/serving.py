@@ -80,8 +80,9 @@ class Serving:
         self.url = f"http://127.0.0.1:{self.port}"
         shelf = Shelf([hr.open(store) for store in stores])
         source = source or small_demo()
-        given = WebOptions(token_file=path, **options)
-        self.web = Web(source, Doors(path, clock), given, shelf=shelf, desk=desk,
+        given = WebOptions(token_file=path, **{"public": True} | options)
+        self.doors = Doors(path, clock)
+        self.web = Web(source, self.doors, given, shelf=shelf, desk=desk,
                        runs=Runs(given.runs), live=Live(source, clients_max))  # fmt: skip
         self.web.port = self.port
         self.server = Server(web_config(self.web.app), [Listener(self.sock)])

@@ -1,13 +1,18 @@
 """Who may look, who may change something: tokens, sessions, names, other sites. Each refusal says why."""
 
+import os
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
+from headrace.control.service.auth import PEERS_MAX, Throttle, TokenFile
 from headrace.errors import ControlError
 from headrace.web.options import WebOptions
 from headrace.web.policies import DemoDesk
-from headrace.web.tokens import Doors, Refusal, read_tokens
+from headrace.web.tokens import ROLES, Doors, Refusal
 
 LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",
          "/api/policy", "/api/stores"]  # fmt: skip
@@ -21,13 +26,13 @@ def desk(serve):
 
 
 @pytest.mark.parametrize("path", LOOKS)
-def test_looking_needs_no_token_on_ones_own_machine(served, path):
+def test_public_pages_need_no_token(served, path):
     assert served.ask(path).status == 200
 
 
 @pytest.mark.parametrize("path", LOOKS)
-def test_beyond_it_or_when_private_everything_needs_one(serve, path):
-    web = serve(tokens=BOTH, private=True)
+def test_otherwise_everything_needs_one(serve, path):
+    web = serve(tokens=BOTH, public=False)
     answer = web.ask(path)
     if path.startswith("/api/"):
         assert (answer.status, "token" in answer.message) == (401, True)
@@ -40,7 +45,7 @@ def test_beyond_it_or_when_private_everything_needs_one(serve, path):
 
 
 def test_a_stream_needs_a_token_where_looking_does(serve):
-    web = serve(tokens=BOTH, private=True)
+    web = serve(tokens=BOTH, public=False)
     assert web.ask("/api/live").status == 401
     stream = web.listen(Authorization=f"Bearer {web.reader}")
     assert stream.next()[0] == "look"
@@ -131,7 +136,7 @@ def test_a_token_in_any_field_of_an_address_is_refused(served):
 def test_tokens_and_sessions_end(serve):
     now = [1_800_000_000.0]
     web = serve(
-        tokens="operator {operator} until 2027-01-15T09:00:00\n", private=True, clock=lambda: now[0]
+        tokens="operator {operator} until 2027-01-15T09:00:00\n", public=False, clock=lambda: now[0]
     )
     _, cookie = web.sign_in(web.operator)
     assert web.ask("/api/storage", cookie=cookie).status == 200
@@ -145,7 +150,7 @@ def test_tokens_and_sessions_end(serve):
 
 
 def test_whose_token_is_taken_out_of_the_file_is_signed_out(serve):
-    web = serve(tokens=BOTH, private=True)
+    web = serve(tokens=BOTH, public=False)
     _, cookie = web.sign_in(web.reader)
     assert web.ask("/api/storage", cookie=cookie).status == 200
     web.token_file.write_text(f"operator {web.operator}\n")
@@ -156,7 +161,7 @@ def test_whose_token_is_taken_out_of_the_file_is_signed_out(serve):
 
 
 def test_who_is_signed_out_is_told_nothing_more(serve):
-    web = serve(tokens=BOTH, private=True)
+    web = serve(tokens=BOTH, public=False)
     stream = web.listen(Authorization=f"Bearer {web.reader}")
     stream.next()
     web.token_file.write_text(f"operator {web.operator}\n")
@@ -178,19 +183,49 @@ def test_a_cookie_over_tls_is_for_tls_only(serve):
     assert "Secure" in said["https"]
 
 
-def test_guessing_is_slowed_down():
-    def attempt():
-        with pytest.raises(Refusal) as refused:
-            doors.by_header("Bearer guess")
-        return refused.value.status
+def test_guessing_is_slowed_down_for_who_guesses():
+    def attempt(peer, token="guess"):
+        try:
+            return doors.by_header(f"Bearer {token}", peer)
+        except Refusal as e:
+            return e.status
 
     clock = [0.0]
     doors = Doors(None, lambda: clock[0])
-    doors._path = None
-    doors.tokens = lambda: [type("T", (), {"secret": "s" * 16, "until_s": None})()]
-    assert [attempt() for _ in range(22)] == [401] * 20 + [429] * 2
+    assert [attempt("user 1") for _ in range(22)] == [401] * 20 + [429] * 2
+    assert attempt("user 1", doors.own.secret) == 429
+    assert attempt("user 2", doors.own.secret) == "operator"
     clock[0] += 61.0
-    assert attempt() == 401
+    assert attempt("user 1", doors.own.secret) == "operator"
+
+
+def test_many_who_guess_do_not_fill_the_memory():
+    throttle = Throttle(lambda: 0.0)
+    for peer in range(PEERS_MAX + 10):
+        throttle.wrong(str(peer))
+    assert len(throttle._wrong) == PEERS_MAX
+
+
+def test_without_a_file_the_printed_link_signs_in_once(serve):
+    web = serve(public=False)
+    assert web.ask("/api/storage").status == 401
+    link = f"/signin?once={web.doors.once}"
+    assert web.ask("/signin?once=guess").status == 401
+    first, again = web.ask(link), web.ask(link)
+    assert (first.status, again.status) == (303, 401)
+    assert b"was used already" in again.body
+    assert web.ask("/api/storage", cookie=first.headers["set-cookie"].split(";")[0]).status == 200
+    assert web.ask("/api/storage", token=web.doors.own.secret).status == 200
+
+
+def test_a_file_of_tokens_that_became_readable_lets_nobody_in(serve):
+    """The change of its mode leaves its time as it was."""
+    web = serve(tokens=BOTH, public=False)
+    assert web.ask("/api/storage", token=web.reader).status == 200
+    web.token_file.chmod(0o644)
+    assert web.ask("/api/storage", token=web.reader).status == 401
+    web.token_file.chmod(0o600)
+    assert web.ask("/api/storage", token=web.reader).status == 200
 
 
 @pytest.mark.parametrize(
@@ -261,7 +296,7 @@ def tokens_of(tmp_path, text, mode=0o600):
     path = tmp_path / "tokens"
     path.write_text(text)
     path.chmod(mode)
-    return read_tokens(path)
+    return TokenFile(path, ROLES).tokens()
 
 
 def test_a_file_of_tokens(tmp_path):
@@ -295,7 +330,7 @@ def test_a_file_of_tokens_that_others_can_read_is_refused(tmp_path):
     "given",
     [
         {"listen": "8470"}, {"listen": "127.0.0.1:99999"}, {"listen": "0.0.0.0:8470"}, {"listen": "[::]:8470"},
-        {"listen": "node7:8470"}, {"private": True}, {"names": ("a:1",)}, {"names": ("",)},
+        {"listen": "node7:8470"}, {"names": ("a:1",)}, {"names": ("",)},
         {"names": ("http://a",)},
     ],
 )  # fmt: skip
@@ -307,8 +342,10 @@ def test_wrong_options_are_refused(given):
 def test_what_others_can_reach_needs_a_token(tmp_path):
     beyond = WebOptions(listen="0.0.0.0:8470", token_file=tmp_path / "t")
     assert (beyond.needs_token, beyond.hosts) == (True, None)
+    with pytest.raises(ValueError, match="--public: everybody could look"):
+        WebOptions(listen="0.0.0.0:8470", token_file=tmp_path / "t", public=True)
     here = WebOptions(listen="[::1]:8470")
-    assert (here.needs_token, here.is_loopback) == (False, True)
+    assert (here.needs_token, here.is_loopback) == (True, True)
 
 
 def test_a_session_is_made_of_chance(serve):
@@ -320,8 +357,6 @@ def test_a_session_is_made_of_chance(serve):
 
 def test_a_slow_form_is_given_up(serve):
     """A body that drips in is hung up on by the connection's own deadline."""
-    import socket
-
     web = serve(tokens=BOTH)
     sock = socket.create_connection(("127.0.0.1", web.port), 15)
     sock.sendall(f"POST /signin HTTP/1.1\r\nHost: 127.0.0.1:{web.port}\r\nContent-Length: 100\r\n"
@@ -332,6 +367,32 @@ def test_a_slow_form_is_given_up(serve):
     sock.close()
 
 
-def test_a_page_says_whether_one_can_sign_in(served, serve):
-    assert b" data-door" not in serve().ask("/policies").body
-    assert b" data-door" in served.ask("/policies").body
+def test_a_body_that_nobody_wants_is_hung_up_on(served):
+    """Some of it is read, so that the answer is seen; not all that somebody sends."""
+    size = 64 << 20
+    with socket.create_connection(("127.0.0.1", served.port), 15) as sock:
+        sock.sendall(f"POST /api/policy/check HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n"
+                     f"Content-Length: {size}\r\n\r\n".encode())  # fmt: skip
+        sent = 0
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            while sent < size:
+                sent += sock.send(bytes(1 << 16))
+    assert sent < 16 << 20  # the kernel's buffers hold some, too
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_who_opens_many_connections_shuts_out_only_himself(served):
+    """1,100 connections of another user that ask for nothing, over the 1,024 that there may be."""
+    code = ("import resource, socket, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+            f"open_ones = [socket.create_connection(('127.0.0.1', {served.port})) for _ in range(1100)]\n"
+            "print(len(open_ones), flush=True); sys.stdin.read()")  # fmt: skip
+    other = subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout.readline() == "1100\n"
+        for _ in range(5):
+            assert served.ask("/api/storage", token=served.operator).status == 200
+    finally:
+        other.communicate("", 30)

@@ -80,7 +80,7 @@ def test_each_command_serves_and_ends(place, line):
             text = answer.read().decode()
         assert "headrace" in text
         assert ("recorded demo" in text) == ("--demo" in line)
-        assert ("Sign in</h1>" in text) == ("--private" in line)
+        assert ("Sign in</h1>" in text) == ("--demo" not in line)
     finally:
         code, said = command.end()
     assert code == 0, said
@@ -89,7 +89,7 @@ def test_each_command_serves_and_ends(place, line):
 
 def test_what_is_wrong_is_said_before_anything_is_served(place):
     for words, said in (
-        ("--listen 0.0.0.0:0", b"--token-file"), ("--private", b"--token-file"),
+        ("--listen 0.0.0.0:0", b"--token-file"), ("--public --listen 0.0.0.0:0", b"everybody could look"),
         ("--store nothing.hr", b"nothing.hr"),
         ("--token-file photos/none", b"cannot be read"), ("--listen here", b"HOST:PORT"),
     ):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,8 @@ def web(
         Path | None,
         typer.Option(help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each."),
     ] = None,
-    private: Annotated[
-        bool, typer.Option("--private", help="Who is not signed in sees nothing.")
+    public: Annotated[
+        bool, typer.Option("--public", help="Every user of this machine may look without a token.")
     ] = False,
     name: Annotated[
         list[str] | None,
@@ -65,12 +66,15 @@ def web(
 ) -> None:
     """Serve live pages: who waits for data and why, what weighs on file systems, policies, samples.
 
-    Without a token they only show. Ctrl-C ends it.
+    The link that it prints signs you in, once; without a token nobody sees anything. Ctrl-C ends it.
     """
-    options = _modules().options.WebOptions(
-        listen=listen, token_file=token_file, private=private, names=tuple(name or ()),
+    options_of = _modules().options.WebOptions
+    options = options_of(
+        listen=listen, token_file=token_file, public=public, names=tuple(name or ()),
         stores=tuple(store or ()), runs=tuple(run or ()),
     )  # fmt: skip
+    if demo and options.is_loopback and not (options.stores or options.runs):
+        options = dataclasses.replace(options, public=True)  # it shows nothing of anybody's
     from headrace.web.process import serve
     from headrace.web.tokens import Doors
     from headrace.web.traced import Runs
@@ -85,11 +89,17 @@ def web(
         looked = _source(demo, history, clients[1], _snapshots(executor, source))
 
         def ready(address: str) -> None:
+            token = doors.own.secret if doors.own else None
+            link = f"{address}signin?once={doors.once}" if doors.once else address
             if as_json:
-                output.document({"url": address, "demo": demo})
+                output.document({"url": address, "link": link, "token": token, "demo": demo})
             else:
                 what = "a recorded demo" if demo else "the cluster"
-                output.line(f"{what} is at {address} (Ctrl-C ends it)")
+                output.line(f"{what} is at {link} (Ctrl-C ends it)")
+                if token:
+                    output.line(
+                        f"  The link signs in once. Elsewhere: {address} with the token {token}"
+                    )
             import sys
 
             sys.stdout.flush()

@@ -1,7 +1,7 @@
 """App: what browsers may ask, and who may ask it. docs/howto/web.md says it for people.
 
-Looking needs nothing on one's own machine, and a token elsewhere; changing a policy always takes an
-operator's. Only here do source, stores, policies and doors meet.
+Looking takes a token, unless the pages are public; changing a policy always takes an operator's. Only
+here do source, stores, policies and doors meet.
 """
 
 from __future__ import annotations
@@ -165,7 +165,6 @@ class Web:
             page,
             label=self._source.label,
             who=who,
-            can_sign_in=self._doors.has_tokens,
             said=said,
             runs=bool(self._options.runs),
         )
@@ -177,15 +176,20 @@ class Web:
             task.exception()  # whoever asks for the grid is told
 
     async def _sign_in(self, request: Request) -> Response:
-        if request.method != "POST":
+        peer = _peer(request)
+        once = request.query_params.get("once")
+        if request.method != "POST" and not once:
             return self._html("/signin", self._session(request) or "")
         kind = request.headers.get("content-type", "").split(";")[0]
-        if kind != "application/x-www-form-urlencoded":
+        if not once and kind != "application/x-www-form-urlencoded":
             return self._html("/signin", "", 415, "a form is expected")
         try:
-            body = (await _body(request, 4096)).decode("utf-8", "replace")
-            given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
-            name, seconds = self._doors.sign_in(given)
+            if once:
+                name, seconds = self._doors.sign_in_once(once, peer)
+            else:
+                body = (await _body(request, 4096)).decode("utf-8", "replace")
+                given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
+                name, seconds = self._doors.sign_in(given, peer)
         except Refusal as e:
             return self._html("/signin", "", e.status, str(e))
         except (ValueError, TimeoutError, ClientDisconnect) as e:
@@ -361,7 +365,7 @@ class Web:
         """
         given = request.headers.get("authorization")
         if given is not None:
-            return self._doors.by_header(given)
+            return self._doors.by_header(given, _peer(request))
         return self._session(request) or ""
 
     def _may_look(self, request: Request) -> bool:
@@ -408,6 +412,11 @@ async def _body(request: Request, most: int) -> bytes:
             if len(body) > most:
                 raise Refusal(413, f"the body has more than {most} bytes")
     return bytes(body)
+
+
+def _peer(request: Request) -> str:
+    peer = getattr(request.state, "peer", None)
+    return peer.name if peer is not None else ""
 
 
 def _integer(text: str, name: str) -> int:

@@ -41,10 +41,6 @@ class WebConnection(Connection):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
-    def hang_up(self) -> None:
-        """End it at once, whatever waits to be sent."""
-        self.transport.abort()
-
 
 def web_config(app: Any) -> uvicorn.Config:
     """How connections are served."""

@@ -23,7 +23,7 @@ class WebOptions:
     Attributes:
         listen: HOST:PORT; port 0 is any that is free.
         token_file: who may sign in; see `tokens`.
-        private: who is not signed in sees nothing. Always so beyond this machine.
+        public: whoever can connect may look without a token: every user of this machine. Never beyond it.
         names: that this server goes by, beside those of the machine itself: behind a proxy.
         stores: paths of stores that may be looked into.
         runs: folders of traced runs, or folders of such.
@@ -34,7 +34,7 @@ class WebOptions:
 
     listen: str = DEFAULT_LISTEN
     token_file: Path | None = None
-    private: bool = False
+    public: bool = False
     names: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
@@ -43,9 +43,11 @@ class WebOptions:
         host, _, port = self.listen.rpartition(":")
         if not (host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
             raise ValueError(f"--listen is {self.listen!r}, expected HOST:PORT, as 127.0.0.1:8470")
-        if self.token_file is None and (self.private or not self.is_loopback):
-            why = "--private" if self.private else f"--listen {self.listen}: others could look"
-            raise ValueError(f"{why}: give --token-file, so that people can sign in")
+        if not self.is_loopback and (self.public or self.token_file is None):
+            why = "--public: everybody" if self.public else "others"
+            raise ValueError(
+                f"--listen {self.listen}: {why} could look; give --token-file, so that people can sign in"
+            )
         for name in self.names:
             if not name or any(c in name for c in "/:@ \t") or not name.isprintable():
                 raise ValueError(f"--name is {name!r}, expected the name of a host, without a port")
@@ -70,7 +72,7 @@ class WebOptions:
     @property
     def needs_token(self) -> bool:
         """Whether looking takes a token."""
-        return self.private or not self.is_loopback
+        return not self.public
 
     @property
     def hosts(self) -> frozenset[str] | None:

@@ -62,16 +62,13 @@ def files() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def document(
-    page: Page, *, label: str, who: str, can_sign_in: bool, said: str = "", runs: bool = False
-) -> str:
+def document(page: Page, *, label: str, who: str, said: str = "", runs: bool = False) -> str:
     """A page.
 
     Args:
         page: which.
         label: what stands on every page: `recorded demo`.
         who: the role of who is signed in; '' for nobody.
-        can_sign_in: there are tokens.
         said: a sentence at the top: what went wrong.
         runs: there are traced runs.
     """
@@ -86,7 +83,7 @@ def document(
             '<button class="quiet">Sign out</button></form>'
         )
     else:
-        door = '<a href="/signin">Sign in</a>' if can_sign_in else "<span>read-only</span>"
+        door = '<a href="/signin">Sign in</a>'
     banner = (
         f'<p class="banner"><strong>{safe(label)}</strong> The cluster, its users and its jobs '
         "are made up by a seeded model.</p>"
@@ -96,7 +93,7 @@ def document(
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
     script = f'<script type="module" src="/static/{page.script}"></script>' if page.script else ""
     body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _said(said))
-    given = f'data-page="{page.path}" data-who="{safe(who)}"' + " data-door" * can_sign_in
+    given = f'data-page="{page.path}" data-who="{safe(who)}"'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

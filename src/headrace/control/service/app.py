@@ -23,14 +23,14 @@ from headrace.control.policy import Policy, PolicyError
 from headrace.control.policy.check import unknown_names
 from headrace.control.policy.difference import changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy
-from headrace.control.service.auth import Caller, Peer, Token, caller_of
+from headrace.control.service.auth import Caller, Peer, Throttle, TokenFile, caller_of
 from headrace.control.service.database import Database, Fenced
 from headrace.control.service.http import REQUEST_S
 from headrace.control.service.ruler import Refused, Ruler
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["Controller"]
 
@@ -48,7 +48,7 @@ class Controller:
 
     Args:
         database: claimed.
-        tokens: good over TCP.
+        tokens: good over TCP; None: a certificate is.
         certificates: whether one must be shown over TCP.
         fenced: called when another controller rules.
 
@@ -61,7 +61,7 @@ class Controller:
         self,
         database: Database,
         *,
-        tokens: Sequence[Token] = (),
+        tokens: TokenFile | None = None,
         certificates: bool = False,
         fenced: Callable[[], None] = lambda: None,
     ) -> None:
@@ -75,6 +75,8 @@ class Controller:
         self.metrics = ""  # where Prometheus may ask
         self._database = database
         self._tokens = tokens
+        self._throttle = Throttle()
+        self._checking = asyncio.Lock()
         self._certificates = certificates
         self._fenced = fenced
         self._began_s = now
@@ -138,8 +140,9 @@ class Controller:
 
     async def _apply(self, request: Request, caller: Caller) -> Response:
         text = (await self._body(request)).decode()
-        # Off the loop: a document of a megabyte takes its time, and planes report meanwhile.
-        policy = await asyncio.to_thread(parse_policy, text)
+        # Off the loop, and one at a time: a large document takes its time, and planes report meanwhile.
+        async with self._checking:
+            policy = await asyncio.to_thread(parse_policy, text)
         found = changes(self.ruler.policy, policy)
         dry_run = request.query_params.get("dry_run", "") in ("1", "true")
         unknown = unknown_names(policy, self.ruler.users(), self.ruler.jobs())
@@ -205,12 +208,15 @@ class Controller:
 
     def _caller(self, request: Request, role: str) -> Caller:
         peer = getattr(request.state, "peer", None) or Peer()
-        caller = caller_of(
-            peer, request.headers.get("authorization"), self._tokens,
-            certificates=self._certificates,
-        )  # fmt: skip
+        if self._throttle.is_shut(peer.name):
+            raise Refused(429, "too many wrong tokens: wait a minute")
+        given = request.headers.get("authorization")
+        tokens = None if self._tokens is None else self._tokens.tokens()
+        caller = caller_of(peer, given, tokens, certificates=self._certificates)
         if caller is None:
             self.ruler.refused += 1
+            if given is not None:
+                self._throttle.wrong(peer.name)
             raise Refused(401, "a good token is needed: Authorization: Bearer TOKEN")
         if role == "operator" and caller.role != "operator":
             self.ruler.refused += 1

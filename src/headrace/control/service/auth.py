@@ -1,31 +1,44 @@
 """Auth: who asks. On a UNIX socket the kernel says it; over TCP, a token or a certificate does.
 
-Two roles: an operator may do everything; a plane may register, report and leave. On the controller's
-own socket (in a folder that nobody else can enter) its user and root are operators; on one that it
-was told to listen on, other users are planes, and of their own jobs only.
+The controller knows two roles: an operator may do everything; a plane may register, report and leave. On
+its own socket (in a folder that nobody else can enter) its user and root are operators; on one that it
+was told to listen on, other users are planes, and of their own jobs only. The pages (`headrace web`) have
+operators and readers.
+
+A file of tokens has one a line: a role and the token, or a token alone, which is an operator's; `until
+2026-12-31` behind it ends it. The file is read again when it changes, and good only while nobody else
+can read it.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hmac
 import os
 import pwd
 import re
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Caller", "Peer", "Token", "caller_of", "read_tokens", "user_name"]
+__all__ = ["Caller", "Peer", "Throttle", "Token", "TokenFile", "caller_of", "matching", "user_name"]
 
-Role = Literal["operator", "plane"]
+TOKEN_CHARACTERS_MIN: Final = 16
+TOKENS_BYTES_MAX: Final = 1 << 20
+WRONG_MAX: Final = 20
+"""Wrong tokens of one peer in `WRONG_S`; then it has to wait."""
+WRONG_S: Final = 60.0
+PEERS_MAX: Final = 4096
 
-TOKEN_CHARACTERS_MIN = 16
-_TOKEN = re.compile(r"[\x21-\x7e]+")
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +48,145 @@ class Peer:
     Attributes:
         uid: on a UNIX socket; None: it came over TCP.
         certified: it showed a certificate that was verified.
+        name: what its wrong tokens are counted under (`headrace.base.peers`).
     """
 
     uid: int | None = None
     certified: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret and what it is good for."""
+    """A secret, the role that it is good for, and until when (Unix seconds; None: for good)."""
 
-    role: Role
+    role: str
     secret: str
+    until_s: float | None = None
+
+    @property
+    def key(self) -> bytes:
+        """Stands for the token where the secret need not be."""
+        return sha256(self.secret.encode()).digest()
+
+
+class TokenFile:
+    """The tokens of a file, as it is now.
+
+    Args:
+        path: of the file.
+        roles: that its lines may name; a token alone is of the first.
+
+    Raises:
+        ControlError: others can read the file, or it has no good token.
+    """
+
+    def __init__(self, path: Path, roles: Sequence[str]) -> None:
+        self._path = path
+        self._roles = tuple(roles)
+        self._stamp: tuple[int, ...] | None = None
+        self._tokens: tuple[Token, ...] = ()
+        self._look()
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Those that are good by the file as it is now; none if it cannot be used any more."""
+        try:
+            self._look()
+        except ControlError:
+            self._tokens, self._stamp = (), None
+        return self._tokens
+
+    def _look(self) -> None:
+        try:
+            status = self._path.stat()
+            # The change of a mode or an owner shows in ctime alone.
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+            if stamp == self._stamp:
+                return
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                text = file.read(TOKENS_BYTES_MAX).decode()
+        except (OSError, UnicodeDecodeError) as e:
+            raise ControlError(
+                f"{self._path}: the tokens cannot be read: {e}.", path=str(self._path)
+            ) from e
+        mode = status.st_mode & 0o777
+        if mode & 0o077 or status.st_uid not in (0, os.geteuid()):
+            raise ControlError(
+                f"{self._path}: others can read the file of tokens (user {status.st_uid}, mode {mode:04o}).",
+                path=str(self._path), next_step=f"chmod 600 {self._path}",
+            )  # fmt: skip
+        tokens = [
+            self._token(line.split(), f"{self._path}, line {number}")
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
+        if not tokens:
+            raise ControlError(
+                f"{self._path}: there is no token.",
+                path=str(self._path),
+                next_step=self._expected(),
+            )
+        self._tokens, self._stamp = tuple(tokens), stamp
+
+    def _expected(self) -> str:
+        lines = " or ".join(f"`{role} TOKEN`" for role in self._roles)
+        return f"Expected {lines}, perhaps with `until 2026-12-31` behind"
+
+    def _token(self, words: list[str], where: str) -> Token:
+        until_s = None
+        try:
+            if len(words) > 2 and words[-2] == "until":
+                at = dt.datetime.fromisoformat(words[-1])
+                until_s = at.replace(tzinfo=at.tzinfo or dt.UTC).timestamp()
+                words = words[:-2]
+        except ValueError as e:
+            raise ControlError(f"{where}: {words[-1]!r} is no date, as 2026-12-31.") from e
+        role, secret = words if len(words) == 2 else (self._roles[0], words[0])
+        if len(words) > 2 or role not in self._roles:
+            raise ControlError(f"{where}: {self._expected()}.")
+        if len(secret) < TOKEN_CHARACTERS_MIN or not _TOKEN.fullmatch(secret):
+            raise ControlError(
+                f"{where}: the token has {len(secret)} characters, expected {TOKEN_CHARACTERS_MIN} or more, "
+                "without spaces.",
+                next_step="Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            )
+        return Token(role, secret, until_s)
+
+
+def matching(tokens: Sequence[Token], given: str) -> Token | None:
+    """The token that is `given`; its time says nothing about it, and neither does the search's."""
+    match: Token | None = None
+    for token in tokens:
+        if hmac.compare_digest(token.secret.encode(), given.encode(errors="replace")):
+            match = token
+    return match
+
+
+class Throttle:
+    """Wrong tokens by peer: who guesses has to wait, and nobody else does.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._wrong: OrderedDict[str, list[float]] = OrderedDict()
+
+    def is_shut(self, peer: str) -> bool:
+        """Whether a peer has to wait."""
+        now = self._clock()
+        recent = [at for at in self._wrong.get(peer, ()) if now - at < WRONG_S]
+        return len(recent) >= WRONG_MAX
+
+    def wrong(self, peer: str) -> None:
+        """Counts a wrong token."""
+        now = self._clock()
+        recent = [at for at in self._wrong.pop(peer, ()) if now - at < WRONG_S]
+        self._wrong[peer] = [*recent, now][-WRONG_MAX:]
+        if len(self._wrong) > PEERS_MAX:
+            self._wrong.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,54 +200,19 @@ class Caller:
     """
 
     name: str
-    role: Role
+    role: str
     user: str | None = None
 
 
-def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read a file of tokens: one a line, `plane TOKEN` or `operator TOKEN`; alone it is an operator's.
-
-    Raises:
-        ControlError: others can read it, or it has no good token.
-    """
-    try:
-        if path.stat().st_mode & 0o077:
-            raise ControlError(
-                f"{path}: others can read the file of tokens (mode {path.stat().st_mode & 0o777:04o}).",
-                path=str(path),
-                next_step=f"chmod 600 {path}",
-            )
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ControlError(f"{path}: the tokens cannot be read: {e}.", path=str(path)) from e
-    tokens = []
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        role, secret = words if len(words) == 2 else ("operator", words[0])
-        good = len(words) <= 2 and len(secret) >= TOKEN_CHARACTERS_MIN and _TOKEN.fullmatch(secret)
-        if not good or role not in ("operator", "plane"):
-            raise ControlError(
-                f"{path}, line {number}: expected `plane TOKEN` or `operator TOKEN`, "
-                f"the token of {TOKEN_CHARACTERS_MIN} characters or more.",
-                path=str(path),
-            )
-        tokens.append(Token("plane" if role == "plane" else "operator", secret))
-    if not tokens:
-        raise ControlError(f"{path}: there is no token.", path=str(path))
-    return tuple(tokens)
-
-
 def caller_of(
-    peer: Peer, authorization: str | None, tokens: Sequence[Token], *, certificates: bool
+    peer: Peer, authorization: str | None, tokens: Sequence[Token] | None, *, certificates: bool
 ) -> Caller | None:
     """Say who asks; None: nobody who may.
 
     Args:
         peer: the other end.
         authorization: the header of this name.
-        tokens: those that are good.
+        tokens: those that are good; None: a certificate alone is.
         certificates: whether one must be shown over TCP.
     """
     if peer.uid is not None:
@@ -116,15 +221,14 @@ def caller_of(
         return Caller(f"user {peer.uid}", "plane", user_name(peer.uid))
     if certificates and not peer.certified:
         return None
-    if not tokens:
+    if tokens is None:
         return Caller("certificate", "operator") if peer.certified else None
     scheme, _, given = (authorization or "").partition(" ")
-    found: Role | None = None
-    for token in tokens:  # all of them, so that the time says nothing
-        same = hmac.compare_digest(token.secret.encode(), given.strip().encode(errors="replace"))
-        if same and scheme.lower() == "bearer":
-            found = token.role
-    return None if found is None else Caller("token", found)
+    token = matching(tokens, given.strip())
+    if token is None or scheme.lower() != "bearer":
+        return None
+    expired = token.until_s is not None and token.until_s <= time.time()
+    return None if expired else Caller("token", token.role)
 
 
 def user_name(uid: int) -> str:

@@ -1,8 +1,8 @@
 """HTTP: connections with deadlines, over uvicorn's protocol.
 
 A request must come whole within seconds of its first byte, or of the connection's beginning: whoever
-sends a byte a minute, or nothing, is hung up on. What the kernel knows of the other end is handed to
-the application.
+sends a byte a minute, or nothing, is hung up on. Where all connections are taken, the peer that has most
+of them loses its oldest. What the kernel knows of the other end is handed to the application.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from headrace.base.peers import Crowd, peer_name, peer_user
 from headrace.control.service.auth import Peer
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ IDLE_S: Final = 75.0
 HANDSHAKE_S: Final = 5.0
 HEAD_BYTES_MAX: Final = 16 << 10
 CONNECTIONS_MAX: Final = 12_000
+UNREAD_BYTES_MAX: Final = 1 << 20
+"""Of a body that comes after its answer: so much is thrown away before it is hung up on."""
 STOP_S: Final = 1
 
 
@@ -40,15 +43,24 @@ class Connection(H11Protocol):
     """One connection."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    peer = Peer()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Know the other end, and expect a request."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "peer": _peer_of(transport)}
+        self.peer = _peer_of(transport)
+        self.app_state = {**self.app_state, "peer": self.peer}
+        self._crowd.join(self.peer.name, self)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
         """Part of a request has come."""
+        if self.cycle is not None and self.cycle.response_complete:
+            self._unread_bytes += len(data) if self.conn.their_state is h11.SEND_BODY else 0
+            if self._unread_bytes > UNREAD_BYTES_MAX:
+                self.hang_up()
+                return
         if self._deadline is None and self._between():
             self._expect()
         super().data_received(data)
@@ -68,7 +80,16 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._relax()
+        self._crowd.leave(self.peer.name, self)
         super().connection_lost(exc)
+
+    def hang_up(self) -> None:
+        """End it at once, whatever waits to be sent."""
+        self.transport.abort()
+
+    @property
+    def _crowd(self) -> Crowd[Connection]:
+        return cast("_Config", self.config).crowd
 
     def _between(self) -> bool:
         """Whether no request is being answered."""
@@ -84,19 +105,16 @@ class Connection(H11Protocol):
 
     def _overdue(self) -> None:
         self._deadline = None
-        self.transport.abort()
+        self.hang_up()
 
 
 def _peer_of(transport: asyncio.Transport) -> Peer:
     sock = transport.get_extra_info("socket")
+    name = "nobody" if sock is None else peer_name(sock)
     if sock is not None and sock.family == socket.AF_UNIX:
-        size = struct.calcsize("3i")
-        _, uid, _ = struct.unpack(
-            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        )
-        return Peer(uid=uid)
+        return Peer(uid=peer_user(sock), name=name)
     tls = transport.get_extra_info("ssl_object")
-    return Peer(certified=tls is not None and bool(tls.getpeercert()))
+    return Peer(certified=tls is not None and bool(tls.getpeercert()), name=name)
 
 
 class Listener:
@@ -113,13 +131,21 @@ def config_for(
     connection: type[Connection] = Connection,
     connections_max: int = CONNECTIONS_MAX,
 ) -> uvicorn.Config:
-    """How connections are served."""
-    return uvicorn.Config(
-        app, http=connection, ws="none", lifespan="off", log_config=None, access_log=False,
-        proxy_headers=False, server_header=False, date_header=False,
-        limit_concurrency=connections_max, timeout_keep_alive=int(IDLE_S),
-        timeout_graceful_shutdown=STOP_S, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    """How connections are served: `connections_max` at once."""
+    return _Config(
+        app, connections_max, http=connection, ws="none", lifespan="off", log_config=None,
+        access_log=False, proxy_headers=False, server_header=False, date_header=False,
+        timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=STOP_S,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )  # fmt: skip
+
+
+class _Config(uvicorn.Config):
+    """What connections share: who has how many."""
+
+    def __init__(self, app: Any, connections_max: int, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.crowd: Crowd[Connection] = Crowd(connections_max, Connection.hang_up)
 
 
 class Server(uvicorn.Server):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.control.client import Client, Endpoint
 from headrace.control.metrics_http import address_of
 from headrace.control.service.app import Controller
-from headrace.control.service.auth import Token, read_tokens
+from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
 from headrace.control.service.http import Listener, Server, config_for
 from headrace.control.service.metrics import serve_metrics
@@ -98,9 +98,9 @@ def run(folder: RuntimeFolder, options: ControlOptions) -> None:
         ControlError: another one rules, or something it needs cannot be used.
         NodeError: the runtime folder is not safe, or another controller has it.
     """
-    tokens: tuple[Token, ...] = ()
+    tokens = None
     if options.token_file is not None:
-        tokens = read_tokens(options.token_file)
+        tokens = TokenFile(options.token_file, ("operator", "plane"))
     claim = folder.claim()
     database = None
     try:
@@ -123,7 +123,7 @@ def run(folder: RuntimeFolder, options: ControlOptions) -> None:
 
 async def _serve(
     database: Database,
-    tokens: Sequence[Token],
+    tokens: TokenFile | None,
     options: ControlOptions,
     listeners: Sequence[Listener],
 ) -> None:

@@ -29,7 +29,7 @@ async function put(path, done) {
 check.addEventListener("click", () => put("/api/policy/check", (found, sent) => {
   checked = found.changes.length ? sent : null;
   fill($("said"), found.changes.length ? [h("p", {}, `${found.changes.length} value${found.changes.length === 1 ? "" : "s"} would change; nothing has changed yet. Version ${found.version} holds.`), list(found), unknown(found),
-    !operator && h("p", { class: "soft" }, document.body.dataset.who || document.body.dataset.door === undefined ? "Applying it takes an operator's token; headrace web --token-file says which there are." : ["To apply it, ", h("a", { href: "/signin" }, "sign in"), " with an operator's token."])].filter(Boolean).flat() : h("p", {}, `Nothing would change: version ${found.version} says the same.`));
+    !operator && h("p", { class: "soft" }, document.body.dataset.who ? "Applying it takes an operator's token." : ["To apply it, ", h("a", { href: "/signin" }, "sign in"), " with an operator's token."])].filter(Boolean).flat() : h("p", {}, `Nothing would change: version ${found.version} says the same.`));
 }));
 
 apply.addEventListener("click", () => put("/api/policy/apply", (found) => {

@@ -1,0 +1,118 @@
+"""Peers: who is at the other end of a connection, as far as the kernel tells.
+
+Limits and throttles count by peer, so that nobody is shut out by what somebody else does. On a UNIX socket
+and on loopback a peer is a user of this machine; elsewhere it is an address (of IPv6, its /64).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Crowd", "peer_name", "peer_user"]
+
+_MemberT = TypeVar("_MemberT")
+
+_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_HEADER: Final = struct.Struct("=IHHII")
+_REQUEST: Final = struct.Struct("=BBBxI")
+_ANSWER_UID_AT: Final = _HEADER.size + 64
+"""Of inet_diag_msg: family to retransmits (4), addresses and cookie (48), three u32, then the uid."""
+
+_WAIT_S: Final = 1.0
+
+
+def peer_user(sock: socket.socket) -> int | None:
+    """The user whose process is at the other end; None where the kernel cannot know, or does not say."""
+    if sock.family == socket.AF_UNIX:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int(struct.unpack("3i", credentials)[1])
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        there, here = sock.getpeername(), sock.getsockname()
+        return _owner(sock.family, there, here) if _address(there).is_loopback else None
+    except (OSError, ValueError):
+        return None
+
+
+def peer_name(sock: socket.socket) -> str:
+    """`user 1000`, or an address: the same for all connections of one peer."""
+    user = peer_user(sock)
+    if user is not None:
+        return f"user {user}"
+    try:
+        address = _address(sock.getpeername())
+    except (OSError, ValueError):
+        return "nobody"
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+def _address(name: tuple[object, ...]) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address if mapped is None else mapped
+
+
+def _owner(family: int, there: tuple[object, ...], here: tuple[object, ...]) -> int | None:
+    """Asks the kernel (sock_diag(7)) for the user of a socket of this machine, by both its addresses."""
+    ends = [socket.inet_pton(family, str(end[0])).ljust(16, b"\0") for end in (there, here)]
+    ports = struct.pack("!HH", there[1], here[1])
+    # struct inet_diag_req_v2: TCP, no extensions, all states; any interface, any cookie.
+    question = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    question += ports + b"".join(ends) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, 1, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as netlink:
+        netlink.settimeout(_WAIT_S)
+        netlink.sendto(header + question, (0, 0))
+        answer = netlink.recv(4096)
+    if len(answer) < _ANSWER_UID_AT + 4 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+        return None
+    return int(struct.unpack_from("=I", answer, _ANSWER_UID_AT)[0])
+
+
+class Crowd(Generic[_MemberT]):
+    """What all peers hold, bounded: beyond it the peer that holds most loses its oldest.
+
+    Args:
+        most: members at once.
+        drop: ends one; it leaves, now or soon.
+    """
+
+    def __init__(self, most: int, drop: Callable[[_MemberT], None]) -> None:
+        self._most = most
+        self._drop = drop
+        self._by_peer: dict[str, OrderedDict[_MemberT, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self, peer: str, member: _MemberT) -> None:
+        """Counts one more, and ends another where there are too many."""
+        self._by_peer.setdefault(peer, OrderedDict())[member] = None
+        self._count += 1
+        if self._count > self._most:
+            # Of those that hold equally many, whoever comes last.
+            largest = max(self._by_peer, key=lambda name: (len(self._by_peer[name]), name == peer))
+            oldest = next(iter(self._by_peer[largest]))
+            self.leave(largest, oldest)
+            self._drop(oldest)
+
+    def leave(self, peer: str, member: _MemberT) -> None:
+        """Counts it no longer; nothing happens to one that has left."""
+        members = self._by_peer.get(peer)
+        if members is not None and member in members:
+            del members[member]
+            self._count -= 1
+            if not members:
+                del self._by_peer[peer]
