@@ -113,18 +113,19 @@ def test_tcp_without_a_token_or_certificates_is_refused(tmp_path, listen, said):
 
 
 def test_tokens_that_others_can_read_are_refused(tmp_path):
-    from headrace.control.service.auth import read_tokens
+    from headrace.control.service.auth import TokenFile
 
+    roles = ("operator", "plane")
     (tmp_path / "t").write_text("operator " + "x" * 16 + "\n")
     (tmp_path / "t").chmod(0o644)
     with pytest.raises(ControlError, match="others can read"):
-        read_tokens(tmp_path / "t")
+        TokenFile(tmp_path / "t", roles)
     (tmp_path / "t").chmod(0o600)
-    assert read_tokens(tmp_path / "t")[0].role == "operator"
+    assert TokenFile(tmp_path / "t", roles).tokens()[0].role == "operator"
     for text in ("short", "king " + "x" * 16, "", "a b c"):
         (tmp_path / "t").write_text(text)
         with pytest.raises(ControlError):
-            read_tokens(tmp_path / "t")
+            TokenFile(tmp_path / "t", roles)
 
 
 # -- bad input -----------------------------------------------------------------------------------

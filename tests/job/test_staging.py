@@ -3,6 +3,8 @@
 import errno
 import os
 import pickle
+import stat
+import subprocess
 import threading
 import time
 
@@ -12,11 +14,12 @@ import pytest
 import headrace as hr
 from headrace.errors import HeadraceError, JobError, SourceChanged
 from headrace.fabric.engine import FabricEngine
+from headrace.fabric.secret import Secret
 from headrace.job import engine as job_engine
-from headrace.job.engine import identity_of
+from headrace.job.engine import connect_options, identity_of
 from headrace.job.store import open_job
 from job.local import LocalJob
-from tests_shared import write_photos
+from tests_shared import opened_to_others, write_photos
 
 
 def same(store, source):
@@ -74,7 +77,8 @@ def test_reads_beyond_the_mark_are_no_data(photos, tmp_path):
         document = job.meeting.wait_for_job(20)
         url = document.segments[0].places[0].volumes[0]
         server = job.servers[0]
-        with FabricEngine(identity_of(document.session)) as fabric:
+        options = connect_options(job.meeting.secret(document.session))
+        with FabricEngine(identity_of(document.session), options) as fabric:
             fabric.open(url)
             data = np.empty(1024, np.uint8)
 
@@ -92,12 +96,46 @@ def test_reads_beyond_the_mark_are_no_data(photos, tmp_path):
             assert read(3073) == 1024
 
 
-def test_hosts_of_another_session_are_refused(photos, tmp_path):
+def test_only_hosts_that_know_the_secret_are_admitted(photos, tmp_path):
+    """The session's name is no secret: it stands in NQNs, which packets and discovery show."""
     with LocalJob(photos, tmp_path, nodes=1) as job:
         job.each("plan")
-        url = job.meeting.wait_for_job(20).segments[0].places[0].directory
-        with FabricEngine(identity_of("0123456789abcdef")) as fabric, pytest.raises(HeadraceError):
-            fabric.open(url)
+        document = job.meeting.wait_for_job(20)
+        url = document.segments[0].places[0].directory
+        good = job.meeting.secret(document.session)
+        for session, secret, admitted in (
+            (document.session, good, True),
+            (document.session, Secret.generate()[0], False),
+            (document.session, None, False),
+            ("0123456789abcdef", good, False),
+        ):
+            options = connect_options(secret)
+            with FabricEngine(identity_of(session), options) as fabric:
+                if admitted:
+                    fabric.open(url)
+                else:
+                    with pytest.raises(HeadraceError):
+                        fabric.open(url)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_another_user_reads_nothing_of_a_job(photos, tmp_path):
+    """Under an umask that lets others read: folder, secret, and samples are this user's alone."""
+    before = os.umask(0)
+    try:
+        with opened_to_others(tmp_path), LocalJob(photos, tmp_path, nodes=1) as job:
+            job.each("plan", "stage")
+            assert stat.S_IMODE(job.meet.stat().st_mode) == 0o700
+            tries = [["ls", str(job.meet)], *(["cat", str(path)] for path in job.meet.rglob("*"))]
+            assert len(tries) > 4
+            for command in tries:
+                ended = subprocess.run(
+                    ["setpriv", "--reuid=65534", "--clear-groups", *command],
+                    check=False, capture_output=True, text=True,
+                )  # fmt: skip
+                assert (ended.returncode != 0, "Permission denied" in ended.stderr) == (True, True)
+    finally:
+        os.umask(before)
 
 
 def test_a_kept_share_is_a_store(photos, tmp_path):

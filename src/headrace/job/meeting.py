@@ -2,6 +2,7 @@
 
     FOLDER/
       meeting.json   node 0: the session, the source, and whose greetings it has seen
+      secret         node 0: what the job's processes authenticate with, on its targets
       hello-R.json   node R: a nonce, so that it can tell that node 0 lives now
       node-R.json    node R: its share, address and progress
       job.json       node 0, when all nodes have planned: what readers open
@@ -9,9 +10,10 @@
       ended          whoever ends the job
       listing/       node 0: the source's directory, unless the source is a store already
 
-Every file is replaced as a whole, and all of it works on file systems without locks. A folder may hold
-what a killed job left: node 0 takes it over when nobody serves it any more, and the others believe a
-`meeting.json` only once it repeats the nonce that they have just written.
+The folder is this user's alone (mode 0700): who can read it can read the samples. Every file is replaced as
+a whole, and all of it works on file systems without locks. A folder may hold what a killed job left: node 0
+takes it over when nobody serves it any more, and the others believe a `meeting.json` only once it repeats
+the nonce that they have just written.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.files import make_folder
 from headrace.errors import JobError
+from headrace.fabric.secret import Secret
 from headrace.job.document import KIND, JobDocument, NodeDocument
 
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ FOLDER_VARIABLE = "HEADRACE_JOB_FOLDER"
 POLL_S = 0.1
 """How often files are looked for: a look-up of one name, also on a network file system."""
 
-_OURS = ("meeting.json", "job.json", "ended")
+_OURS = ("meeting.json", "secret", "job.json", "ended")
 _NUMBERED = ("hello-", "node-", "agreed-")
 
 
@@ -85,7 +89,7 @@ class Meeting:
         Raises:
             JobError: a living job has the folder, or something else lies in it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         ours = ("listing", *_OURS, *_NUMBERED)
         strange = [p.name for p in self.folder.iterdir() if not p.name.startswith(ours)]
         if strange:
@@ -110,6 +114,7 @@ class Meeting:
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.listing, ignore_errors=True)
         session = secrets.token_hex(8)
+        self._write("secret", {"session": session, "secret": Secret.generate()[1]})
         self._write("meeting.json", {"session": session, "job": job, "nodes": nodes, "seen": {}})
         return session
 
@@ -133,7 +138,7 @@ class Meeting:
 
     def greet(self, node: int, host: str) -> str:
         """Says that node `node` is here; returns its nonce."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         nonce = secrets.token_hex(8)
         self._write(f"hello-{node}.json", {"node": node, "nonce": nonce, "host": host})
         return nonce
@@ -146,6 +151,21 @@ class Meeting:
         return found
 
     # -- everybody --------------------------------------------------------------------------------
+
+    def secret(self, session: str) -> Secret:
+        """What the processes of a session authenticate with.
+
+        Raises:
+            JobError: the folder is another session's by now, or nobody's.
+        """
+        record = self._read("secret")
+        if record is None or record.get("session") != session:
+            raise JobError(
+                f"{self.folder}: the secret of session {session} is not there.",
+                path=str(self.folder),
+                next_step="The job has ended, or another one has the folder: look at headrace stage --status.",
+            )
+        return Secret(str(record["secret"]))
 
     def publish_node(self, document: NodeDocument) -> None:
         """Replaces a node's document."""
@@ -256,6 +276,25 @@ class Meeting:
             names = sorted(path.name for path in self.folder.iterdir())
         starts = (prefix,) if prefix else (*_OURS, *_NUMBERED)
         return [self.folder / n for n in names if n.startswith(starts)]
+
+    def _make_folder(self) -> None:
+        """Makes the folder, or closes it to others, if it is this user's.
+
+        Raises:
+            JobError: others may enter it, and it is not ours to close.
+        """
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, mode=0o700, exist_ok=True)
+        status = self.folder.stat()
+        if status.st_mode & 0o077:
+            if status.st_uid != os.geteuid():
+                raise JobError(
+                    f"{self.folder}: mode is {status.st_mode & 0o777:04o} and user {status.st_uid}, expected "
+                    f"mode 0700 of user {os.geteuid()}.",
+                    path=str(self.folder),
+                    next_step="Name a folder that does not exist yet: --meet.",
+                )
+            self.folder.chmod(0o700)
 
     def _bytes(self, name: str) -> bytes | None:
         try:

@@ -18,6 +18,7 @@ from headrace.store.segment import directory_class
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.fabric.secret import Secret
     from headrace.job.document import Place
     from headrace.store.manifest import Segment
 
@@ -31,15 +32,18 @@ _SAMPLES = 4096
 
 def copy_share(
     session: str,
+    secret: Secret,
     place: Place,
     entry: Segment,
     local: str,
+    *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> tuple[LocalFile, LocalFile] | None:
     """Copies a staged share.
 
     Args:
         session: of the job.
+        secret: what its processes authenticate with.
         place: the owner's.
         entry: of the share.
         local: the folder for the copies.
@@ -52,7 +56,7 @@ def copy_share(
         FabricError: the owner does not answer any more.
         CorruptSample: what came is not what the directory says.
     """
-    with FabricEngine(identity_of(session), connect_options()) as fabric:
+    with FabricEngine(identity_of(session), connect_options(secret)) as fabric:
         made: list[LocalFile] = []
         try:
             for url, size in (
