@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench_parts.ceiling import ceiling
 from benchmarks.bench_parts.truth import SETTINGS, truth
+from headrace.base.job import Rank
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
-from headrace.bench.emulate.ranks import join, place_of
+from headrace.bench.emulate.ranks import join
 from headrace.bench.emulate.run import RunOptions, run_epochs
 from headrace.bench.generate import generate
 
@@ -58,7 +59,7 @@ def read(folder: str, form: str, files: str, batch: str, threads: str, epochs: s
     ]))  # fmt: skip
     paths = {"train": find_files(loaded.workload.dataset, "train")}
     with tempfile.TemporaryDirectory() as meeting:
-        group = join(place_of({}), Path(meeting))
+        group = join(Rank(0, 1), Path(meeting))
         before = _cpu_s()
         found = run_epochs(loaded, RunOptions(), group, paths)
         group.close()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from headrace.base.job import RankDecision
 from headrace.config import (
     BUDGET_BYTES_MIN,
-    place_in_job,
     reader_options,
     tier_options,
     trace_folder,
@@ -25,8 +25,8 @@ from headrace.order import (
     Opportunistic,
     Order,
     Sequential,
+    Share,
     Shuffled,
-    Slices,
 )
 from headrace.plane import Loader
 from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
@@ -63,6 +63,11 @@ _PROBES = 500
 """Samples per segment whose sizes give the mean: 5 % of error do not matter to a block's size."""
 
 _JOB = "headrace://"
+
+_DIFFERENT_CACHES = (
+    "order is 'opportunistic' over several ranks, whose page caches differ: pass the same "
+    "headrace.order.Opportunistic to all of them"
+)
 
 
 def open(  # noqa: A001  # hr.open is the product's first word; this module never needs the builtin
@@ -186,8 +191,10 @@ def loader(
         batch_size: samples per batch and rank.
         order: see `order_for`.
         seed: another seed, another sequence of epochs.
-        rank: this process's place among `world_size`; both default to what torchrun, MPI or Slurm
-            say, else to 0 of 1. All ranks have the same number of steps.
+        rank: this process's place among `world_size`. Not given, both are found out when the first epoch
+            begins: from torch.distributed, JAX or TensorFlow if they have joined the processes, else as
+            torchrun, MPI or Slurm say, else 0 of 1; see docs/howto/ranks.md. All ranks have the same number
+            of steps.
         world_size: processes that share the samples.
         tail: what happens with samples that do not fill the last step of all ranks. `exact` (default
             for one rank): shared out as evenly as possible, each sample exactly once; a rank's last
@@ -206,25 +213,21 @@ def loader(
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
+        RankError: nobody says which rank this is, or two disagree; raised when an epoch begins.
         ValueError: an unknown order, part or option.
     """
     if not isinstance(store, Store):
         store = open(store)
-    placement = place_in_job(rank, world_size)
-    if order == "opportunistic" and placement.world_size > 1 and not store.agrees:
-        raise ValueError(
-            "order is 'opportunistic' over several ranks, whose page caches differ: pass the same "
-            "headrace.order.Opportunistic to all of them"
-        )
     chosen = order_for(store, order, seed=seed)
-    if tail is None:
-        tail = "exact" if placement.world_size == 1 else "pad"
-    slices = Slices(chosen.length, batch_size, placement.rank, placement.world_size, tail)
+    share = Share(
+        chosen.length, batch_size, RankDecision(rank, world_size), tail,
+        alone=_DIFFERENT_CACHES if order == "opportunistic" and not store.agrees else "",
+    )  # fmt: skip
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
     made = Loader(
-        store, chosen, slices, resolved,
+        store, chosen, share, resolved,
         parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
     )  # fmt: skip
     # The node daemon's knobs are its own.
@@ -234,7 +237,8 @@ def loader(
     if (folder := trace_folder(trace)) is not None:
         from headrace.trace import follow
 
-        follow(folder, _about(made, str(store.path)), made, plane=tuning.plane)
+        about = _about(made, str(store.path))
+        follow(folder, about, made, plane=tuning.plane, begun=share.facts)
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
@@ -290,13 +294,12 @@ _KNOB_OPTIONS = {
 
 def _about(made: Loader, path: str) -> dict[str, Any]:
     """What a trace says of its loader."""
-    order, slices = made.order, made.slices
+    order = made.order
     source = path if "://" in path else os.path.abspath(path)  # noqa: PTH100
     return {
-        "rank": slices.rank, "world_size": slices.world_size, "source": source,
-        "fingerprint": made.source.fingerprint, "samples": order.samples, "order": order.describe(),
-        "order_digest": order.digest(), "length": order.length, "batch_size": slices.batch_size,
-        "tail": slices.tail,
+        "source": source, "fingerprint": made.source.fingerprint, "samples": order.samples,
+        "order": order.describe(), "order_digest": order.digest(), "length": order.length,
+        "batch_size": made.cursor.share.batch_size,
     }  # fmt: skip
 
 

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "Placement",
     "ReaderOptions",
     "TierOptions",
-    "place_in_job",
     "reader_options",
     "tier_options",
     "trace_folder",
@@ -237,49 +235,3 @@ def trace_folder(
     environment = os.environ if environment is None else environment
     folder = environment.get("HEADRACE_TRACE", "") if given is None else os.fspath(given)
     return os.path.abspath(folder) if folder else None  # noqa: PTH100
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """This process's place among the processes of a training job."""
-
-    rank: int
-    world_size: int
-
-
-# Who says what rank a process has, in the order in which they are asked. torchrun comes first: under
-# Slurm it starts several ranks per task.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
-
-
-def place_in_job(
-    rank: int | None = None,
-    world_size: int | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Placement:
-    """Return rank and world size: as given, else from torchrun, MPI or Slurm, else 0 of 1.
-
-    Raises:
-        ValueError: only one of the two is given, or the environment contradicts itself.
-    """
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank is {rank} and world_size is {world_size}: give both or neither")
-    if rank is not None and world_size is not None:
-        return Placement(rank, world_size)
-    environment = os.environ if environment is None else environment
-    for rank_variable, size_variable in _LAUNCHERS:
-        if rank_variable not in environment or size_variable not in environment:
-            continue
-        found = environment[rank_variable], environment[size_variable]
-        if not (found[0].isdigit() and found[1].isdigit() and int(found[0]) < int(found[1])):
-            raise ValueError(
-                f"{rank_variable}={found[0]!r} and {size_variable}={found[1]!r} "
-                "are not a rank and its world size; pass rank= and world_size=",
-            )
-        return Placement(int(found[0]), int(found[1]))
-    return Placement(0, 1)

@@ -14,6 +14,7 @@
     + FabricError      an NVMe/TCP target or host cannot be reached, or refuses
       - ProtocolError  it breaks the protocol
       - AuthenticationFailed (also PermissionError) it, or this host, did not prove who it is
+  x RankError          (also ValueError) which rank this process is: nobody says, or two disagree
   x OrderError         (also ValueError)
     + StateMismatch    a saved state that belongs to other data or another order
   x CheckpointError   a checkpoint cannot be saved or loaded
@@ -67,6 +68,7 @@ __all__ = [
     "OrderError",
     "ProgramError",
     "ProtocolError",
+    "RankError",
     "RecordError",
     "SampleNotFound",
     "SourceChanged",
@@ -184,6 +186,10 @@ class ProtocolError(FabricError):
 
 class AuthenticationFailed(FabricError, PermissionError):
     """Host and controller of an NVMe/TCP connection do not believe each other; it was closed."""
+
+
+class RankError(HeadraceError, ValueError):
+    """Which rank this process is: nobody says, or two that should know disagree."""
 
 
 class OrderError(HeadraceError, ValueError):

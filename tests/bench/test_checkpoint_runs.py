@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.job import Rank
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.emulate.checkpoint import Checkpointer, _model_spec
-from headrace.bench.emulate.ranks import Place, join
+from headrace.bench.emulate.ranks import join
 from headrace.bench.emulate.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError, CheckpointError, VolumeError, WorkloadError
@@ -138,7 +139,7 @@ def test_after_the_shift_each_host_reads_what_the_next_one_wrote(words, tmp_path
     def rank(number):
         hosts[threading.current_thread().name] = number
         try:
-            group = join(Place(number, 2), tmp_path / "meet", 10.0)
+            group = join(Rank(number, 2), tmp_path / "meet", 10.0)
             checkpointer = Checkpointer(loaded, group, 2)
             checkpointer.save(1, 1)
             group.barrier()

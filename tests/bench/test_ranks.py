@@ -5,31 +5,10 @@ import threading
 
 import pytest
 
+from headrace.base.job import Rank
 from headrace.bench.emulate import ranks
-from headrace.bench.emulate.ranks import Place, _addresses, _reach, join, place_of
+from headrace.bench.emulate.ranks import _addresses, _reach, join
 from headrace.errors import BenchError
-
-
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        ({}, (0, 1)),
-        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_ID": "0"}, (0, 2)),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
-        ({"SLURM_PROCID": "0"}, (0, 1)),
-    ],
-)
-def test_the_launchers_environment_says_rank_and_world(environ, place):
-    found = place_of(environ)
-    assert (found.rank, found.world) == place
-
-
-@pytest.mark.parametrize("values", [("8", "8"), ("x", "2"), ("-1", "2"), ("0", "0")])
-def test_an_environment_that_makes_no_sense_is_an_error(values):
-    with pytest.raises(BenchError, match="RANK"):
-        place_of({"RANK": values[0], "WORLD_SIZE": values[1]})
 
 
 def together(world, folder, do, deadline_s=10.0):
@@ -38,7 +17,7 @@ def together(world, folder, do, deadline_s=10.0):
 
     def rank(number):
         try:
-            group = join(Place(number, world), folder, deadline_s)
+            group = join(Rank(number, world), folder, deadline_s)
             try:
                 found[number] = do(group)
             finally:
@@ -67,29 +46,29 @@ def test_values_are_gathered_by_rank_and_sent_to_all(tmp_path):
 
 
 def test_one_process_needs_nobody(tmp_path):
-    group = join(Place(), tmp_path)
+    group = join(Rank(0, 1), tmp_path)
     group.barrier()
     assert (group.gather(3), group.broadcast(4)) == ([3], 4)
 
 
 def test_missing_ranks_are_named(tmp_path):
     with pytest.raises(BenchError, match=r"rank 1, 2 did not come within 0\.2 s"):
-        join(Place(0, 3), tmp_path, 0.2)
+        join(Rank(0, 3), tmp_path, 0.2)
     with pytest.raises(BenchError, match=r"rank 0 did not come"):
-        join(Place(1, 3), tmp_path, 0.2)
+        join(Rank(1, 3), tmp_path, 0.2)
 
 
 def test_an_address_that_a_killed_run_left_is_not_believed(tmp_path):
     done = []
-    join_later = threading.Timer(0.3, lambda: done.append(join(Place(0, 2), tmp_path, 5)))
+    join_later = threading.Timer(0.3, lambda: done.append(join(Rank(0, 2), tmp_path, 5)))
     with pytest.raises(BenchError):
-        join(Place(0, 2), tmp_path, 0.05)
+        join(Rank(0, 2), tmp_path, 0.05)
     for left in tmp_path.glob(".meeting-*"):
         left.unlink()
     name = ".meeting-x.json"
     (tmp_path / name).write_text("{")
     join_later.start()
-    group = join(Place(1, 2), tmp_path, 5)
+    group = join(Rank(1, 2), tmp_path, 5)
     join_later.join()
     assert len(done) == 1
     group.close()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headrace.base.job import Rank
 from headrace.bench import session
-from headrace.bench.emulate.ranks import Place, join
+from headrace.bench.emulate.ranks import join
 from headrace.bench.emulate.run import RunOptions
 from headrace.bench.emulate.staging import stage_files
 from headrace.bench.report.measures import measure_named, measured
@@ -410,7 +411,7 @@ def test_staging_goes_on_with_what_a_killed_run_left(words, tmp_path):
     given = words("unet3d_h100")
     run_session([*given, GENERATE, "++workload.workflow.train=False"])
     files = {"train": sorted(str(p) for p in (tmp_path / "data/train").iterdir())}
-    group = join(Place(), tmp_path)
+    group = join(Rank(0, 1), tmp_path)
     first = stage_files(files, str(tmp_path / "data"), str(tmp_path / "local"), group)
     assert first.nbytes > 0
     changed = Path(first.files["train"][0])

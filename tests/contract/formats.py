@@ -16,11 +16,11 @@ import numpy as np
 
 import headrace as hr
 from contract.documents import keys
+from headrace.base.job import JobIdentity
 from headrace.cluster.manifest import write_manifest
 from headrace.fabric.image import write_image
 from headrace.job.document import JobDocument, NodeDocument
 from headrace.node.wire import Hello, Note, encode
-from headrace.runtime.job import JobIdentity
 from headrace.telemetry.ledger import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from tests_shared import write_photos

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from headrace.base.job import NodePlace
 from headrace.job.meeting import Meeting
-from headrace.job.place import NodePlace
 from headrace.job.server import NodeServer, StageOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import pytest
 from headrace.errors import JobError
 from headrace.job.document import KIND, NodeDocument
 from headrace.job.meeting import Meeting, meeting_folder
-from headrace.job.place import NodePlace, is_first_on_node, job_id, node_place
 
 
 def document(session: str, node: int = 0, **more: object) -> NodeDocument:
@@ -21,61 +20,6 @@ def document(session: str, node: int = 0, **more: object) -> NodeDocument:
 
 def nobody(_: NodeDocument) -> bool:
     return False
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, None),
-        ({"HEADRACE_NODE_RANK": "2", "HEADRACE_NODES": "3"}, NodePlace(2, 3)),
-        ({"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "4", "RANK": "9"}, NodePlace(1, 4)),
-        ({"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_NNODES": "8"}, NodePlace(1, 2)),
-        ({"SLURM_NODEID": "5", "SLURM_NNODES": "8"}, NodePlace(5, 8)),
-        # torchrun under Slurm knows better.
-        ({"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "2"},
-         NodePlace(0, 2)),
-        # One process a node, and two.
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, NodePlace(3, 4)),
-        ({"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-         NodePlace(2, 3)),
-    ],
-)  # fmt: skip
-def test_a_node_learns_its_place_from_its_launcher(environment, place):
-    assert node_place(environment=environment) == place
-
-
-@pytest.mark.parametrize(
-    ("given", "environment", "says"),
-    [
-        ((1, None), {}, "--nodes"),
-        ((None, 2), {}, "--node-rank"),
-        ((3, 3), {}, "expected 0 to 2"),
-        ((None, 3), {"SLURM_NODEID": "0", "SLURM_NNODES": "2"}, "the launcher says 2"),
-        ((None, None), {"GROUP_RANK": "4", "GROUP_WORLD_SIZE": "4"}, "--node-rank"),
-        ((None, None), {"GROUP_RANK": "a", "GROUP_WORLD_SIZE": "4"}, "GROUP_RANK='a'"),
-        # Ranks dealt out node by node: rank 1 is the first of the second node.
-        ((None, None), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
-                        "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-         "do not fill node after node"),
-    ],
-)  # fmt: skip
-def test_a_place_that_cannot_be_is_refused(given, environment, says):
-    with pytest.raises(ValueError, match=says):
-        node_place(*given, environment)
-
-
-def test_what_is_given_wins_over_the_launcher():
-    assert node_place(1, 2, {"SLURM_NODEID": "0", "SLURM_NNODES": "8"}) == NodePlace(1, 2)
-    assert node_place(None, 1, {}) == NodePlace(0, 1)
-
-
-def test_one_process_of_a_node_stages():
-    assert is_first_on_node({})
-    assert is_first_on_node({"LOCAL_RANK": "0"})
-    assert not is_first_on_node({"SLURM_LOCALID": "1"})
-    assert job_id({"SLURM_JOB_ID": "77"}) == "77"
-    assert job_id({"TORCHELASTIC_RUN_ID": "none"}) is None
 
 
 def test_a_greeting_is_answered_by_a_living_node_0_only(tmp_path):

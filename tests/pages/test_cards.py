@@ -43,7 +43,7 @@ def checked(html):
 def test_a_loader_says_what_it_loads_and_where_it_stands(packed_photos):
     loader = hr.loader(packed_photos, 4, seed=7, rank=1, world_size=2)
     assert repr(loader) == (
-        f"Loader('{packed_photos}', shuffled, seed 7, batch 4, rank 1 of 2, epoch 0 at 0 of 36)"
+        f"Loader('{packed_photos}', shuffled, seed 7, batch 4, rank 1 of 2 by arguments, epoch 0 at 0 of 36)"
     )
     assert "waited" not in checked(loader._repr_html_())
     next(iter(loader))

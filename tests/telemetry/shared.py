@@ -2,7 +2,7 @@
 
 import json
 
-from headrace.runtime.job import JobIdentity
+from headrace.base.job import JobIdentity
 from headrace.telemetry.accounts import Accounts, Now, Seen
 from headrace.telemetry.ledger import Ledger
 from headrace.telemetry.processes import JobProcesses, Use

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.runtime.job import JobIdentity, clean, identity_of, local_ranks_of
+from headrace.base.job import JobIdentity, clean, identity_of, local_ranks_of
 from headrace.telemetry.attribution import environment_of, job_of_group, job_of_groups
 from headrace.telemetry.groups import job_groups
 from headrace.telemetry.processes import Processes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.job import JobIdentity
 from headrace.errors import TelemetryError
-from headrace.runtime.job import JobIdentity
 from headrace.telemetry.history import open_history
 from headrace.telemetry.ledger import NODE, JobFacts, Ledger
 from headrace.telemetry.report import job_report

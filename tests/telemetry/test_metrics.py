@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.job import JobIdentity
 from headrace.control.metrics import OTHER
-from headrace.runtime.job import JobIdentity
 from headrace.telemetry.history import open_history
 from headrace.telemetry.ledger import NODE, JobFacts, Ledger
 from headrace.telemetry.metrics import LABELS_MAX, TABLE, Told, figures_of

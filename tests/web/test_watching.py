@@ -5,12 +5,12 @@ import time
 import pytest
 
 from control.service import controller, parent
+from headrace.base.job import JobIdentity
 from headrace.cluster.executor import JobState
 from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
 from headrace.control.client import Client, Endpoint
 from headrace.errors import TelemetryError
 from headrace.insight.starving import starving_of
-from headrace.runtime.job import JobIdentity
 from headrace.telemetry.ledger import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from headrace.web.picture import UNKNOWN

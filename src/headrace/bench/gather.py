@@ -75,7 +75,7 @@ def gather_figures(
         formula=formula,
         start_s=started,
         end_s=time.time(),
-        accelerators=accelerators * group.place.world,
+        accelerators=accelerators * group.place.world_size,
         blocks=[block_of(b) for part in every for b in part["blocks"]],
         ceiling=[block_of(b) for part in every for b in part["ceiling"]],
         hosts=list(hosts.values()),

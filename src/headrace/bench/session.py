@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.job import which_rank
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_check import check_files
 from headrace.bench.dataset_files import AT_REST_S, find_files
@@ -17,7 +17,7 @@ from headrace.bench.emulate.checkpoint import require_checkpoints, writer_name
 from headrace.bench.emulate.checkpoint_run import run_checkpoints
 from headrace.bench.emulate.effects import notes_of
 from headrace.bench.emulate.engines.choose import engine_name
-from headrace.bench.emulate.ranks import join, place_of
+from headrace.bench.emulate.ranks import join
 from headrace.bench.emulate.run import (
     Recorded,
     RunOptions,
@@ -124,13 +124,13 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     options = options or SessionOptions()
     line = parse_command_line(words)
     loaded = load_workload(line)
-    place = place_of(os.environ)
-    world = options.run.accelerators * place.world
+    place = which_rank()
+    world = options.run.accelerators * place.world_size
     check_supported(loaded, world)
     folder = default_folder(line, loaded)
-    if place.world > 1 and not (line.run_dir or loaded.workload.output.folder):
+    if place.world_size > 1 and not (line.run_dir or loaded.workload.output.folder):
         raise BenchError(
-            f"{place.world} ranks need one folder for their results.",
+            f"{place.world_size} ranks need one folder for their results.",
             next_step="Give ++hydra.run.dir=DIR.",
         )
     workflow = loaded.workload.workflow
@@ -306,7 +306,7 @@ class _Session:
                 self._options.progress("generating", done, total)
 
         report = generate(
-            self._workload.dataset, rank=self._rank, world_size=self._group.place.world,
+            self._workload.dataset, rank=self._rank, world_size=self._group.place.world_size,
             threads=self._options.generate_threads or self._workload.reader.write_threads,
             overwrite=self._options.overwrite, progress=tell,
         )  # fmt: skip
@@ -336,7 +336,7 @@ class _Session:
 
     def _make_cold(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
-        mine = every[self._rank :: self._group.place.world]
+        mine = every[self._rank :: self._group.place.world_size]
         evict(mine)
         self._group.barrier()
         found = residency_of(mine, _RESIDENCY_FILES)
@@ -400,7 +400,7 @@ class _Session:
             where=provenance(self._place(), list(sys.argv)) | {
                 "words": list(words),
                 "engine": recorded.engine_figures,
-                "launcher": self._group.place.launcher,
+                "launcher": self._group.place.source,
                 "barrier": self._options.run.barrier,
                 "simulated": _name_of(self._options.run.simulate),
                 "staged": self._options.stage,

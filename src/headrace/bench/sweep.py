@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.job import which_rank
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.emulate.ranks import place_of
 from headrace.bench.emulate.run import plans_of
 from headrace.bench.report.measures import MEASURES, value_of
 from headrace.bench.results.files import default_folder
@@ -131,7 +131,7 @@ def sweep(
         BenchError: there are several ranks, or a run has not what the condition is about.
     """
     least, greatest = numbers
-    if place_of(os.environ).world > 1:
+    if which_rank().world_size > 1:
         raise BenchError(
             "a sweep is one process's: it changes the number of accelerators that ranks cannot change.",
             next_step="Run it outside of torchrun, srun and mpirun.",

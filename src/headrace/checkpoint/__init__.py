@@ -17,6 +17,7 @@ import atexit
 import os
 from typing import Any
 
+from headrace.base.job import which_rank
 from headrace.checkpoint.checkpointer import (
     Checkpoint,
     Checkpointer,
@@ -24,7 +25,6 @@ from headrace.checkpoint.checkpointer import (
     SaveReport,
 )
 from headrace.checkpoint.folder import steps
-from headrace.config import place_in_job
 
 __all__ = [
     "Checkpoint",
@@ -49,7 +49,7 @@ def _checkpointer(
     options: CheckpointOptions | None = None,
 ) -> Checkpointer:
     """The folder's, kept from call to call; another one where the arguments are others."""
-    place = place_in_job(rank, world_size)
+    place = which_rank(rank, world_size)
     made = Checkpointer(
         folder, rank=place.rank, world_size=place.world_size, local=local, options=options
     )
@@ -114,7 +114,7 @@ def load(
         CorruptCheckpoint: its bytes are not what was saved.
         VolumeError: a save that was still running failed.
     """
-    place = place_in_job(rank, world_size)
+    place = which_rank(rank, world_size)
     running = _open.get((os.path.abspath(folder), place.rank))
     if running is not None and running.pid == os.getpid():
         running.wait()

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.job import start_of_job
 from headrace.checkpoint.folder import (
     RankRecord,
     check_new,
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "CheckpointOptions", "Checkpointer", "SaveReport"]
 
-_RUN_VARIABLES = (
-    "HEADRACE_LAUNCH", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",
-    "SLURM_RESTART_COUNT",
-)  # fmt: skip
 _SHARD_BYTES_MIN = 16 << 20
 """Smaller shards gain nothing from being written side by side."""
 
@@ -316,7 +313,7 @@ def _run_of(run: str | None, world_size: int) -> str:
         return run
     if world_size == 1:
         return secrets.token_hex(8)
-    return "/".join(os.environ.get(name, "") for name in _RUN_VARIABLES)
+    return start_of_job()
 
 
 def _share_out(leaves: Sequence[Leaf], writers: int) -> list[list[Leaf]]:

@@ -82,15 +82,15 @@ def stage(
     background of the training: `headrace.open("headrace://job")` works at once. It ends with SIGTERM, or
     when somebody says `headrace stage --end`.
     """
+    from headrace.base.job import is_first_on_node, which_node
     from headrace.job.meeting import Meeting, meeting_folder
-    from headrace.job.place import is_first_on_node, node_place
     from headrace.job.server import NodeServer, StageOptions
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     meeting = Meeting(meeting_folder(meet))
     if end:
         return _end(output, meeting)
-    place = node_place(node_rank, nodes)
+    place = which_node(node_rank, nodes)
     if place is None:
         raise ValueError(
             "nobody says which node this is: start it by srun, torchrun or mpirun, or pass --nodes and "

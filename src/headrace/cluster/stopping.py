@@ -17,15 +17,13 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.job import local_rank, restarts, which_rank
 from headrace.cluster.launch.page import PAGE_VARIABLE, RankSlot
-from headrace.config import place_in_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["attend", "note_progress", "restarts", "should_stop"]
-
-_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 _asked: _Asked | None = None
 
@@ -43,14 +41,6 @@ def should_stop() -> bool:
 def attend() -> None:
     """Tells the launcher that this process will ask: it is waited for from now on, not from its first step."""
     _state()
-
-
-def restarts() -> int:
-    """How often the job was started again before this time: 0 in its first life."""
-    for name in ("HEADRACE_RESTARTS", "SLURM_RESTART_COUNT", "HEADRACE_JOB_RESTARTS"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
 
 
 def note_progress(state: Mapping[str, Any], steps: int) -> None:
@@ -78,9 +68,8 @@ class _Asked:
         self._signalled = False
         address = os.environ.get(PAGE_VARIABLE)
         if address:
-            local = next((os.environ[n] for n in _LOCAL_RANKS if n in os.environ), "0")
-            self.slot = RankSlot(address, int(local))
-        elif place_in_job().world_size > 1:
+            self.slot = RankSlot(address, local_rank())
+        elif which_rank().world_size > 1:
             return  # nobody could make the ranks agree
         if threading.current_thread() is not threading.main_thread():
             return

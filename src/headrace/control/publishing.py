@@ -24,12 +24,12 @@ from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
 from headrace.control.causes import NODE, divided, split_wait, tier_bytes
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
 from headrace.plane.stage import ConsumerStats
-from headrace.runtime.job import JobIdentity, identity_of, local_ranks_of
 from headrace.runtime.telling import agent_sockets, checked
 
 if TYPE_CHECKING:
@@ -294,8 +294,7 @@ def _no_job() -> JobIdentity:
     with contextlib.suppress(KeyError):
         user = pwd.getpwuid(os.geteuid()).pw_name
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"  # noqa: PTH119
-    given = os.environ.get("HEADRACE_JOB") or os.environ.get("TORCHELASTIC_RUN_ID")
-    told = identity_of({**os.environ, "HEADRACE_JOB_ID": given or f"group-{os.getpgid(0)}"})
+    told = identity_of(os.environ, job_name())
     assert told is not None
     return replace(told, user=told.user or user, name=told.name or name)
 

@@ -10,11 +10,11 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.job import job_id
 from headrace.closing import Closing
 from headrace.errors import HeadraceError
 from headrace.job.document import JobDocument, NodeDocument, Place, SegmentPlaces
 from headrace.job.meeting import POLL_S, Meeting
-from headrace.job.place import job_id
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.job import NodePlace, job_id
 from headrace.closing import Closing
 from headrace.config import reader_options
 from headrace.errors import HeadraceError, JobError, StoreNotFound
@@ -30,7 +31,6 @@ from headrace.job.exports import NodeExports
 from headrace.job.liveness import answers
 from headrace.job.local_file import LocalFile
 from headrace.job.meeting import POLL_S, Meeting
-from headrace.job.place import NodePlace, job_id
 from headrace.job.registrar import Registrar
 from headrace.job.replica import copy_share
 from headrace.job.share import Share, cut_shares, plan_share, write_share_directory

@@ -6,8 +6,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.job import NodePlace, which_node
 from headrace.job.meeting import Meeting, meeting_folder
-from headrace.job.place import NodePlace, node_place
 from headrace.job.server import NodeServer, StageOptions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def staging(
     Raises:
         HeadraceError: what the server met, when the block ends.
     """
-    place = node_place(node_rank, nodes) or NodePlace(0, 1)
+    place = which_node(node_rank, nodes) or NodePlace(0, 1)
     failures: list[BaseException] = []
     with NodeServer(source, Meeting(meeting_folder(meet)), place, options) as server:
 

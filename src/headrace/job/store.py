@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.job import job_id, which_node
 from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
 from headrace.fabric.engine import FabricEngine
 from headrace.job.directories import Directories
 from headrace.job.engine import JobEngine, connect_options, identity_of
 from headrace.job.liveness import answers
 from headrace.job.meeting import POLL_S, Meeting, meeting_folder
-from headrace.job.place import job_id, node_place
 from headrace.job.share import plan_share, write_share_directory
 from headrace.job.source_reads import SharePart
 from headrace.job.volumes import JobVolumes
@@ -315,7 +315,7 @@ class _Opening:
 def own_node(document: JobDocument, nodes: Mapping[int, NodeDocument]) -> int | None:
     """Which of the job's nodes this process runs on: as the launcher says, else by address."""
     try:
-        place = node_place()
+        place = which_node()
     except ValueError:
         place = None
     if place is not None and place.nodes == document.nodes and place.nodes > 1:

@@ -17,9 +17,10 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.job import job_name
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
-from headrace.node.reads import NodeReads, job_name
+from headrace.node.reads import NodeReads
 from headrace.node.wire import Note
 from headrace.runtime import runtime_folder
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace import _native
+from headrace.base.job import job_name
 from headrace.errors import CorruptStore
 from headrace.node.attaching import Attached, Attaching
 from headrace.node.link import ALIVE_S, LinkLost
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
 
-__all__ = ["NodeReads", "NodeReport", "job_name", "over_node"]
+__all__ = ["NodeReads", "NodeReport", "over_node"]
 
 _log = logging.getLogger("headrace")
 
@@ -70,20 +71,6 @@ def over_node(chain: Chain, source: Any, part_names: Sequence[str], /) -> Chain:
         chain.top, source, part_names, runtime_folder(), job_name(), budget_bytes=budget_bytes
     )
     return replace(chain, top=reads, stages=(*chain.stages, reads))
-
-
-def job_name(environment: Mapping[str, str] | None = None) -> str:
-    """What this process is a part of: clients of one job share a quota.
-
-    Args:
-        environment: defaults to `os.environ`. HEADRACE_JOB says it, or whoever runs the job, Slurm or
-            torchrun; else the processes that one shell command started are a job.
-    """
-    environment = os.environ if environment is None else environment
-    for variable in ("HEADRACE_JOB", "HEADRACE_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        if environment.get(variable):
-            return environment[variable][:256]
-    return f"group-{os.getpgid(0)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from headrace.order.permutation import Permutation, ReferencePermutation
 from headrace.order.randomness import Randomness
 from headrace.order.sequential import Sequential
 from headrace.order.shuffled import Shuffled
-from headrace.order.slices import Slices, Tail
+from headrace.order.slices import Share, Slices, Tail
 from headrace.order.state import OrderState
 from headrace.order.weighted import Weighted
 
@@ -32,6 +32,7 @@ __all__ = [
     "Randomness",
     "ReferencePermutation",
     "Sequential",
+    "Share",
     "Shuffled",
     "Slices",
     "Tail",

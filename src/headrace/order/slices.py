@@ -11,20 +11,25 @@ Every rank has the same number of steps, whatever the tail.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from headrace.errors import OrderError
+from headrace.base.job import Rank
+from headrace.errors import OrderError, RankError
 from headrace.order.arguments import checked
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from headrace.base.job import RankDecision
     from headrace.order.order import Order
 
-__all__ = ["Slices", "Tail"]
+__all__ = ["Share", "Slices", "Tail"]
+
+_log = logging.getLogger("headrace")
 
 Tail = Literal["drop", "pad", "exact"]
 """What becomes of the positions that do not fill a global batch.
@@ -139,3 +144,96 @@ class Slices:
         """
         steps = checked("steps", steps, 0, self.steps(from_position))
         return min(from_position + steps * self.global_batch, self.length)
+
+
+class Share:
+    """A loader's slices: provisional until its first epoch begins, then for good.
+
+    Args:
+        length: positions in an epoch (`Order.length`).
+        batch_size: samples a rank takes at each step.
+        ranks: which rank this is.
+        tail: see `Tail`; None: `exact` for one rank, `pad` for several.
+        alone: why the order is for one rank only; "" if it is for any number.
+
+    Raises:
+        OrderError: a number is out of bounds, or `tail` is unknown.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        ranks: RankDecision,
+        tail: Tail | None = None,
+        alone: str = "",
+    ) -> None:
+        self.ranks = ranks
+        self.length, self.batch_size = length, batch_size
+        self._tail = tail
+        self._alone = alone
+        self._steps: int | None = None
+        self._decided: Slices | None = None
+        self._of(Rank(0, 1) if ranks.is_open else ranks.now())
+
+    @property
+    def slices(self) -> Slices:
+        """Which positions are this rank's; as things stand, while no epoch has begun.
+
+        Raises:
+            RankError: nobody says which rank this is, or two disagree.
+        """
+        return self._of(self.ranks.now()) if self._decided is None else self._decided
+
+    def steps_text(self) -> str:
+        """`, 36 steps an epoch`; nothing while that is not known."""
+        try:
+            return f", {self.slices.steps():,} steps an epoch"
+        except RankError:
+            return ""
+
+    def __len__(self) -> int:
+        """Steps of an epoch, as things stand."""
+        self._steps = self.slices.steps()
+        return self._steps
+
+    def decide(self) -> Slices:
+        """Which positions are this rank's from now on; asked whenever an epoch begins.
+
+        Raises:
+            RankError: nobody says which rank this is, two disagree, or it is another than it was.
+        """
+        rank = self.ranks.decide()
+        if self._decided is None:
+            self._decided = self._of(rank)
+            self._remark(self._decided, rank)
+        return self._decided
+
+    def facts(self) -> dict[str, object]:
+        """For those who record a run that has begun."""
+        slices = self.slices
+        return {"rank": slices.rank, "world_size": slices.world_size, "tail": slices.tail}
+
+    def _of(self, rank: Rank) -> Slices:
+        if self._alone and rank.world_size > 1:
+            raise OrderError(self._alone)
+        tail = self._tail or ("exact" if rank.world_size == 1 else "pad")
+        return Slices(self.length, self.batch_size, rank.rank, rank.world_size, tail)
+
+    def _remark(self, slices: Slices, rank: Rank) -> None:
+        """Say once what may surprise: samples that come twice, a length that was another one."""
+        steps = slices.steps()
+        if self._steps not in {None, steps}:
+            _log.warning(
+                "len(loader) was %d when it was asked for, before the processes were joined; as %s it is %d.",
+                self._steps, rank, steps,
+            )  # fmt: skip
+        twice = steps * slices.global_batch - slices.length
+        if self._tail is None and twice > 0 and rank.is_first:
+            _log.warning(
+                "%s samples do not fill %s steps of %d ranks with %d samples each: %s samples come twice "
+                "in an epoch. tail='exact' gives each once (the last batch is smaller), tail='drop' "
+                "leaves %s out, tail='pad' says that it is meant so.",
+                f"{slices.length:,}", f"{steps:,}", slices.world_size, slices.batch_size, f"{twice:,}",
+                f"{slices.length % slices.global_batch:,}",
+            )  # fmt: skip

@@ -8,9 +8,11 @@ read and decoded here, in threads or in other processes.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import RankError
 from headrace.order import OrderState, combine_hashes, order_hash
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.order import Order, Slices
+    from headrace.order import Order, Share, Slices
     from headrace.plane.prefetch import Span
 
 __all__ = ["Cursor", "Pass"]
@@ -33,16 +35,16 @@ class Cursor:
 
     Args:
         order: which sample comes when.
-        slices: which positions are this rank's.
+        share: which positions are this rank's.
         fingerprint: identifies the data.
 
     Attributes:
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
     """
 
-    def __init__(self, order: Order, slices: Slices, fingerprint: str) -> None:
+    def __init__(self, order: Order, share: Share, fingerprint: str) -> None:
         self.order = order
-        self.slices = slices
+        self.share = share
         self.last_order_hash: str | None = None
         self._fingerprint = fingerprint
         self._started = False
@@ -94,18 +96,29 @@ class Cursor:
         """
         loaded = OrderState.from_dict(state)
         loaded.check(self.order, self._fingerprint)
-        if self.slices.steps(loaded.position) == 0:
-            loaded = loaded.next_epoch()
         self._go_to(loaded)
+        with contextlib.suppress(RankError):  # then it is looked at when the pass begins
+            self._leave_finished(self.share.slices)
         self._started = False
 
     def begin(self) -> Pass:
-        """Begin a pass; it ends the one before."""
+        """Begin a pass; it ends the one before.
+
+        Raises:
+            RankError: see `Share.decide`.
+        """
+        slices = self.share.decide()
         if self._started:  # the pass before was left early
             self._go_to(self._base.next_epoch())
+        self._leave_finished(slices)
         self._started = True
         self._passes += 1
-        return Pass(self, self._passes, self.epoch, self._position)
+        return Pass(self, self._passes, slices, self.epoch, self._position)
+
+    def _leave_finished(self, slices: Slices) -> None:
+        """An epoch that was resumed may have no step left."""
+        if self._position and slices.steps(self._position) == 0:
+            self._go_to(self._base.next_epoch())
 
     def end(self) -> None:
         """End the pass under way: its iterator will deliver no more."""
@@ -131,6 +144,7 @@ class Pass:
 
     _cursor: Cursor
     _number: int
+    slices: Slices
     epoch: int
     """The epoch it goes through."""
     begin: int
@@ -139,14 +153,14 @@ class Pass:
     @property
     def steps(self) -> int:
         """The number of batches; the same on every rank."""
-        return self._cursor.slices.steps(self.begin)
+        return self.slices.steps(self.begin)
 
     def spans(self) -> Iterator[Span]:
         """Yield the global positions (start, stop) of each batch.
 
         Lazily: an epoch may have billions of steps.
         """
-        slices = self._cursor.slices
+        slices = self.slices
         return (slices.span(step, self.begin) for step in range(self.steps))
 
     def check(self) -> None:
@@ -167,7 +181,7 @@ class Pass:
         Returns:
             The epoch, the step, the position of its first sample, and the order hash of these samples.
         """
-        slices = self._cursor.slices
+        slices = self.slices
         first = slices.span(step, self.begin)[0]
         hashed = order_hash(first, indices)
         self._cursor._delivered(slices.position_after(step + 1, self.begin), hashed)  # noqa: SLF001

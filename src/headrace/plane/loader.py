@@ -20,8 +20,9 @@ from headrace.plane.store_reader import SampleSource, StoreReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from headrace.base.job import RankDecision
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.order import Order, Slices
+    from headrace.order import Order, Share, Slices
     from headrace.plane.batch import Batch
     from headrace.plane.skipped import OnError, Skipped
     from headrace.plane.stage import Stage
@@ -151,7 +152,7 @@ class Loader:
     Args:
         source: the store.
         order: which sample comes when.
-        slices: which positions are this rank's.
+        share: which positions are this rank's.
         options: how to read.
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
@@ -166,7 +167,7 @@ class Loader:
         self,
         source: SampleSource,
         order: Order,
-        slices: Slices,
+        share: Share,
         options: ReaderOptions,
         *,
         parts: Sequence[str] = (),
@@ -176,9 +177,8 @@ class Loader:
     ) -> None:
         self.source = source
         self.order = order
-        self.slices = slices
         self.options = options
-        self._cursor = Cursor(order, slices, source.fingerprint)
+        self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = StoreReader(source, options, parts, on_error, tiers, over=over)
         self._prefetch = PrefetchStage(self._reader, options)
         # Not of this loader's own method: a cycle would keep files and threads open after the last
@@ -187,8 +187,15 @@ class Loader:
         self.tuning: Tuning | None = None
 
     def __len__(self) -> int:
-        """Return the number of batches in a whole epoch; the same on every rank."""
-        return self.slices.steps()
+        """Return the number of batches in a whole epoch; the same on every rank.
+
+        Before the first epoch begins, the number as things stand: if frameworks join this process to others
+        in between, it becomes another one, and the logger `headrace` says so.
+
+        Raises:
+            RankError: nobody says which rank this is, or two disagree.
+        """
+        return len(self._cursor.share)
 
     def __repr__(self) -> str:
         from headrace.plane.showing import loader_line
@@ -200,6 +207,20 @@ class Loader:
         from headrace.plane.showing import loader_card
 
         return loader_card(self)
+
+    @property
+    def slices(self) -> Slices:
+        """Which positions are this rank's; as things stand, while no epoch has begun.
+
+        Raises:
+            RankError: nobody says which rank this is, or two disagree.
+        """
+        return self._cursor.share.slices
+
+    @property
+    def ranks(self) -> RankDecision:
+        """Which rank this is, and by whose word."""
+        return self._cursor.share.ranks
 
     @property
     def cursor(self) -> Cursor:
@@ -286,7 +307,11 @@ class Loader:
         return tuple(self.stats.stages_now())
 
     def begin(self) -> Pass:
-        """Begin a pass, for adapters that deliver in their own way; it ends the one before."""
+        """Begin a pass, for adapters that deliver in their own way; it ends the one before.
+
+        Raises:
+            RankError: nobody says which rank this is, two disagree, or it is another than it was.
+        """
         if self.tuning is not None:
             self.tuning.wake()
         return self._cursor.begin()

@@ -15,32 +15,32 @@ __all__ = ["delivered_rows", "loader_card", "loader_line", "waited_share"]
 
 def loader_line(loader: Loader, kind: str = "Loader") -> str:
     """`Loader('photos.hr', shuffled, seed 7, batch 4, rank 0 of 2, epoch 1 at 16 of 36)`."""
-    described, slices = loader.order.describe(), loader.slices
+    described = loader.order.describe()
     parts = [
         repr(_source(loader)),
         str(described.get("mode", type(loader.order).__name__)),
         f"seed {described['seed']}" if "seed" in described else "",
-        f"batch {slices.batch_size}",
-        f"rank {slices.rank} of {slices.world_size}" if slices.world_size > 1 else "",
-        f"epoch {loader.epoch} at {loader.position:,} of {slices.length:,}",
+        f"batch {loader.cursor.share.batch_size}",
+        str(loader.ranks),
+        f"epoch {loader.epoch} at {loader.position:,} of {loader.order.length:,}",
     ]
     return f"{kind}({', '.join(part for part in parts if part)})"
 
 
 def loader_card(loader: Loader, kind: str = "Loader") -> str:
     """The same with what was delivered, as HTML."""
-    described, slices = loader.order.describe(), loader.slices
+    described, share = loader.order.describe(), loader.cursor.share
     order = str(described.get("mode", type(loader.order).__name__))
     rows: list[tuple[str, object]] = [
         ("samples", f"{loader.order.samples:,}"),
         ("order", f"{order}, seed {described['seed']}" if "seed" in described else order),
-        ("batch", f"{slices.batch_size:,} samples, {slices.steps():,} steps an epoch"),
+        ("batch", f"{share.batch_size:,} samples{share.steps_text()}"),
+        ("rank", str(loader.ranks)),
+        (
+            "stands at",
+            f"epoch {loader.epoch}, position {loader.position:,} of {loader.order.length:,}",
+        ),
     ]
-    if slices.world_size > 1:
-        rows.append(("rank", f"{slices.rank} of {slices.world_size}"))
-    rows.append(
-        ("stands at", f"epoch {loader.epoch}, position {loader.position:,} of {slices.length:,}")
-    )
     rows += delivered_rows(loader.stats)
     return card(f"{kind}: {_source(loader)}", rows, waited=waited_share(loader.stats))
 

@@ -150,8 +150,8 @@ class Attachment:
             self._over.wait(RETRY_S)
 
     def _connect(self) -> Link:
+        from headrace.base.job import job_name
         from headrace.node.link import Link
-        from headrace.node.reads import job_name
         from headrace.node.wire import Files
 
         folder = self._folder

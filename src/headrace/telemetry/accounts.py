@@ -18,8 +18,8 @@ from headrace.telemetry.ledger import JobFacts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace.base.job import JobIdentity
     from headrace.machine.sensors.gpu import GPU
-    from headrace.runtime.job import JobIdentity
     from headrace.telemetry.groups import GroupUse
     from headrace.telemetry.ledger import Ledger
     from headrace.telemetry.processes import JobProcesses

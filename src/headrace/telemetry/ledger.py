@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace.runtime.job import JobIdentity
+    from headrace.base.job import JobIdentity
 
 __all__ = ["BUCKET_S", "NODE", "PEAKS", "Entry", "JobFacts", "Ledger", "Page"]
 

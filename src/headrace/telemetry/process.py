@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.job import clean, identity_of
 from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
 from headrace.runtime import RuntimeFolder, launch, wait_for_end
-from headrace.runtime.job import clean, identity_of
 from headrace.runtime.telling import SITE_SOCKET, agent_folder
 from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.listening import Listener, ask_state

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.job import JobIdentity, identity_of
 from headrace.machine.counters import grown
-from headrace.runtime.job import JobIdentity, identity_of
 from headrace.telemetry.attribution import environment_of, job_of_groups
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
+from headrace.base.job import clean
 from headrace.errors import TelemetryError
-from headrace.runtime.job import clean
 from headrace.telemetry.history import JobRecord, merged
 from headrace.telemetry.ledger import PEAKS
 from headrace.telemetry.metrics import JOBS

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from headrace.base.job import clean
 from headrace.errors import TelemetryError
-from headrace.runtime.job import clean
 from headrace.telemetry.database import FORMAT, SUFFIX, check_whole
 from headrace.telemetry.history import JobRecord, merged
 from headrace.telemetry.ledger import PEAKS

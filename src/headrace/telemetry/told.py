@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.runtime.job import JobIdentity, clean
+from headrace.base.job import JobIdentity, clean
 
 __all__ = ["MESSAGE_BYTES_MAX", "Key", "Told", "told_of"]
 

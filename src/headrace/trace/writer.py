@@ -24,8 +24,8 @@ from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from headrace.base.job import clean
 from headrace.control.stalls.live import evidence_of
-from headrace.runtime.job import clean
 from headrace.trace.file import TraceFile, bytes_max, write_once
 from headrace.trace.format import RUN
 from headrace.trace.look import HostLook, decision, planes_look
@@ -69,7 +69,7 @@ class _Followed:
 
     folder: str
     about: Mapping[str, Any]
-    rank: int
+    begun: Callable[[], Mapping[str, Any]]
     most: int
     steps: StepLog
     loader: weakref.ref[Any]
@@ -108,11 +108,12 @@ class _Followed:
     def _begin(self) -> None:
         now = time.monotonic()
         clock = {"began_unix_s": time.time(), "began_s": now}
-        facts = _run(self.about, clock["began_unix_s"])
+        about = {"rank": 0, **self.about, **self.begun()}
+        facts = _run(about, clock["began_unix_s"])
         write_once(Path(self._made(), "run.json"), RUN.encode(facts, indent=1))
         here = {"host": clean(socket.gethostname()), "pid": os.getpid(), "process": _writer.process}
-        header = {**self.about, **clock, **here}
-        self.file = TraceFile(self.folder, self.rank, header, self.most)
+        header = {**about, **clock, **here}
+        self.file = TraceFile(self.folder, about["rank"], header, self.most)
         self.began_s = self.look_at_s = now
 
     def _made(self) -> str:
@@ -299,7 +300,12 @@ def flush() -> None:
 
 
 def follow(
-    folder: str, about: Mapping[str, Any], loader: Traced, *, plane: Plane | None = None
+    folder: str,
+    about: Mapping[str, Any],
+    loader: Traced,
+    *,
+    plane: Plane | None = None,
+    begun: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Write what a loader does into a run's folder, from its first step on until it is gone.
 
@@ -308,14 +314,15 @@ def follow(
         about: what the trace's header says: the fields of `RankTrace` from `rank` to `tail`.
         loader: not kept alive.
         plane: its stages under watch.
+        begun: gives more of what the header says, once there is a first step: which rank it is, ... It must
+            not keep the loader alive.
 
     Raises:
         ValueError: HEADRACE_TRACE_BYTES makes no sense.
     """
-    rank = int(about.get("rank", 0))
     steps = loader.stats.steps
     _writer.follow(
-        _Followed(folder, dict(about), rank, bytes_max(), steps, weakref.ref(loader), plane)
+        _Followed(folder, dict(about), begun, bytes_max(), steps, weakref.ref(loader), plane)
     )
 
 

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from headrace.frameworks.tensorflow.cluster import place_in_cluster
 
 import headrace as hr
 from headrace.errors import OrderError
-from headrace.frameworks.tensorflow.cluster import place_in_cluster
 from headrace.frameworks.tensorflow.elements import Elements
 from headrace.frameworks.tensorflow.strings import can_cut
 from headrace.tensorflow import Loader, dataset

@@ -154,7 +154,7 @@ class Checkpointer:
     def __init__(self, loaded: LoadedWorkload, group: Group, accelerators: int) -> None:
         self._loaded, self._group = loaded, group
         self._options = loaded.workload.checkpoint
-        self._count, self._world = accelerators, accelerators * group.place.world
+        self._count, self._world = accelerators, accelerators * group.place.world_size
         self._first = accelerators * group.place.rank
         self._spec = self._spec_of(loaded)
         self._run = group.broadcast(secrets.token_hex(8) if group.place.is_first else None)

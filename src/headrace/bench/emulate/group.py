@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import BenchError
@@ -21,7 +20,9 @@ from headrace.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Group", "Line", "Place"]
+    from headrace.base.job import Rank
+
+__all__ = ["Group", "Line"]
 
 _MESSAGE_BYTES_MAX: Final = 1 << 30
 _LENGTH: Final = struct.Struct("!Q")
@@ -32,20 +33,6 @@ _KEEP_ALIVE: Final = (
     ("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 8000),
 )  # fmt: skip
 """A host that says nothing for 6 to 8 s is gone. Its kernel answers, however busy its processes are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this process stands in its run."""
-
-    rank: int = 0
-    world: int = 1
-    launcher: str = "none"
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
 
 
 class Line:
@@ -128,7 +115,7 @@ class Group:
         deadline_s: how long a call waits for the slowest rank.
     """
 
-    def __init__(self, place: Place, lines: Mapping[int, Line], deadline_s: float) -> None:
+    def __init__(self, place: Rank, lines: Mapping[int, Line], deadline_s: float) -> None:
         self.place = place
         self._lines = dict(lines)
         self._deadline_s = deadline_s
@@ -148,7 +135,7 @@ class Group:
             self._send(0, value, wait_s)
             return []
         found = {0: value} | self._receive_all(wait_s)
-        return [found[rank] for rank in range(self.place.world)]
+        return [found[rank] for rank in range(self.place.world_size)]
 
     def broadcast(self, value: Any, deadline_s: float | None = None) -> Any:
         """Rank 0's value, in every rank; errors as for `gather`."""
@@ -164,7 +151,7 @@ class Group:
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Wait for all ranks; errors as for `gather`."""
-        if self.place.world > 1:
+        if self.place.world_size > 1:
             self.gather(None, deadline_s)
             self.broadcast(None, deadline_s)
 

@@ -1,6 +1,6 @@
 """Ranks: how the processes of a run, on one host or several, find each other. No MPI is needed.
 
-Rank and world come from the environment of torchrun, srun or mpirun. Rank 0 listens, and writes where into
+Rank 0 listens, and writes where into
 a file in the run's folder, which all ranks share; the others connect. Every wait has a deadline and names the
 ranks that are missing.
 """
@@ -17,26 +17,17 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.documents import DocumentKind
-from headrace.bench.emulate.group import Group, Line, Place
+from headrace.base.job import start_of_job
+from headrace.bench.emulate.group import Group, Line
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["Group", "Place", "join", "place_of"]
+    from headrace.base.job import Rank
 
-_ENVIRONMENTS: Final = (
-    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-)  # fmt: skip
-_JOB_KEYS: Final = (
-    "TORCHELASTIC_RUN_ID", "MASTER_PORT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
-    "SLURM_JOB_ID", "SLURM_STEP_ID",
-)  # fmt: skip
+__all__ = ["Group", "join"]
+
 _GREETING_BYTES_MAX: Final = 4096
 _GREETING_S: Final = 5.0
 _CONNECT_S: Final = 1.0
@@ -51,25 +42,7 @@ _ADDRESS: Final = DocumentKind(
 _SIOCGIFADDR: Final = 0x8915
 
 
-def place_of(environ: Mapping[str, str]) -> Place:
-    """Read the launcher's environment.
-
-    Raises:
-        BenchError: its variables make no sense.
-    """
-    for launcher, rank_key, world_key, *_ in _ENVIRONMENTS:
-        if rank_key in environ and world_key in environ:
-            given = (environ[rank_key], environ[world_key])
-            if not all(value.isdecimal() for value in given) or int(given[0]) >= int(given[1]):
-                raise BenchError(
-                    f"{rank_key}={given[0]!r} and {world_key}={given[1]!r} make no sense, expected a rank "
-                    f"below the world's size ({launcher})."
-                )
-            return Place(int(given[0]), int(given[1]), launcher)
-    return Place()
-
-
-def join(place: Place, folder: Path, deadline_s: float = 60.0) -> Group:
+def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
     """Meet the other ranks. At once in a world of one.
 
     Args:
@@ -80,38 +53,36 @@ def join(place: Place, folder: Path, deadline_s: float = 60.0) -> Group:
     Raises:
         BenchError: a rank is missing after `deadline_s`.
     """
-    if place.world == 1:
+    if place.world_size == 1:
         return Group(place, {}, deadline_s)
-    key = hashlib.sha256(
-        "\0".join(os.environ.get(name, "") for name in _JOB_KEYS).encode()
-    ).hexdigest()
+    key = hashlib.sha256(start_of_job().encode()).hexdigest()
     meeting = folder / f".meeting-{key[:12]}.json"
     if place.is_first:
         return _listen(place, meeting, deadline_s)
     return _connect(place, meeting, deadline_s)
 
 
-def _listen(place: Place, meeting: Path, deadline_s: float) -> Group:
+def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
     meeting.parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(16).hex()
     lines: dict[int, Line] = {}
     until = time.monotonic() + deadline_s
-    with socket.create_server(("", 0), backlog=place.world) as server:
+    with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         partial = meeting.with_suffix(f".{os.getpid()}")
         partial.write_bytes(_ADDRESS.encode(address))
         partial.replace(meeting)
         try:
-            while len(lines) < place.world - 1:
+            while len(lines) < place.world_size - 1:
                 server.settimeout(max(0.01, until - time.monotonic()))
                 try:
                     peer, _ = server.accept()
                 except TimeoutError:
-                    missing = sorted(set(range(1, place.world)) - set(lines))
+                    missing = sorted(set(range(1, place.world_size)) - set(lines))
                     raise _missing(missing, deadline_s) from None
                 line = Line(peer)
                 rank = _greet(line, token)
-                if rank is None or not 0 < rank < place.world or rank in lines:
+                if rank is None or not 0 < rank < place.world_size or rank in lines:
                     line.close()
                 else:
                     lines[rank] = line
@@ -136,7 +107,7 @@ def _greet(line: Line, token: str) -> int | None:
     return None
 
 
-def _connect(place: Place, meeting: Path, deadline_s: float) -> Group:
+def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):

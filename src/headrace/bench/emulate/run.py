@@ -113,7 +113,7 @@ def run_epochs(
         WorkloadError: the workload cannot be run so.
         BenchError: a batch cannot be read, or a rank is gone.
     """
-    plans = plans_of(loaded, options.accelerators * group.place.world)
+    plans = plans_of(loaded, options.accelerators * group.place.world_size)
     context = EngineContext(
         loaded.workload, plans, files, options.accelerators, options.simulate, options.deadline_s
     )
@@ -130,7 +130,7 @@ def run_epochs(
 
 def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Recorded:
     """The same steps on a null store, one epoch of about 15 seconds."""
-    plan = plans_of(loaded, options.accelerators * group.place.world)["train"]
+    plan = plans_of(loaded, options.accelerators * group.place.world_size)["train"]
     step_s = loaded.workload.train.computation_time.mean_s
     steps = int(_CEILING_S / step_s) if step_s > 0 else plan.steps
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
@@ -177,8 +177,8 @@ class _Epochs:
             first=self._first,
             barrier_every_step=options.barrier == "step",
             ahead=engine.ahead,
-            meet=self._meet if group.place.world > 1 else None,
-            check=group.check if group.place.world > 1 else None,
+            meet=self._meet if group.place.world_size > 1 else None,
+            check=group.check if group.place.world_size > 1 else None,
             progress=self._tell,
             deadline_s=self._deadline_s,
         ))  # fmt: skip

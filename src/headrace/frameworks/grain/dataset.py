@@ -13,7 +13,7 @@ import grain
 import numpy as np
 
 from headrace import api
-from headrace.config import Placement, place_in_job
+from headrace.base.job import RankDecision
 from headrace.errors import OrderError
 from headrace.frameworks.grain.elements import Decoder, Form, arrays_of, check_form, on_device
 from headrace.store import Store
@@ -54,8 +54,8 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         epochs: epochs that an iterator goes through; None: for ever.
         device: where the arrays go, a `jax.Device` or a `jax.sharding.Sharding` over the batch axis;
             None: numpy arrays.
-        rank: this process's place among `world_size`; both default to `jax.process_index()` of
-            `jax.process_count()` where there are several, else to what torchrun, MPI or Slurm say.
+        rank: this process's place among `world_size`; not given, found out by the first iterator: from
+            JAX where its processes are joined, else as torchrun, MPI or Slurm say; see `headrace.loader`.
         world_size: processes that share the samples.
         tail: `exact`, `pad` or `drop`; see `headrace.loader`.
         parts: parts to read of samples that have several; all if empty.
@@ -91,7 +91,6 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
             raise ValueError(f"epochs is {epochs}, expected at least 1, or None")
         if threads < 0:
             raise ValueError(f"threads is {threads}, expected at least 0")
-        placement = _place_in_jax(rank, world_size)
         self.store = store if isinstance(store, Store) else api.open(store)
         self._elements = elements
         self._decode = decode
@@ -99,12 +98,11 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         self._epochs = epochs
         self._device = device
         self._share: tuple[int, int] | None = None
+        self._ranks = RankDecision(rank, world_size)
         self._arguments = {
             "batch_size": batch_size,
             "order": order,
             "seed": seed,
-            "rank": placement.rank,
-            "world_size": placement.world_size,
             "tail": tail,
             "parts": tuple(parts),
             "on_error": on_error,
@@ -112,9 +110,14 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         }
         loader = self._new_loader()
         check_form(elements, loader.reader.part_names if decode is None else ("",))
-        self.steps_per_epoch = len(loader)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of this process in an epoch."""
+        return len(self._new_loader())
 
     def __iter__(self) -> Batches:
+        self._ranks.decide()
         if self._share is None:
             return Batches(self, self._new_loader())
         return ShareOfBatches(self, self._new_loader(), *self._share)
@@ -136,7 +139,9 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         return f"headrace.grain.Dataset({self.store.path!s})"
 
     def _new_loader(self) -> Loader:
-        return api.loader(self.store, **self._arguments)
+        loader = api.loader(self.store, **self._arguments)
+        loader.cursor.share.ranks = self._ranks  # one answer for all iterators, here and in workers
+        return loader
 
     def _decoder_over(self, loader: Loader) -> Decoder | None:
         if self._decode is None:
@@ -339,12 +344,3 @@ def dataset(store: Store | str | PathLike[str], batch_size: int, **arguments: An
         ValueError: an unknown order, part, option or form of elements.
     """
     return Dataset(store, batch_size, **arguments)
-
-
-def _place_in_jax(rank: int | None, world_size: int | None) -> Placement:
-    if rank is None and world_size is None:
-        import jax
-
-        if jax.process_count() > 1:
-            return Placement(jax.process_index(), jax.process_count())
-    return place_in_job(rank, world_size)

@@ -57,7 +57,7 @@ class Elements:
             raise ValueError(f"elements is 'rows', but several parts are read: {part_names}")
         self.form = form
         self._part_names = tuple(part_names)
-        self._samples = samples
+        self.samples = samples
         self._seed = seed
 
     @property
@@ -70,7 +70,7 @@ class Elements:
         """The `tf.TensorSpec` of each component that crosses, in the structure of `crossing`."""
         if not self.cuts:
             return self._signature(self.form)
-        extra = () if self._seed is None else (tf.TensorSpec((self._samples, 2), tf.int64),)
+        extra = () if self._seed is None else (tf.TensorSpec((self.samples, 2), tf.int64),)
         return (self._signature("buffer"), *extra)
 
     def crossing(self, batch: Batch) -> Any:
@@ -93,7 +93,7 @@ class Elements:
         return found, buffer["labels"], *seeds
 
     def _signature(self, form: Form) -> Any:
-        n = self._samples
+        n = self.samples
         labels = tf.TensorSpec((n,), tf.int64, "labels")
         if form == "buffer":
             several = (len(self._part_names),) if len(self._part_names) > 1 else ()

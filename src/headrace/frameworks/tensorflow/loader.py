@@ -15,7 +15,6 @@ import tensorflow as tf
 from headrace import api
 from headrace.closing import Closing
 from headrace.errors import DecodeError, OrderError
-from headrace.frameworks.tensorflow.cluster import place_in_cluster
 from headrace.frameworks.tensorflow.elements import Elements, Form
 from headrace.frameworks.tensorflow.pipeline import Steps, pipeline, takes_seed
 from headrace.frameworks.tensorflow.run import Run
@@ -59,8 +58,8 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
             (`prefetch`, parallel `map`). It must give one element for each, in order.
         epochs: epochs that one iterator goes through; None: for ever.
         prefetch: finished batches that wait to be taken.
-        rank: this process's place among `world_size`; both default to what TF_CONFIG, torchrun, MPI
-            or Slurm say, else to 0 of 1.
+        rank: this process's place among `world_size`; not given, found out by `dataset()`: as
+            tf.distribute, torchrun, TF_CONFIG, MPI or Slurm say, else 0 of 1.
         world_size: processes that share the samples.
         tail: `exact`, `pad` or `drop`; see `headrace.loader`. With the last two all batches have one
             static size.
@@ -98,25 +97,23 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
             raise ValueError(f"prefetch is {prefetch}, expected at least 0")
         if decode is not None and elements != "strings":
             raise ValueError(f"elements is {elements!r}, but decode takes 'strings'")
-        placement = place_in_cluster(rank, world_size)
         self._loader = api.loader(
             store,
             batch_size,
             order=order,
             seed=seed,
-            rank=placement.rank,
-            world_size=placement.world_size,
+            rank=rank,
+            world_size=world_size,
             tail=tail,
             parts=parts,
             on_error=on_error,
             **options,
         )
-        equal = on_error == "raise" and self._loader.slices.tail != "exact"
         self._steps = Steps(
             elements=Elements(
                 elements,
                 self._loader.reader.part_names,
-                batch_size if equal else None,
+                None,
                 self._loader.order.seed if takes_seed(decode) else None,
             ),
             decode=decode,
@@ -124,6 +121,7 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
             prefetch=prefetch,
             endless=epochs is None,
         )
+        self._all_equal = on_error == "raise"
         self._epochs = epochs
         self._run: Run | None = None
         self._runs = 0
@@ -132,7 +130,13 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
         """Return the `tf.data.Dataset` of batches.
 
         Only one iterator at a time gets batches: a new one ends those before it.
+
+        Raises:
+            RankError: nobody says which rank this is, or two disagree.
         """
+        slices = self._loader.cursor.share.decide()
+        if self._all_equal and slices.tail != "exact":
+            self._steps.elements.samples = slices.batch_size
         return pipeline(self, self._steps)
 
     def __iter__(self) -> Iterator[Any]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils import data as torch_data
 
-from headrace.config import place_in_job, reader_options, trace_folder
+from headrace.base.job import which_rank
+from headrace.config import reader_options, trace_folder
 from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.words import verdict_line
-from headrace.errors import StateMismatch
+from headrace.errors import RankError, StateMismatch
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.dropin.context import WorkerContext
 from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
@@ -173,11 +174,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if (folder := trace_folder()) is not None:
             from headrace.trace import follow
 
-            follow(folder, self._about(), self)
+            follow(folder, self._about(), self, begun=_own_rank)
 
     def _about(self) -> dict[str, Any]:
         """What a trace says of this loader; its order is torch's."""
-        place = place_in_job()
         samples = 0
         with contextlib.suppress(
             TypeError, NotImplementedError
@@ -189,8 +189,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             named if isinstance(named, str) and named else f"{kind.__module__}.{kind.__qualname__}"
         )
         return {
-            "rank": place.rank, "world_size": place.world_size, "source": source[:4096],
-            "framework": "torch DataLoader", "samples": samples, "batch_size": self.batch_size or 0,
+            "source": source[:4096], "framework": "torch DataLoader", "samples": samples,
+            "batch_size": self.batch_size or 0,
         }  # fmt: skip
 
     # -- iterating ---------------------------------------------------------------------------------
@@ -392,6 +392,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if verdict.action:
                 lines.append(f"do: {verdict.action}")
         return "\n".join(lines) or "nothing was loaded yet"
+
+
+def _own_rank() -> dict[str, Any]:
+    """For a trace's header. The sampler shares the samples out, so a rank that is not known does no harm."""
+    with contextlib.suppress(RankError):
+        place = which_rank()
+        return {"rank": place.rank, "world_size": place.world_size}
+    return {"rank": 0, "world_size": 1}
 
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch_data.DataLoader.__init__).parameters

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.job import clean
 from headrace.machine.sensors import Key, Reading
-from headrace.runtime.job import clean
 
 if TYPE_CHECKING:
     from pathlib import Path

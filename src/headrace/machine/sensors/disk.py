@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.base.job import clean
 from headrace.machine.counters import Growth
 from headrace.machine.sensors import Key, Reading, lines_of, number
-from headrace.runtime.job import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
