@@ -13,6 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import AuthenticationFailed
+from headrace.fabric.dh import DhGroup
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions, discover
 from headrace.fabric.identity import HostIdentity
@@ -164,6 +165,54 @@ def test_hosts_of_the_file_of_secrets_authenticate(files, tmp_path):
     stdout, stderr = process.communicate(timeout=20)
     assert host not in stdout + stderr
     assert process.returncode == 0
+
+
+def test_a_host_without_diffie_hellman_is_refused_where_it_is_required(files, tmp_path):
+    _, secret = Secret.generate()
+    path = tmp_path / "secrets"
+    path.touch(0o600)
+    path.write_text(f"{HOST.nqn} {secret}\n")
+    for options, admitted in (([], True), (["--require-dh"], False)):
+        process = start(files[0], "--json", "--secrets", path, *options)
+        told = first_document(process)
+        weak = {"dhchap_secret": secret, "dhchap_groups": (DhGroup.NULL,)}
+        assert read(told["url"], 512, dhchap_secret=secret) == files[0].read_bytes()[:512]
+        if admitted:
+            assert read(told["url"], 512, **weak) == files[0].read_bytes()[:512]
+        else:
+            with pytest.raises(AuthenticationFailed):
+                read(told["url"], 512, **weak)
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_another_users_idle_hosts_shut_nobody_out(files):
+    """300 associations of another user, where 256 have room: a confined export still takes ours."""
+    process = start(files[0], "--json")
+    told = first_document(process)
+    code = (
+        "import sys; from headrace.fabric.host import Host, HostOptions\n"
+        "from headrace.fabric.identity import HostIdentity\n"
+        "hosts = [Host((sys.argv[1], int(sys.argv[2])), sys.argv[3], HostIdentity(\n"
+        "    f'nqn.2026-11.io.example:idle-{n}', bytes([1 + n // 255, 1 + n % 255]) * 8),\n"
+        "    HostOptions(timeout_s=30, kato_ms=0)) for n in range(256)]\n"
+        "print(len(hosts), flush=True); sys.stdin.read()"
+    )
+    address = [str(part) for part in told["address"]]
+    # The interpreter and the package lie where only root may look.
+    change = "import os, sys, encodings.idna; import headrace.fabric.host; os.setgroups([]); os.setuid(65534)\n"
+    other = subprocess.Popen(
+        [sys.executable, "-c", change + code, *address, told["nqn"]],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout.readline() == "256\n"
+        assert read(told["url"], 512) == files[0].read_bytes()[:512]
+    finally:
+        other.communicate("", 60)
+        process.terminate()
+        process.communicate(timeout=20)
 
 
 def test_digests_can_be_declined(files):

@@ -6,16 +6,19 @@ and on loopback a peer is a user of this machine; elsewhere it is an address (of
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import socket
 import struct
+import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Crowd", "peer_name", "peer_user"]
+__all__ = ["Crowd", "peer_name", "peer_user", "prepare"]
 
 _MemberT = TypeVar("_MemberT")
 
@@ -38,8 +41,8 @@ def peer_user(sock: socket.socket) -> int | None:
         return None
     try:
         there, here = sock.getpeername(), sock.getsockname()
-        return _owner(sock.family, there, here) if _address(there).is_loopback else None
-    except (OSError, ValueError):
+        return _kernel.owner(sock.family, there, here) if _address(there).is_loopback else None
+    except (OSError, ValueError, struct.error):
         return None
 
 
@@ -63,21 +66,61 @@ def _address(name: tuple[object, ...]) -> ipaddress.IPv4Address | ipaddress.IPv6
     return address if mapped is None else mapped
 
 
-def _owner(family: int, there: tuple[object, ...], here: tuple[object, ...]) -> int | None:
-    """Asks the kernel (sock_diag(7)) for the user of a socket of this machine, by both its addresses."""
-    ends = [socket.inet_pton(family, str(end[0])).ljust(16, b"\0") for end in (there, here)]
-    ports = struct.pack("!HH", there[1], here[1])
-    # struct inet_diag_req_v2: TCP, no extensions, all states; any interface, any cookie.
-    question = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
-    question += ports + b"".join(ends) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, 1, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as netlink:
-        netlink.settimeout(_WAIT_S)
-        netlink.sendto(header + question, (0, 0))
-        answer = netlink.recv(4096)
-    if len(answer) < _ANSWER_UID_AT + 4 or _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
-        return None
-    return int(struct.unpack_from("=I", answer, _ANSWER_UID_AT)[0])
+class _Kernel:
+    """One socket per process that asks the kernel whose sockets are whose (sock_diag(7)). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._asked = 0
+
+    def open(self) -> None:
+        """Opens the socket, unless it is: a process that is confined later can open none then."""
+        with self._lock:
+            self._open()
+
+    def _open(self) -> socket.socket:
+        if (
+            self._socket is None or self._pid != os.getpid()
+        ):  # one inherited over a fork is the parent's
+            self._socket = socket.socket(
+                socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _SOCK_DIAG
+            )
+            self._socket.settimeout(_WAIT_S)
+            self._pid = os.getpid()
+        return self._socket
+
+    def owner(self, family: int, there: tuple[Any, ...], here: tuple[Any, ...]) -> int | None:
+        """The user of a TCP socket of this machine, by both its addresses."""
+        ends = [socket.inet_pton(family, end[0]).ljust(16, b"\0") for end in (there, here)]
+        # struct inet_diag_req_v2: TCP, no extensions, all states; any interface, any cookie.
+        question = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+        question += struct.pack("!HH", there[1], here[1]) + b"".join(ends)
+        question += struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+        with self._lock:
+            netlink = self._open()
+            self._asked += 1
+            size = _HEADER.size + len(question)
+            header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, 1, self._asked & 0xFFFFFFFF, 0)
+            netlink.sendto(header + question, (0, 0))
+            while True:
+                answer = netlink.recv(4096)
+                _, kind, _, number, _ = _HEADER.unpack_from(answer)
+                if number == self._asked & 0xFFFFFFFF:  # and not to a question that was given up
+                    break
+        if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < _ANSWER_UID_AT + 4:
+            return None
+        return int(struct.unpack_from("=I", answer, _ANSWER_UID_AT)[0])
+
+
+_kernel = _Kernel()
+
+
+def prepare() -> None:
+    """Opens what asking about peers takes: for a process that gives up opening sockets later."""
+    with contextlib.suppress(OSError):
+        _kernel.open()
 
 
 class Crowd(Generic[_MemberT]):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.fabric.secret import HostSecret
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import Target
+    from headrace.fabric.target_options import TargetOptions
 
 __all__ = ["export"]
 
@@ -59,6 +61,14 @@ def export(
             metavar="FILE",
         ),
     ] = None,
+    require_dh: Annotated[
+        bool,
+        typer.Option(
+            "--require-dh",
+            help="Refuse hosts that would authenticate without a Diffie-Hellman exchange: who records "
+            "theirs can guess at a weak secret.",
+        ),
+    ] = False,
     digests: Annotated[
         bool, typer.Option("--digests/--no-digests", help="Agree to digests that a host offers.")
     ] = True,
@@ -78,7 +88,9 @@ def export(
     try:
         log_to_stderr()
         subsystem = _subsystem(things, nqn, _hosts(allow, secrets))
-        target, walls = _serve(subsystem, address, digests=digests, confine=confine)
+        target, walls = _serve(
+            subsystem, address, _options(digests=digests, require_dh=require_dh), confine=confine
+        )
         with target:
             _tell(Output(as_json=as_json), subsystem, target.address, walls)
             signal.sigwait(ends)
@@ -128,14 +140,22 @@ def _subsystem(
     return subsystem
 
 
+def _options(*, digests: bool, require_dh: bool) -> TargetOptions:
+    from headrace.fabric.target_options import TargetOptions
+
+    options = TargetOptions(digests=digests)
+    if not require_dh:
+        return options
+    return replace(options, dhchap_groups=tuple(group for group in options.dhchap_groups if group))
+
+
 def _serve(
-    subsystem: Subsystem, address: tuple[str, int], *, digests: bool, confine: bool
+    subsystem: Subsystem, address: tuple[str, int], options: TargetOptions, *, confine: bool
 ) -> tuple[Target, Confinement | None]:
     """A target and the walls around it, in the order that the kernel asks for."""
     from headrace.fabric.confinement import confine_calls, confine_files
-    from headrace.fabric.target import Target, TargetOptions
+    from headrace.fabric.target import Target
 
-    options = TargetOptions(digests=digests)
     if not confine:
         return Target([subsystem], address, options), None
     files = confine_files()

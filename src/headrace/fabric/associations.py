@@ -1,5 +1,8 @@
 """Associations: the hosts that a target has admitted, and whom it admits.
 
+Where all room is taken, the peer that has most of it makes room for another: nobody is shut out by what
+somebody else holds.
+
 Knows no sockets but to say at which address a host has reached the target.
 """
 
@@ -8,8 +11,10 @@ from __future__ import annotations
 import hmac
 import socket
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from headrace.base.peers import peer_name
 from headrace.fabric.chap_proof import Parties
 from headrace.fabric.chap_target import ChapTarget
 from headrace.fabric.command import Status
@@ -41,13 +46,19 @@ class Joined(Generic[_LineT]):
     """An association, and who stands behind it.
 
     Attributes:
+        peer: whose it is (`headrace.base.peers`).
         line: the connection of its admin queue.
         queues: numbers of its I/O queues.
     """
 
     def __init__(
-        self, controller: Controller, subsystem: Subsystem | None, chap: ChapTarget | None
+        self,
+        controller: Controller,
+        subsystem: Subsystem | None,
+        chap: ChapTarget | None,
+        peer: str,
     ) -> None:
+        self.peer = peer
         self.controller = controller
         self.subsystem = subsystem
         self.chap = chap
@@ -64,6 +75,7 @@ class Associations(Generic[_LineT]):
         subsystems: what is exported, by name.
         options: limits, and what hosts may prove themselves by.
         traffic: bytes and reads so far, for controllers that are asked.
+        end: ends an association, at once.
 
     Attributes:
         joined: by controller's number.
@@ -75,7 +87,9 @@ class Associations(Generic[_LineT]):
         subsystems: Mapping[str, Subsystem],
         options: TargetOptions,
         traffic: Callable[[], tuple[int, int]],
+        end: Callable[[Joined[_LineT]], None],
     ) -> None:
+        self._end = end
         self.joined: dict[int, Joined[_LineT]] = {}
         self.refused = 0
         self._subsystems = subsystems
@@ -103,7 +117,8 @@ class Associations(Generic[_LineT]):
             return Admission(Status.CONNECT_INVALID_HOST)
         if self._is_twin(request.hostid, request.hostnqn):
             return Admission(Status.CONNECT_INVALID_HOST)
-        if self._is_full():
+        peer = peer_name(sock)
+        if not self._make_room(peer):
             return Admission(Status.CONNECT_CONTROLLER_BUSY)
         cntlid = self._free_cntlid()
         discovery = None
@@ -127,7 +142,7 @@ class Associations(Generic[_LineT]):
             time.monotonic(),
         )
         chap = self._chap(subsystem, request) if subsystem else None
-        self.joined[cntlid] = Joined(controller, subsystem, chap)
+        self.joined[cntlid] = Joined(controller, subsystem, chap, peer)
         return Admission(result=cntlid, controller=controller, gate=chap.gate() if chap else None)
 
     def _is_twin(self, hostid: bytes, hostnqn: str) -> bool:
@@ -138,13 +153,25 @@ class Associations(Generic[_LineT]):
             for each in associations
         )
 
-    def _is_full(self) -> bool:
-        return sum(j.settled for j in self.joined.values()) >= self._options.associations_max
+    def _make_room(self, peer: str) -> bool:
+        """Whether there is room for one more of a peer; ends one of the peer that has most, if it must."""
+        settled = [j for j in self.joined.values() if j.settled and j.line is not None]
+        if len(settled) < self._options.associations_max:
+            return True
+        held = Counter(j.peer for j in settled)
+        largest = max(held, key=lambda name: (held[name], name == peer))
+        if held[largest] <= held[peer] + 1:
+            return False  # it would have what it takes from another
+        # Whoever only holds on, without a queue to read by, goes first; then the oldest.
+        self._end(min((j for j in settled if j.peer == largest), key=lambda j: bool(j.queues)))
+        return True
 
     def settle(self, joined: Joined[_LineT]) -> bool:
         """A host has proved who it is: its association counts; False if there is no room for it."""
         association = joined.controller.association
-        if self._is_full() or self._is_twin(association.hostid, association.hostnqn):
+        if self._is_twin(association.hostid, association.hostnqn):
+            return False
+        if not self._make_room(joined.peer):
             return False
         joined.settled = True
         return True

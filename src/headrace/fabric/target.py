@@ -20,9 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import _native
+from headrace.base.peers import prepare
 from headrace.closing import Closing
 from headrace.errors import FabricError
-from headrace.fabric.associations import Associations
+from headrace.fabric.associations import Associations, Joined
 from headrace.fabric.connection import Connection
 from headrace.fabric.pdu import DDGST, HDGST
 from headrace.fabric.target_options import TargetOptions
@@ -84,11 +85,12 @@ class Target(Closing):
         self._shaking: dict[_Line, None] = {}
         """Those that are not admitted, the oldest first."""
         self._associations: Associations[_Line] = Associations(
-            self._subsystems, self.options, self._traffic
+            self._subsystems, self.options, self._traffic, self._end
         )
         self._joined = self._associations.joined
         self._soon: deque[Callable[[], None]] = deque()
         self._stopping = False
+        prepare()
         self._listener = _listen(address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._queues = _native.FabricTargetQueues(
@@ -260,6 +262,12 @@ class Target(Closing):
             joined.queues.discard(line.connection.request.qid)  # it was never handed over
 
     # -- hosts ------------------------------------------------------------------------------------
+
+    def _end(self, joined: Joined[_Line]) -> None:
+        """Another peer needs the room of this association."""
+        assert joined.line is not None
+        joined.line.connection.why = f"{joined.peer} had the most associations of all"
+        self._close(joined.line)
 
     def _settle(self, line: _Line) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
