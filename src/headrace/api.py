@@ -193,7 +193,7 @@ def loader(
         seed: another seed, another sequence of epochs.
         rank: this process's place among `world_size`. Not given, both are found out when the first epoch
             begins: from torch.distributed, JAX or TensorFlow if they have joined the processes, else as
-            torchrun, MPI or Slurm say, else 0 of 1; see docs/howto/ranks.md. All ranks have the same number
+            torchrun, MPI or Slurm say, else 0 of 1; see docs/howto/pytorch.md. All ranks have the same number
             of steps.
         world_size: processes that share the samples.
         tail: what happens with samples that do not fill the last step of all ranks. `exact` (default

@@ -97,3 +97,16 @@ def test_only_bindings_know_python(tracked, root):
             text = path.read_text()
             assert "nanobind" not in text, path
             assert "Python.h" not in text, path
+
+
+def test_one_module_reads_what_launchers_say(tracked, root):
+    """`cluster` writes their variables, and reads Slurm's facts of an allocation."""
+    launchers = re.compile(
+        r"SLURM_|OMPI_|MV2_COMM|JSM_NAMESPACE|\bPMI_|WORLD_SIZE|LOCAL_RANK|GROUP_RANK|TORCHELASTIC|[\"']RANK[\"']"
+    )
+    readers = set()
+    for path in tracked:
+        parts = path.relative_to(root).parts
+        if parts[:2] == ("src", "headrace") and launchers.search(path.read_text(errors="replace")):
+            readers.add("/".join(parts[2:3] if parts[2] == "cluster" else parts[2:]))
+    assert readers == {"base/job.py", "cluster"}

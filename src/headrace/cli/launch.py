@@ -54,7 +54,7 @@ def launch(
     ] = None,
     local: Annotated[
         str | None,
-        typer.Option(help="Folder on the local disks. Default: SLURM_TMPDIR, TMPDIR, /tmp."),
+        typer.Option(help="Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp."),
     ] = None,
     meet: Annotated[
         str | None,

@@ -168,12 +168,13 @@ def unit(context: typer.Context, *, as_json: Json = False) -> None:
     """Print a systemd unit and Slurm lines; options of `start` go into them."""
     import shutil
 
-    from headrace.node.unit import slurm_snippet, systemd_unit
+    from headrace.cluster.script import node_daemon_lines
+    from headrace.node.unit import systemd_unit
 
     program = shutil.which("headrace") or sys.argv[0]
     texts = {
         "systemd": systemd_unit(program, context.args),
-        "slurm": slurm_snippet(program, context.args),
+        "slurm": node_daemon_lines(program, context.args),
     }
     output = Output(as_json=as_json)
     if as_json:

@@ -8,6 +8,7 @@ Windows ends lines gets ends that a shell and Slurm can read.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -200,3 +201,24 @@ def _own_words(words: Sequence[str]) -> list[Word]:
         else:
             raise ValueError(f"{word!r} is no long option")
     return found
+
+
+def node_daemon_lines(program: str, arguments: list[str]) -> str:
+    """Lines for a batch script, one daemon per node, or for a task prolog and epilog.
+
+    Args:
+        program: the path of `headrace`.
+        arguments: of `headrace node start`.
+    """
+    start = shlex.join([program, "node", "start", "--foreground", *arguments])
+    background = shlex.join([program, "node", "start", *arguments])
+    quoted = shlex.quote(program)
+    return f"""\
+# In a batch script: a job step with one daemon on each node. It ends with the job.
+export HEADRACE_RUNTIME_DIR="${{SLURM_TMPDIR:-/tmp}}/headrace-$SLURM_JOB_ID"
+srun --overlap --ntasks-per-node=1 --ntasks="$SLURM_NNODES" {start} &
+
+# Or in the site's Prolog and Epilog, which run as root once per node and job:
+#   runuser -u "$SLURM_JOB_USER" -- {background}
+#   runuser -u "$SLURM_JOB_USER" -- {quoted} node stop --force
+"""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.job import local_rank, restarts, which_rank
 from headrace.cluster.launch.page import PAGE_VARIABLE, RankSlot
+from headrace.errors import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ class _Asked:
         address = os.environ.get(PAGE_VARIABLE)
         if address:
             self.slot = RankSlot(address, local_rank())
-        elif which_rank().world_size > 1:
+        elif _is_one_of_several():
             return  # nobody could make the ranks agree
         if threading.current_thread() is not threading.main_thread():
             return
@@ -87,6 +88,13 @@ class _Asked:
         if not self._stopped:
             self._stopped = self.slot.check() if self.slot else self._signalled
         return self._stopped
+
+
+def _is_one_of_several() -> bool:
+    try:
+        return which_rank().world_size > 1
+    except RankError:  # not known which, so not alone
+        return True
 
 
 def _state() -> _Asked:

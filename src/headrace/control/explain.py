@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.text import bytes_text
@@ -73,7 +73,8 @@ def explain(loader: object = None, *, epoch: int | None = None) -> Explanation |
         TypeError: it is no loader of headrace's.
     """
     if loader is not None:
-        return verdict_on(loader, epoch=epoch)
+        ranks = getattr(getattr(loader, "_loader", loader), "ranks", "")
+        return replace(verdict_on(loader, epoch=epoch), rank=str(ranks))
     working, ended = planes()
     return Explanation([_plane(plane) for plane in (*ended, *working)])
 

@@ -65,6 +65,8 @@ class Verdict:
     """Steps whose figures made no sense."""
     simulation: str = ""
     """`simulated lustre` where the storage is not real."""
+    rank: str = ""
+    """`rank 1 of 2 by torchrun`: whose loader it is, and by whose word; '' where nobody has asked."""
 
     @property
     def main(self) -> Cause | None:
@@ -96,6 +98,7 @@ class Verdict:
             "steps": self.steps,
             "dropped": self.dropped,
             "simulation": self.simulation,
+            "rank": self.rank,
         }
 
     def __str__(self) -> str:

@@ -161,7 +161,7 @@ def verdict_text(verdict: Verdict) -> str:
         f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
         f"({verdict.stall:.1%}), {verdict.steps:,} steps"
     )
-    lines = [head]
+    lines = [head, f"  {verdict.rank}"] if verdict.rank else [head]
     for cause, seconds in verdict.causes.items():
         if verdict.share(cause) >= 0.01:
             lines.append(
