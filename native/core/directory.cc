@@ -130,7 +130,8 @@ void Directory::read_header() {
   const auto checksums_offset = field<uint64_t>(page, 48);
   const auto checksums = field<uint64_t>(page, 56);
   if (block_bytes != kBlockBytes || checksums_offset != kHeaderBytes ||
-      payload_offset_ % kHeaderBytes != 0 || payload_offset_ > file_bytes ||
+      payload_offset_ % kHeaderBytes != 0 || payload_offset_ < kHeaderBytes ||
+      payload_offset_ > file_bytes ||
       checksums != (file_bytes - payload_offset_ + kBlockBytes - 1) / kBlockBytes ||
       checksums > (payload_offset_ - kHeaderBytes) / 4) {
     fail("the page checksums contradict the file's size", 44);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <random>
 
+#include "core/crc32c.h"
 #include "core/error.h"
 #include "testing/directory_builder.h"
 
@@ -367,6 +368,30 @@ TEST_CASE("a part column wider than a part number is refused") {
   const auto error = use(image);
   REQUIRE(error != nullptr);
   CHECK(std::string(error->what()).find("wider than a part number") != std::string::npos);
+}
+
+TEST_CASE(
+    "a payload that begins inside the header is refused, and nothing behind the file is read") {
+  // 4,096 bytes say that they have one page of payload from 0 on: its checksum would lie behind
+  // them.
+  for (const uint64_t payload : {0, 1, 4095}) {
+    for (const size_t size : {size_t{4096}, size_t{8192}}) {
+      CAPTURE(payload);
+      CAPTURE(size);
+      DirectoryImage image = testing::build_directory(testing::plain_spec(0));
+      image.bytes.resize(size);
+      image.put<uint64_t>(16, size);
+      image.put<uint32_t>(40, 0);
+      image.put<uint64_t>(56, 1);
+      image.put<uint64_t>(72, payload);
+      if (size > 4096) image.put(64, crc32c(0, image.bytes.data() + 4096, 4));
+      image.seal_header();
+      const auto error = use(image);
+      REQUIRE(error != nullptr);
+      CHECK(error->kind == ErrorKind::kCorruptStore);
+      CHECK(error->offset_bytes == 44);
+    }
+  }
 }
 
 TEST_CASE("files too short for a header are refused") {

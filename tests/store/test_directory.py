@@ -214,6 +214,7 @@ SECTION = 128
         pytest.param({56: struct.pack("<Q", 1 << 62)}, id="checksums"),
         pytest.param({72: struct.pack("<Q", 1 << 40)}, id="payload-outside"),
         pytest.param({72: struct.pack("<Q", 4096)}, id="payload-over-checksums"),
+        pytest.param({72: struct.pack("<Q", 0), 56: struct.pack("<Q", 1)}, id="payload-in-header"),
         pytest.param({68: struct.pack("<I", 0)}, id="no-parts"),
         pytest.param({68: struct.pack("<I", 70_000)}, id="too-many-parts"),
         pytest.param({8: struct.pack("<I", 2)}, id="version"),
@@ -239,6 +240,21 @@ def test_a_lying_header_is_refused_without_a_big_allocation(tmp_path, reference,
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_header_alone_that_says_its_payload_is_itself_is_refused(tmp_path, reference):
+    """Such a file has no room for the checksum of its one page: 4 bytes behind its end were read once."""
+    path = tmp_path / "a.hrd"
+    write_directory(make_columns(4, n=120), path)
+    header = {
+        16: struct.pack("<Q", PAGE_BYTES),
+        40: bytes(4),
+        56: struct.pack("<Q", 1),
+        72: bytes(8),
+    }
+    path.write_bytes(_patched(path.read_bytes()[:PAGE_BYTES], header))
+    with pytest.raises(CorruptStore, match=r"contradict|payload offset"):
+        read_everything(directory_class(reference=reference), path)
 
 
 def test_overlapping_sections_are_refused(tmp_path, reference):
