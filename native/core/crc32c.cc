@@ -274,54 +274,56 @@ bool have_folding() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("vpclmulqdq") && have_hardware();
 }
-const bool kHaveFolding = have_folding();
 constexpr const char* kFoldingName = "avx512";
 
 #else
 
-uint32_t folding_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
-  return hardware<true>(crc, to, from, size);
-}
-uint32_t folding_read(uint32_t crc, const std::byte* data, size_t size) {
-  return hardware<false>(crc, nullptr, data, size);
-}
-constexpr bool kHaveFolding = false;
+uint32_t folding_copy(uint32_t, std::byte*, const std::byte*, size_t) { return 0; }
+uint32_t folding_read(uint32_t, const std::byte*, size_t) { return 0; }
+bool have_folding() { return false; }
 constexpr const char* kFoldingName = "";
 
 #endif
 
-const bool kHaveHardware = have_hardware();
+uint32_t hardware_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
+  return hardware<true>(crc, to, from, size);
+}
+uint32_t hardware_read(uint32_t crc, const std::byte* data, size_t size) {
+  return hardware<false>(crc, nullptr, data, size);
+}
 
-}  // namespace
-
-uint32_t crc32c_table(uint32_t crc, const std::byte* data, size_t size) {
+uint32_t table_read(uint32_t crc, const std::byte* data, size_t size) {
   crc = ~crc;
   for (size_t i = 0; i < size; ++i) {
     crc = kTable[(crc ^ static_cast<uint32_t>(data[i])) & 0xff] ^ (crc >> 8);
   }
   return ~crc;
 }
+uint32_t table_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
+  std::memcpy(to, from, size);
+  return table_read(crc, to, size);
+}
+
+constexpr std::array<Crc32cPath, 3> kPaths{{{kFoldingName, folding_read, folding_copy},
+                                            {kHardware, hardware_read, hardware_copy},
+                                            {"table", table_read, table_copy}}};
+// The table's until the processor was asked: static objects of other files may compute checksums
+// before this one is initialised.
+constinit size_t g_fastest = 2;
+[[maybe_unused]] const size_t g_asked = g_fastest = have_folding() ? 0 : have_hardware() ? 1 : 2;
+
+}  // namespace
+
+std::span<const Crc32cPath> crc32c_paths() { return std::span(kPaths).subspan(g_fastest); }
 
 uint32_t crc32c(uint32_t crc, const std::byte* data, size_t size) {
-  if (kHaveFolding) return folding_read(crc, data, size);
-  if (kHaveHardware) return hardware<false>(crc, nullptr, data, size);
-  return crc32c_table(crc, data, size);
+  return kPaths[g_fastest].read(crc, data, size);
 }
 
 uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size) {
-  if (kHaveFolding) return folding_copy(crc, to, from, size);
-  if (kHaveHardware) return hardware<true>(crc, to, from, size);
-  std::memcpy(to, from, size);
-  return crc32c_table(crc, to, size);
+  return kPaths[g_fastest].copy(crc, to, from, size);
 }
 
-const char* crc32c_implementation() {
-  return kHaveFolding ? kFoldingName : kHaveHardware ? kHardware : "table";
-}
-
-uint32_t crc32c_hardware(uint32_t crc, const std::byte* data, size_t size) {
-  if (kHaveHardware) return hardware<false>(crc, nullptr, data, size);
-  return crc32c_table(crc, data, size);
-}
+const char* crc32c_implementation() { return kPaths[g_fastest].name; }
 
 }  // namespace headrace

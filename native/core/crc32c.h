@@ -20,13 +20,16 @@ inline uint32_t crc32c(std::span<const std::byte> data) {
 // Copies `size` bytes from `from` to `to` and returns the checksum of what was written.
 uint32_t crc32c_copy(uint32_t crc, std::byte* to, const std::byte* from, size_t size);
 
-// The plain table walk: the reference that the fast paths are tested against.
-uint32_t crc32c_table(uint32_t crc, const std::byte* data, size_t size);
+// The ways of computing it that this processor has, the fastest first and the table walk last. All
+// but the first are there for tests: each must be right where a slower machine will choose it.
+struct Crc32cPath {
+  const char* name;  // "avx512", "sse4.2", "armv8" or "table"
+  uint32_t (*read)(uint32_t crc, const std::byte* data, size_t size);
+  uint32_t (*copy)(uint32_t crc, std::byte* to, const std::byte* from, size_t size);
+};
+std::span<const Crc32cPath> crc32c_paths();
 
-// The crc instruction alone, where there is one: the path of processors without AVX-512.
-uint32_t crc32c_hardware(uint32_t crc, const std::byte* data, size_t size);
-
-// "avx512", "sse4.2", "armv8" or "table".
+// The name of the first.
 const char* crc32c_implementation();
 
 }  // namespace headrace

@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <string>
 #include <vector>
 
 using headrace::crc32c;
@@ -14,6 +16,15 @@ std::vector<std::byte> random_bytes(size_t size, uint32_t seed) {
   std::vector<std::byte> bytes(size);
   for (auto& b : bytes) b = static_cast<std::byte>(random());
   return bytes;
+}
+
+// What the kernel says that every processor has, between spaces.
+std::string processor_flags() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("flags") || line.starts_with("Features")) return line + " ";
+  }
+  return " ";
 }
 }  // namespace
 
@@ -26,18 +37,45 @@ TEST_CASE("the standard's test vectors") {  // RFC 3720, B.4
   CHECK(crc32c(0, reinterpret_cast<const std::byte*>(digits), 9) == 0xe3069283);
 }
 
+TEST_CASE("the fastest that the processor has is chosen, and each slower one is there too") {
+  const std::string flags = processor_flags();
+  std::vector<std::string> expected;
+#if defined(__x86_64__)
+  const auto has = [&](const char* flag) {
+    return flags.find(std::string(" ") + flag + " ") != std::string::npos;
+  };
+  if (has("sse4_2")) {
+    if (has("avx512f") && has("avx512bw") && has("vpclmulqdq")) expected.push_back("avx512");
+    expected.push_back("sse4.2");
+  }
+#elif defined(__aarch64__)
+  if (flags.find(" crc32 ") != std::string::npos) expected.push_back("armv8");
+#endif
+  expected.push_back("table");
+  std::vector<std::string> names;
+  for (const auto& path : headrace::crc32c_paths()) names.push_back(path.name);
+  CHECK(names == expected);
+  CHECK(headrace::crc32c_implementation() == expected.front());
+}
+
 TEST_CASE("every implementation equals the table walk, at every size and alignment") {
   const auto bytes = random_bytes(20000, 1);
-  for (size_t size = 0; size < 3000; size += (size < 1100 ? 1 : 37)) {
-    for (const size_t start : {0, 1, 7, 63}) {
-      const uint32_t expected = headrace::crc32c_table(5, bytes.data() + start, size);
-      REQUIRE(crc32c(5, bytes.data() + start, size) == expected);
-      REQUIRE(headrace::crc32c_hardware(5, bytes.data() + start, size) == expected);
+  const auto& table = headrace::crc32c_paths().back();
+  for (const auto& path : headrace::crc32c_paths()) {
+    CAPTURE(path.name);
+    std::vector<std::byte> to(bytes.size());
+    for (size_t size = 0; size < 3000; size += (size < 1100 ? 1 : 37)) {
+      for (const size_t start : {0, 1, 7, 63}) {
+        const uint32_t expected = table.read(5, bytes.data() + start, size);
+        REQUIRE(path.read(5, bytes.data() + start, size) == expected);
+        std::fill_n(to.begin(), size + 1, std::byte{0xab});
+        REQUIRE(path.copy(5, to.data(), bytes.data() + start, size) == expected);
+        REQUIRE(std::memcmp(to.data(), bytes.data() + start, size) == 0);
+        REQUIRE(to[size] == std::byte{0xab});
+      }
     }
+    REQUIRE(path.read(0, bytes.data(), bytes.size()) == table.read(0, bytes.data(), bytes.size()));
   }
-  REQUIRE(crc32c(bytes) == headrace::crc32c_table(0, bytes.data(), bytes.size()));
-  REQUIRE(headrace::crc32c_hardware(0, bytes.data(), bytes.size()) ==
-          headrace::crc32c_table(0, bytes.data(), bytes.size()));
 }
 
 TEST_CASE("a checksum can be continued") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -32,6 +33,16 @@ TEST_CASE("every index comes exactly once, and the inverse finds its position") 
     permutation.inverse(indices, positions.data());
     CHECK(positions == expected);
   }
+}
+
+TEST_CASE("small sets are drawn from a table: every order of four samples comes, none too often") {
+  // A Feistel network over two bits would know but a few of the 24 orders.
+  std::map<std::vector<int64_t>, int> orders;
+  for (uint64_t key = 0; key < 4800; ++key) ++orders[all_of(Permutation(4, key))];
+  CHECK(orders.size() == 24);
+  for (const auto& [order, count] : orders) CHECK((count > 130 && count < 280));  // 200 +- 6 sigma
+  // The orders of recorded runs.
+  CHECK(all_of(Permutation(8, 7)) == std::vector<int64_t>{2, 1, 0, 7, 6, 5, 4, 3});
 }
 
 TEST_CASE("range, at and any cut of the range agree") {
