@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -87,11 +88,21 @@ std::byte* map_shared(size_t capacity, int* fd_out) {
 }
 
 void unmap(const Buffer& buffer) {
-  munmap(buffer.data, buffer.capacity);
+  if (buffer.lost) {
+    // What the kernel copies there from now on meets nothing; what a device writes goes to pages
+    // that nobody sees.
+    mmap(buffer.data, buffer.capacity, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+  } else {
+    munmap(buffer.data, buffer.capacity);
+  }
   if (buffer.fd < 0) return;
   ::close(buffer.fd);
   std::lock_guard lock(retired_mutex);
-  retired_shared.push_back(buffer.id);
+  try {
+    retired_shared.push_back(buffer.id);
+  } catch (const std::bad_alloc&) {  // whoever mapped it keeps it mapped
+  }
 }
 
 }  // namespace
@@ -114,6 +125,7 @@ std::vector<uint64_t> Arena::take_retired_shared() {
 
 BufferPtr Arena::acquire(size_t bytes) {
   const size_t capacity = size_class(bytes);
+  auto owned = std::make_unique<Buffer>();
   Buffer buffer;
   std::vector<Buffer> surplus;
   // A forked child gets memory of its own, with no identity: see `release`.
@@ -133,6 +145,7 @@ BufferPtr Arena::acquire(size_t bytes) {
     } else {
       // Batches grew a little: free buffers that have become too small make room for one that fits,
       // so that what is mapped follows what is in use. Buffers of other sizes have other users.
+      surplus.reserve(free_.size());
       for (size_t i = 0; i < free_.size();) {
         if (free_[i].capacity >= bytes / 2 && free_[i].capacity < bytes) {
           retire_locked(i, &surplus);
@@ -149,7 +162,7 @@ BufferPtr Arena::acquire(size_t bytes) {
     try {
       buffer.data = memory_ == Memory::kShared && !foreign ? map_shared(capacity, &buffer.fd)
                                                            : map_private(capacity);
-    } catch (const Error&) {
+    } catch (...) {
       if (!foreign) {
         std::lock_guard lock(mutex_);
         mapped_bytes_ -= capacity;
@@ -159,7 +172,8 @@ BufferPtr Arena::acquire(size_t bytes) {
     if (capacity >= kHugePageBytes) madvise(buffer.data, capacity, MADV_HUGEPAGE);
     buffer.capacity = capacity;
   }
-  return BufferPtr(new Buffer(buffer), [arena = shared_from_this()](const Buffer* b) {
+  *owned = buffer;
+  return BufferPtr(owned.release(), [arena = shared_from_this()](const Buffer* b) {
     arena->release(*b);
     delete b;
   });
@@ -172,7 +186,13 @@ void Arena::retire_locked(size_t i, std::vector<Buffer>* surplus) {
   free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
   free_bytes_ -= buffer.capacity;
   mapped_bytes_ -= buffer.capacity;
-  for (auto& [listener, inbox] : inboxes_) inbox.push_back(buffer.id);
+  for (auto& [listener, inbox] : inboxes_) {
+    try {
+      inbox.push_back(buffer.id);
+    } catch (const std::bad_alloc&) {
+      // Its engine keeps the pages pinned, under an id that nobody asks for.
+    }
+  }
   surplus->push_back(buffer);
 }
 
@@ -185,9 +205,16 @@ void Arena::release(const Buffer& buffer) {
   std::vector<Buffer> surplus;
   {
     std::lock_guard lock(mutex_);
-    free_.push_back(buffer);
+    try {
+      surplus.reserve(free_.size() + 1);
+      free_.push_back(buffer);
+    } catch (const std::bad_alloc&) {  // no room to remember it: given back at once
+      mapped_bytes_ -= buffer.capacity;
+      unmap(buffer);
+      return;
+    }
     free_bytes_ += buffer.capacity;
-    if (buffer.abandoned) retire_locked(free_.size() - 1, &surplus);
+    if (buffer.abandoned || buffer.lost) retire_locked(free_.size() - 1, &surplus);
     // The oldest go first: they have the sizes that nobody asked for lately.
     while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }
@@ -214,6 +241,7 @@ void Arena::retain_at_most(size_t bytes) {
   std::vector<Buffer> surplus;
   {
     std::lock_guard lock(mutex_);
+    surplus.reserve(free_.size());
     retained_bytes_max_ = bytes;
     while (free_bytes_ > retained_bytes_max_) retire_locked(0, &surplus);
   }

@@ -33,6 +33,9 @@ struct Buffer {
   int fd = -1;      // of shared memory
   // Unmapped rather than recycled when the last owner lets go. Set by an owner.
   mutable bool abandoned = false;
+  // The kernel may still write to it: its memory is given back, its addresses are never used again.
+  // Set by an owner.
+  mutable bool lost = false;
   std::span<std::byte> memory() const { return {data, capacity}; }
 };
 using BufferPtr = std::shared_ptr<const Buffer>;

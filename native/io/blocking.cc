@@ -115,4 +115,14 @@ void read_blocking(Read& read, const Syscalls& sys, OpenFiles& files, unsigned f
   }
 }
 
+Read read_blocking(int fd, uint64_t offset, uint64_t length, std::byte* dest, const Syscalls& sys) {
+  Read read;
+  read.fd = fd;
+  read.offset = offset;
+  read.length = length;
+  read.dest = dest;
+  if (length > 0) read_all(Attempt{.read = &read, .fd = fd}, sys);
+  return read;
+}
+
 }  // namespace headrace::io

@@ -37,4 +37,7 @@ class OpenFiles {
 // `open_files_max`.
 void read_blocking(Read& read, const Syscalls& sys, OpenFiles& files, unsigned files_max);
 
+// The same for `length` bytes of an open file from `offset` on.
+Read read_blocking(int fd, uint64_t offset, uint64_t length, std::byte* dest, const Syscalls& sys);
+
 }  // namespace headrace::io

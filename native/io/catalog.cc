@@ -12,6 +12,7 @@
 
 #include "core/crc32c.h"
 #include "core/error.h"
+#include "io/blocking.h"
 #include "io/sample_path.h"
 
 namespace headrace::io {
@@ -44,20 +45,11 @@ class File {
   int fd_;
 };
 
-// Reads until `length`, end of file (short count) or an error (-errno).
-int64_t read_fully(int fd, std::byte* dest, uint64_t offset, uint64_t length) {
-  uint64_t done = 0;
-  while (done < length) {
-    const ssize_t got = pread(fd, dest + done, std::min<uint64_t>(length - done, 1u << 30),
-                              static_cast<off_t>(offset + done));
-    if (got == 0) break;
-    if (got < 0) {
-      if (errno == EINTR || errno == EAGAIN) continue;
-      return -errno;
-    }
-    done += static_cast<uint64_t>(got);
-  }
-  return static_cast<int64_t>(done);
+// Bytes until `length` or the end of the file, or -errno. A file that was opened with O_NONBLOCK
+// may say EAGAIN: tried again a few times, then it is the error.
+int64_t read_fully(int fd, std::byte* dest, uint64_t offset, uint64_t length, const Syscalls& sys) {
+  const Read read = read_blocking(fd, offset, length, dest, sys);
+  return read.error != 0 ? -read.error : static_cast<int64_t>(read.done);
 }
 
 }  // namespace
@@ -156,13 +148,13 @@ bool Catalog::read_extent(const Segment& segment, uint64_t sample, const Extent&
       failure->system_errno = ESTALE;
       return false;
     }
-    got = read_fully(file.fd(), dest, start, length);
+    got = read_fully(file.fd(), dest, start, length, sys_);
   } else if (open_per_read_) {
     // A throw-away volume repeats the checks of size and mtime and closes its descriptor.
     Volume once(v.kind(), v.path(), v.bytes(), v.mtime_ns());
-    got = read_fully(once.fd(), dest, extent.offset + start, length);
+    got = read_fully(once.fd(), dest, extent.offset + start, length, sys_);
   } else {
-    got = read_fully(v.fd(), dest, extent.offset + start, length);
+    got = read_fully(v.fd(), dest, extent.offset + start, length, sys_);
   }
   if (got < 0) {
     failure->system_errno = static_cast<int>(-got);

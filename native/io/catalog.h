@@ -10,6 +10,7 @@
 #include "core/directory.h"
 #include "io/batch.h"
 #include "io/remote_engine.h"
+#include "io/syscalls.h"
 #include "io/volume.h"
 
 namespace headrace::io {
@@ -33,6 +34,8 @@ class Catalog {
   // What reads the remote volumes. Before the first read.
   void set_remote(std::shared_ptr<RemoteEngine> engine) { remote_ = std::move(engine); }
   const std::shared_ptr<RemoteEngine>& remote() const { return remote_; }
+  // What reads single samples and second tries are made of; tests hand over calls that fail.
+  void set_syscalls(const Syscalls& sys) { sys_ = sys; }
   // Decides how volumes are opened. Call once after the last segment.
   void seal();
 
@@ -86,6 +89,7 @@ class Catalog {
   std::vector<std::unique_ptr<Volume>> volumes_;
   std::vector<std::string> part_names_;
   std::shared_ptr<RemoteEngine> remote_;
+  Syscalls sys_ = kSyscalls;
   uint64_t samples_ = 0;
   bool open_per_read_ = false;
 };

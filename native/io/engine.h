@@ -8,6 +8,10 @@
 // No read is in flight without a place of `EngineOptions::in_flight`; an engine waits for the first
 // and takes what it gets of the rest.
 //
+// `read` throws for what no single read met (memory is out, a ring takes no calls any more), and
+// only after every read that had begun is over: its memory may be used again. Where an engine
+// cannot make sure of that it throws ReadsLost.
+//
 // An engine retries short reads, EINTR and EAGAIN itself. It reports and never throws for what a
 // single read met: `error` is 0 or an errno value, `done` the bytes that arrived. End of file is
 // `error == 0 && done < length`.
@@ -21,6 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -65,6 +70,17 @@ struct Read {
 };
 
 using OnDone = std::function<void(Read&)>;
+
+// The kernel may still write to the memory of some of the reads: it must never be used again
+// (`Buffer::lost`). Holds no text, so that it can be thrown when memory is out.
+class ReadsLost : public std::exception {
+ public:
+  ReadsLost(int system_errno, unsigned reads) : system_errno(system_errno), reads(reads) {}
+  const char* what() const noexcept override { return "reads in flight were lost"; }
+
+  const int system_errno;  // why
+  const unsigned reads;    // how many of them
+};
 
 struct EngineOptions {
   // Reads in flight of this engine while `in_flight` sets no limit. 32 saturated the test machine's

@@ -25,6 +25,7 @@ std::unique_ptr<Engine> make_real_engine(EngineChoice choice, const EngineOption
 
 std::unique_ptr<Engine> make_engine(const ReaderOptions& options, std::string* reason) {
   EngineOptions engine = options.engine_options;
+  if (options.make_engine) return options.make_engine(engine);
   if (options.slow == nullptr) return make_real_engine(options.engine, engine, reason);
   engine.in_flight = nullptr;  // the places are for reads of the simulated storage
   return make_slow_engine(make_real_engine(options.engine, engine, reason), options.slow,

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -115,6 +116,7 @@ void FileReader::grow_locked(size_t tasks) {
       ++alive_;
     }
   } catch (const std::system_error&) {  // RLIMIT_NPROC or a cgroup's pids.max: fewer serve as well
+  } catch (const std::bad_alloc&) {  // the same
   }
 }
 
@@ -246,6 +248,8 @@ bool FileReader::lay_out_locked(FileWork& work) {
     try {
       if (bytes != 0) batch.buffer = arena_->acquire(bytes);
     } catch (const Error&) {
+      work.refuse_all(ENOMEM);
+    } catch (const std::bad_alloc&) {
       work.refuse_all(ENOMEM);
     }
     batch.bytes = batch.buffer == nullptr ? 0 : bytes;

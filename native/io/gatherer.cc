@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -132,6 +133,7 @@ void Gatherer::start_thread_locked() {
     thread.detach();
     ++threads_;
   } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {
   }
 }
 

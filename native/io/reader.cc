@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -63,6 +64,8 @@ void Reader::refuse_foreign() const {
 bool Reader::close(double seconds) {
   if (foreign()) return true;
   std::deque<std::shared_ptr<Job>> dropped;
+  const auto closed = std::make_exception_ptr(
+      Error(ErrorKind::kInvalidArgument, "the reader was closed before this batch was read"));
   {
     std::lock_guard lock(mutex_);
     closing_ = true;
@@ -75,8 +78,7 @@ bool Reader::close(double seconds) {
   memory_.notify_all();
   for (const auto& job : dropped) {
     std::lock_guard lock(job->mutex_);
-    job->error_ = std::make_exception_ptr(
-        Error(ErrorKind::kInvalidArgument, "the reader was closed before this batch was read"));
+    job->error_ = closed;
     job->stage_ = Job::Stage::kDone;
     job->ready_.notify_all();
   }
@@ -115,10 +117,7 @@ void Reader::wake_locked() {
 bool Reader::start_worker_locked(int* error) {
   const auto body = [](const std::shared_ptr<Reader>& self) {
     block_signals();
-    {
-      Worker worker(*self->catalog_, self->planner_, self->options_, self->arena_);
-      self->work(worker);
-    }
+    self->work();
     std::lock_guard lock(self->mutex_);
     --self->alive_;
     self->ended_.notify_all();
@@ -129,6 +128,9 @@ bool Reader::start_worker_locked(int* error) {
     thread.detach();
   } catch (const std::system_error& e) {
     *error = e.code().value();
+    return false;
+  } catch (const std::bad_alloc&) {
+    *error = ENOMEM;
     return false;
   }
   ++alive_;
@@ -143,18 +145,21 @@ std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
   job->way_.submitted_ns = now_ns();
   std::lock_guard lock(mutex_);
   if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
-  time_.begin();
-  queue_.push_back(job);
+  const uint64_t number = next_number_;
   try {
+    undelivered_.insert(number);
+    uncharged_.insert(number);
+    queue_.push_back(job);
     wake_locked();
   } catch (...) {
-    queue_.pop_back();
+    if (!queue_.empty() && queue_.back() == job) queue_.pop_back();
+    undelivered_.erase(number);
+    uncharged_.erase(number);
     throw;
   }
+  time_.begin();
   job->reader_ = shared_from_this();
   job->number_ = next_number_++;
-  undelivered_.insert(job->number_);
-  uncharged_.insert(job->number_);
   time_.queued = true;
   time_.wanted = static_cast<int>(workers_wanted_locked());
   return job;
@@ -178,11 +183,15 @@ std::shared_ptr<Job> Reader::next_job() {
   return job;
 }
 
-void Reader::work(Worker& worker) {
+// What making a worker meets is the error of the batch that it was to read; the next batch tries
+// again.
+void Reader::work() {
+  std::optional<Worker> worker;
   while (const std::shared_ptr<Job> job = next_job()) {
     std::exception_ptr error;
     try {
-      run(worker, *job);
+      if (!worker) worker.emplace(*catalog_, planner_, options_, arena_);
+      run(*worker, *job);
     } catch (...) {
       error = std::current_exception();
     }

@@ -105,7 +105,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
   void wake_locked();
   bool start_worker_locked(int* error);
   std::shared_ptr<Job> next_job();
-  void work(Worker& worker);
+  void work();
   void run(Worker& worker, Job& job);
   bool charge(Job& job, uint64_t bytes);
   void want(const Job& job);

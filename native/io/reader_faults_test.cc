@@ -1,6 +1,12 @@
 // The reader under faults: each is a failure of its slot alone, or an error of its batch.
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <climits>
+#include <new>
+
+#include "io/attempt.h"
 #include "testing/reader_testing.h"
 
 using namespace headrace;
@@ -9,6 +15,119 @@ using io::DirectReads;
 using io::EngineChoice;
 using io::FailureKind;
 using io::ReaderOptions;
+
+// Does what an engine does whose ring broke with reads in flight: they are lost, and written to
+// later.
+class LosingEngine final : public io::Engine {
+ public:
+  explicit LosingEngine(std::vector<std::byte*>* lost) : lost_(lost) {}
+  const char* name() const override { return "losing"; }
+  void read(std::span<io::Read> reads, const io::OnDone&) override {
+    for (const io::Read& read : reads) lost_->push_back(read.dest);
+    throw io::ReadsLost(EBADF, static_cast<unsigned>(reads.size()));
+  }
+
+ private:
+  std::vector<std::byte*>* lost_;
+};
+
+TEST_CASE("memory of lost reads is never used again: their batch fails, the next ones are right") {
+  TestStore store({.samples = 60});
+  const auto catalog = store.catalog();
+  std::vector<std::byte*> lost;
+  int engines_made = 0;
+  ReaderOptions options = with(EngineChoice::kThreads, DirectReads::kNever);
+  options.workers = 1;
+  options.make_engine = [&](const io::EngineOptions& engine) -> std::unique_ptr<io::Engine> {
+    ++engines_made;
+    if (engines_made == 1) return std::make_unique<LosingEngine>(&lost);
+    return io::make_threads_engine(engine);
+  };
+  store.evict();
+  const Reading reading(catalog, options);
+  for (int batch = 0; batch < 3; ++batch) {
+    CHECK(wait_error(*reading->submit(store.all())) == ErrorKind::kVolume);
+  }
+  REQUIRE(!lost.empty());
+  CHECK(reading->mapped_bytes() == 0);
+  CHECK(reading->stats().buffered_bytes == 0);
+  CHECK(reading->stats().reads.in_flight == 0);
+  options.make_engine = nullptr;
+  const Reading again(catalog, options);
+  std::vector<std::shared_ptr<io::Batch>> batches;
+  for (int batch = 0; batch < 8; ++batch) {
+    batches.push_back(again.read(store.all()));
+    check_batch(store, *batches.back(), store.all());
+  }
+  // What the kernel would do now meets nothing: nobody else was given these addresses.
+  const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  for (std::byte* dest : lost) {
+    CHECK(read(zeros, dest, 1) == -1);
+    CHECK(errno == EFAULT);
+  }
+  close(zeros);
+}
+
+TEST_CASE(
+    "a worker that cannot be made is an error of its batch, and the next batch makes another") {
+  TestStore store({.samples = 60});
+  int failures = 2, made = 0;
+  for (const bool bad_alloc : {true, false}) {
+    CAPTURE(bad_alloc);
+    failures = 2;
+    made = 0;
+    ReaderOptions options;
+    options.workers = 1;
+    options.make_engine = [&](const io::EngineOptions& engine) -> std::unique_ptr<io::Engine> {
+      ++made;
+      if (failures-- <= 0) return io::make_threads_engine(engine);
+      if (bad_alloc) throw std::bad_alloc();
+      throw Error(ErrorKind::kVolume, "no engine today");
+    };
+    store.evict();
+    const Reading reading(store.catalog(), options);
+    for (int batch = 0; batch < 2; ++batch) {
+      const auto job = reading->submit(store.all());
+      if (bad_alloc) {
+        CHECK_THROWS_AS(job->wait(kLong), std::bad_alloc);
+      } else {
+        CHECK(wait_error(*job) == ErrorKind::kVolume);
+      }
+    }
+    check_batch(store, *reading.read(store.all()), store.all());
+    CHECK(made == 3);
+  }
+}
+
+int again_calls, again_refusals;
+
+TEST_CASE("a file that says EAGAIN is asked a few times, then that is the error") {
+  io::Syscalls sys = io::kSyscalls;
+  sys.preadv = [](int fd, const iovec* parts, int count, off_t offset) -> ssize_t {
+    ++again_calls;
+    if (again_refusals-- <= 0) return io::kSyscalls.preadv(fd, parts, count, offset);
+    errno = EAGAIN;
+    return -1;
+  };
+  for (const bool tree : {false, true}) {
+    TestStore store({.samples = 20, .tree = tree});
+    const auto catalog = store.catalog();
+    catalog->set_syscalls(sys);
+    const auto arena = Arena::make(1 << 20);
+    again_calls = 0;
+    again_refusals = 5;
+    auto batch = catalog->read_one(*arena, 5, -1, 0, -1, true);
+    CHECK(batch->failures.empty());
+    CHECK(again_calls == 6);
+    again_calls = 0;
+    again_refusals = INT_MAX;
+    batch = catalog->read_one(*arena, 5, -1, 0, -1, true);
+    REQUIRE(batch->failures.size() == 1);
+    CHECK(batch->failures[0].kind == FailureKind::kSystem);
+    CHECK(batch->failures[0].system_errno == EAGAIN);
+    CHECK(again_calls == static_cast<int>(io::kRetriesMax) + 1);
+  }
+}
 
 TEST_CASE("indices outside the store are refused at once") {
   TestStore store({.samples = 10});

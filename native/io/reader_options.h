@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "core/arena.h"
@@ -45,6 +46,8 @@ struct ReaderOptions {
   double remote_deadline_s = 300;
   // What reads remote volumes. Null: the catalog's.
   std::shared_ptr<RemoteEngine> remote = nullptr;
+  // Makes the engine instead of `engine`: tests hand over one that fails.
+  std::function<std::unique_ptr<Engine>(const EngineOptions&)> make_engine = nullptr;
   // Every read takes as long as this model says, and nothing is gathered from the page cache.
   std::shared_ptr<SlowModel> slow = nullptr;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
 namespace headrace::io {
 namespace {
@@ -33,6 +34,17 @@ void RemoteReads::read(std::span<Read> reads, const OnDone& on_done) {
   started_.assign(reads.size(), {});
   answered_.assign(reads.size(), false);
   begun_ = open_ = 0;
+  try {
+    read_all(reads, on_done);
+  } catch (...) {
+    // Requests hold their memory for as long as anybody may write to it.
+    for (const auto& batch : batches_) batch->abandon();
+    in_flight_->release(static_cast<unsigned>(open_));
+    throw;
+  }
+}
+
+void RemoteReads::read_all(std::span<Read> reads, const OnDone& on_done) {
   const auto deadline = RemoteInbox::Clock::now() + std::chrono::duration_cast<nanoseconds>(
                                                         std::chrono::duration<double>(deadline_s_));
   while (begun_ < reads.size() || open_ > 0) {
@@ -55,6 +67,7 @@ void RemoteReads::read(std::span<Read> reads, const OnDone& on_done) {
 
 void RemoteReads::start(std::span<Read> reads, size_t first, size_t count) {
   if (count == 0) return;
+  open_ += count;
   std::vector<RemoteRequest> requests;
   std::vector<std::string> paths;
   for (Read& read : reads.subspan(first, count)) {
@@ -70,7 +83,6 @@ void RemoteReads::start(std::span<Read> reads, size_t first, size_t count) {
   batches_.push_back(std::make_shared<RemoteRequests>(std::move(requests), std::move(paths),
                                                       memory_, inbox_, first));
   begun_ += count;
-  open_ += count;
   engine_->read(batches_.back());
 }
 
@@ -103,7 +115,7 @@ void RemoteReads::give_up(std::span<Read> reads, int error, const OnDone& on_don
   for (const auto& batch : batches_) batch->abandon();
   while (open_ > 0 && take(reads, RemoteInbox::Clock::time_point::min(), on_done) > 0) {
   }
-  in_flight_->release(static_cast<unsigned>(open_));
+  in_flight_->release(static_cast<unsigned>(std::exchange(open_, 0)));
   for (size_t i = 0; i < reads.size(); ++i) {
     if (answered_[i]) continue;
     reads[i].error = error;

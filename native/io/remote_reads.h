@@ -26,6 +26,7 @@ class RemoteReads final : public Engine {
   void read(std::span<Read> reads, const OnDone& on_done) override;
 
  private:
+  void read_all(std::span<Read> reads, const OnDone& on_done);
   void start(std::span<Read> reads, size_t first, size_t count);
   size_t take(std::span<Read> reads, RemoteInbox::Clock::time_point deadline,
               const OnDone& on_done);

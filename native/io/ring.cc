@@ -155,7 +155,7 @@ int Ring::prove() {
 Ring::~Ring() {
   if (!is_set_up_) return;
   will_unmap();
-  io_uring_queue_exit(&ring_);
+  io_uring_queue_exit(&ring_);  // liburing closes -1 as well, which the kernel refuses
 }
 
 bool Ring::is_single_issuer() const { return (ring_.flags & kSingleIssuer) != 0; }

@@ -33,6 +33,9 @@ class Ring {
 
   io_uring* get() { return &ring_; }
   bool is_single_issuer() const;
+  // The descriptor was closed by somebody else, and its number may be another file's by now: the
+  // ring's memory is given back, the number is not touched.
+  void descriptor_is_gone() { ring_.ring_fd = ring_.enter_ring_fd = -1; }
 
   // Slots of the registered-buffer table: an arena has a handful of buffers, and a slot costs 16
   // bytes. Buffers beyond it are read into unregistered.

@@ -6,6 +6,7 @@
 #include <queue>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace headrace::io {
@@ -33,6 +34,18 @@ class SlowEngine final : public Engine {
   void forget_buffer(uint64_t id) override { inner_->forget_buffer(id); }
 
   void read(std::span<Read> reads, const OnDone& on_done) override {
+    try {
+      read_all(reads, on_done);
+    } catch (...) {  // none is in flight in `inner_`; what waits for its time is forgotten
+      in_flight_->release(std::exchange(taken_, 0));
+      places_ = 0;
+      due_ = {};
+      throw;
+    }
+  }
+
+ private:
+  void read_all(std::span<Read> reads, const OnDone& on_done) {
     for (size_t next = 0; next < reads.size() || !due_.empty();) {
       const size_t started = start(reads.subspan(next));
       next += started;
@@ -40,7 +53,6 @@ class SlowEngine final : public Engine {
     }
   }
 
- private:
   struct Due {
     InFlight::Time at;
     InFlight::Time started;
@@ -57,11 +69,12 @@ class SlowEngine final : public Engine {
     if (depth <= due_.size()) return 0;
     const size_t wanted = std::min(reads.size(), depth - due_.size());
     if (wanted == 0) return 0;
-    if (places_ == 0) places_ = in_flight_->try_acquire(static_cast<unsigned>(wanted));
+    if (places_ == 0) hold(in_flight_->try_acquire(static_cast<unsigned>(wanted)));
     const size_t count = std::min<size_t>(places_, wanted);
     if (count == 0) return 0;
-    in_flight_->release(places_ - static_cast<unsigned>(count));
-    places_ = 0;
+    const unsigned surplus = std::exchange(places_, 0) - static_cast<unsigned>(count);
+    taken_ -= surplus;
+    in_flight_->release(surplus);
     const auto batch = reads.first(count);
     const auto now = InFlight::Clock::now();
     const int64_t now_ns = now.time_since_epoch() / nanoseconds(1);
@@ -95,6 +108,7 @@ class SlowEngine final : public Engine {
       finished_.push_back(due.read);
       due_.pop();
     }
+    taken_ -= static_cast<unsigned>(took_ns_.size());
     in_flight_->finished(took_ns_, bytes);
     for (Read* read : finished_) on_done(*read);
     return finished_.size();
@@ -106,7 +120,7 @@ class SlowEngine final : public Engine {
     if (!due_.empty()) until = std::min(until, due_.top().at);
     const bool may_start = more_to_start && in_flight_->depth(own_depth_) > due_.size();
     if (may_start) {
-      places_ = in_flight_->acquire_until(1, until);
+      hold(in_flight_->acquire_until(1, until));
     } else {
       std::this_thread::sleep_until(until);
     }
@@ -117,7 +131,13 @@ class SlowEngine final : public Engine {
   const unsigned own_depth_;
   const std::shared_ptr<InFlight> in_flight_;
   const std::string name_;
-  unsigned places_ = 0;  // taken and not yet used
+  void hold(unsigned places) {
+    places_ = places;
+    taken_ += places;
+  }
+
+  unsigned taken_ = 0;   // places
+  unsigned places_ = 0;  // of them, not yet used
   std::priority_queue<Due> due_;
   std::vector<Read*> finished_;
   std::vector<int64_t> took_ns_;

@@ -21,7 +21,9 @@
 //   - requests in the ring <= slots <= the ring's entries, and each busy slot holds a place in
 //   flight
 //   - a read is reported once, after the kernel has let go of its memory
-//   - `read` returns with nothing in flight, so between calls the ring is idle
+//   - `read` returns or throws with nothing in flight, so between calls the ring is idle; or it
+//   says
+//     that reads are lost, and begins with a new ring
 #include "io/uring.h"
 
 #if HEADRACE_HAVE_URING
@@ -30,9 +32,8 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -94,9 +95,11 @@ class UringEngine final : public Engine {
   bool is_at_home() const { return ring_ && pid_ == ::getpid() && thread_ == ::gettid(); }
   void leave_behind_parent();
   void make_slots(unsigned depth);
+  void free_all();
   void deepen();
   void come_home();
 
+  void read_all(const OnDone& on_done);
   bool may_start(const Read& read) const;
   bool have_place();
   void start_more();
@@ -107,6 +110,9 @@ class UringEngine final : public Engine {
   void queue_read(unsigned index);
 
   bool enter(unsigned wait_for);
+  void await_completion(int error);
+  void end_in_flight();
+  void forget_reads();
   void reap();
   void complete(unsigned index, int result);
   void opened(unsigned index, int result);
@@ -153,11 +159,17 @@ void UringEngine::leave_behind_parent() {
 }
 
 void UringEngine::make_slots(unsigned depth) {
-  slots_.assign(depth, {});
-  free_.clear();
-  for (unsigned i = depth; i-- > 0;) free_.push_back(i);
-  finished_.reserve(depth);
+  std::vector<Slot> slots(depth);
+  std::vector<unsigned> free(depth);
   took_ns_.reserve(depth);
+  slots_.swap(slots);
+  free_.swap(free);
+  free_all();
+}
+
+void UringEngine::free_all() {
+  free_.resize(slots_.size());  // which it held before
+  std::iota(free_.rbegin(), free_.rend(), 0u);
 }
 
 // More reads may be in flight than the ring holds: the next ring is larger. It never gets smaller;
@@ -165,8 +177,8 @@ void UringEngine::make_slots(unsigned depth) {
 void UringEngine::deepen() {
   const unsigned wanted = std::min(in_flight_->depth(own_depth_), kQueueDepthMax);
   if (wanted <= slots_.size()) return;
-  make_slots(std::bit_ceil(wanted));
   ring_.reset();  // `come_home` opens another
+  make_slots(std::bit_ceil(wanted));
 }
 
 // The kernel binds a SINGLE_ISSUER ring to its thread. An engine that is made in one thread and
@@ -189,10 +201,24 @@ void UringEngine::come_home() {
 void UringEngine::read(std::span<Read> reads, const OnDone& on_done) {
   if (reads.empty()) return;
   come_home();
+  // While reads are in flight nothing is allocated: what runs out of memory, does so here.
+  finished_.reserve(reads.size() + slots_.size());
+  again_.reserve(reads.size());
   reads_ = reads;
   next_ = 0;
   files_max_ = 0;
   file_waits_ = 0;
+  try {
+    read_all(on_done);
+  } catch (const ReadsLost&) {
+    throw;
+  } catch (...) {
+    end_in_flight();
+    throw;
+  }
+}
+
+void UringEngine::read_all(const OnDone& on_done) {
   if (!ring_) finish_blocking();
   while (next_ < reads_.size() || !again_.empty() || free_.size() < slots_.size()) {
     start_more();
@@ -301,7 +327,8 @@ void UringEngine::queue_read(unsigned index) {
 // nothing of ours.
 bool UringEngine::enter(unsigned wait_for) {
   for (unsigned refusals = 0;; ++refusals) {
-    const int taken = io_uring_submit_and_wait(ring_->get(), wait_for);
+    const int refused = options_.on_enter ? options_.on_enter() : 0;
+    const int taken = refused != 0 ? refused : io_uring_submit_and_wait(ring_->get(), wait_for);
     if (taken >= 0) {
       queued_ -= static_cast<unsigned>(taken);
       in_kernel_ += static_cast<unsigned>(taken);
@@ -314,27 +341,88 @@ bool UringEngine::enter(unsigned wait_for) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
+    // EOPNOTSUPP: the number is another file's.
+    if (taken == -EBADF || taken == -EOPNOTSUPP) ring_->descriptor_is_gone();
     if (in_kernel_ == 0) return false;
-    // The kernel still owns memory of the caller's and would write to it after we returned.
-    std::fprintf(stderr, "headrace: io_uring_enter: %s with %u reads in flight\n",
-                 std::strerror(-taken), in_kernel_);
-    std::abort();
+    await_completion(-taken);
+    return true;
   }
+}
+
+// The ring takes no calls any more, and the kernel still owns memory of the caller's. Most rings
+// bring what is in flight all the same; returns when something has come. Throws ReadsLost when
+// nothing does.
+void UringEngine::await_completion(int error) {
+  const auto until = InFlight::Clock::now() + options_.lost_after;
+  while (io_uring_cq_ready(ring_->get()) == 0) {
+    if (InFlight::Clock::now() >= until) {
+      const unsigned reads = in_kernel_;
+      ring_.reset();
+      forget_reads();
+      throw ReadsLost(error, reads);
+    }
+    io_uring_get_events(ring_->get());  // which may be refused, too
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Something was thrown with reads in flight: waits for them, so that their memory may be used
+// again. What was queued goes along, because it cannot be taken back.
+void UringEngine::end_in_flight() {
+  while (ring_ && in_kernel_ + queued_ > 0 && enter(1)) {
+    unsigned head, count = 0;
+    io_uring_cqe* cqe;
+    io_uring_for_each_cqe(ring_->get(), head, cqe) {
+      ++count;
+      if (slots_[cqe->user_data].op == RingOp::kOpen && cqe->res >= 0) kSyscalls.close(cqe->res);
+    }
+    io_uring_cq_advance(ring_->get(), count);
+    in_kernel_ -= count;
+  }
+  if (queued_ > 0) ring_.reset();  // it is broken, and what it would not take must not run later
+  forget_reads();
+}
+
+// Begins anew: closes what the reads had opened, and gives their places back.
+void UringEngine::forget_reads() {
+  std::sort(free_.begin(), free_.end());
+  for (unsigned index = 0, next = 0; index < slots_.size(); ++index) {
+    if (next < free_.size() && free_[next] == index) {
+      ++next;
+    } else if (slots_[index].owns_file) {
+      kSyscalls.close(slots_[index].attempt.fd);
+    }
+  }
+  // Of reads that have finished, places are given back by `settle_places`.
+  const auto busy = static_cast<unsigned>(slots_.size() - free_.size());
+  in_flight_->release(busy + static_cast<unsigned>(took_ns_.size()) + std::exchange(places_, 0));
+  took_ns_.clear();
+  took_bytes_ = 0;
+  free_all();
+  again_.clear();
+  finished_.clear();
+  queued_ = in_kernel_ = files_open_ = 0;
 }
 
 void UringEngine::reap() {
   if (!ring_) return;
   io_uring* ring = ring_->get();
-  unsigned head;
-  unsigned count = 0;
-  io_uring_cqe* cqe;
-  now_ = InFlight::Clock::now();
-  io_uring_for_each_cqe(ring, head, cqe) {
-    ++count;
-    --in_kernel_;
-    complete(static_cast<unsigned>(cqe->user_data), cqe->res);
+  struct Seen {  // even where completing one throws
+    ~Seen() { io_uring_cq_advance(ring, count); }
+    io_uring* ring;
+    unsigned count = 0;
+  };
+  {
+    Seen seen{ring};
+    unsigned head;
+    io_uring_cqe* cqe;
+    now_ = InFlight::Clock::now();
+    io_uring_for_each_cqe(ring, head, cqe) {
+      ++seen.count;
+      --in_kernel_;
+      complete(static_cast<unsigned>(cqe->user_data), cqe->res);
+    }
   }
-  io_uring_cq_advance(ring, count);
   settle_places();
 }
 

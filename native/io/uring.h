@@ -1,6 +1,7 @@
 // The io_uring engine with its inner choices in the caller's hand: for tests and measurements.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,11 @@ struct RingOptions {
   // Sees each completion before the engine does and returns the result to use instead: bytes, a
   // descriptor, or -errno. Tests inject faults with it.
   std::function<int(RingOp, int)> on_completion = nullptr;
+  // Asked before each io_uring_enter: 0 lets it happen, -errno is what it answers instead.
+  std::function<int()> on_enter = nullptr;
+  // A ring that takes no calls any more may still bring what is in flight. It is waited for while
+  // something comes at least this often.
+  std::chrono::milliseconds lost_after{5000};
 };
 
 std::unique_ptr<Engine> make_uring_engine(const EngineOptions& options, const RingOptions& ring,

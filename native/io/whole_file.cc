@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "io/attempt.h"
+#include "io/blocking.h"
 #include "io/residency.h"
 
 namespace headrace::io {
@@ -54,27 +55,6 @@ bool set_direct(int fd, bool on) {
   return fcntl(fd, F_SETFL, on ? O_NONBLOCK | O_DIRECT : O_NONBLOCK) == 0;  // as it was opened
 }
 
-void pause_before_retry(unsigned retries) {
-  const unsigned doublings = retries < 10 ? retries : 10;
-  std::this_thread::sleep_for(std::chrono::microseconds(10u << doublings));
-}
-
-// Reads `length` bytes from the start, or fewer at the end of the file.
-Read read_from_start(int fd, std::byte* dest, uint64_t length, const Syscalls& sys) {
-  Read read;
-  read.fd = fd;
-  read.length = length;
-  read.dest = dest;
-  Attempt attempt{.read = &read, .fd = fd};
-  for (;;) {
-    const iovec part = {attempt.dest(), attempt.bytes()};
-    const ssize_t count = sys.preadv(fd, &part, 1, static_cast<off_t>(attempt.offset()));
-    const int error = count < 0 ? errno : 0;
-    if (attempt.advance(count < 0 ? -error : count, sys) == Next::kFinished) return read;
-    if (error != 0 && error != EINTR) pause_before_retry(attempt.retries);
-  }
-}
-
 // The bytes of an open file of `size` bytes. A file that has fewer is ESTALE.
 WholeFile read_open(int fd, const FileIdentity& file, std::byte* dest, ColdReads cold,
                     const Syscalls& sys, std::atomic<uint64_t>& direct_refused) {
@@ -88,11 +68,11 @@ WholeFile read_open(int fd, const FileIdentity& file, std::byte* dest, ColdReads
   if (whole.tier == FileTier::kSource && !direct) {
     posix_fadvise(fd, 0, static_cast<off_t>(file.size), POSIX_FADV_WILLNEED);
   }
-  Read read = read_from_start(fd, dest, direct ? room_for(file.size) : file.size, sys);
+  Read read = read_blocking(fd, 0, direct ? room_for(file.size) : file.size, dest, sys);
   if (direct && read.error == EINVAL) {
     direct_refused.store(file.dev, std::memory_order_relaxed);
     set_direct(fd, false);
-    read = read_from_start(fd, dest, file.size, sys);
+    read = read_blocking(fd, 0, file.size, dest, sys);
   }
   whole.error = read.error != 0 ? read.error : read.done == file.size ? 0 : ESTALE;
   return whole;
@@ -101,7 +81,7 @@ WholeFile read_open(int fd, const FileIdentity& file, std::byte* dest, ColdReads
 // Files of /proc say that they are empty, and are not.
 int check_empty(int fd, const Syscalls& sys) {
   std::byte byte;
-  const Read read = read_from_start(fd, &byte, 1, sys);
+  const Read read = read_blocking(fd, 0, 1, &byte, sys);
   return read.error != 0 ? read.error : read.done == 0 ? 0 : ESTALE;
 }
 

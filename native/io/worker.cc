@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <string>
 
 #include "core/crc32c.h"
 #include "core/error.h"
@@ -101,7 +103,19 @@ void Worker::read(Plan& plan) {
   if (plan.requests.empty()) return;
   if (async_ == nullptr) async_ = make_engine(options_, &reason_);
   make_known(*plan.batch->buffer);
-  async_->read(plan.requests, [&](Read& r) { read_done(plan, r); });
+  try {
+    async_->read(plan.requests, [&](Read& r) { read_done(plan, r); });
+  } catch (const ReadsLost& lost) {
+    plan.batch->buffer->lost = true;
+    const std::string why = std::strerror(lost.system_errno);
+    throw Error(
+        ErrorKind::kVolume,
+        "io_uring_enter: " + why + ", with " + std::to_string(lost.reads) +
+            " reads in flight. Their batch was given up; the next one gets a new ring. Look "
+            "for what closes descriptors or installs seccomp filters in this process, or "
+            "read with engine=\"threads\".",
+        {}, -1, lost.system_errno);
+  }
 }
 
 void Worker::read_remote(Plan& plan) {

@@ -57,8 +57,8 @@ class Worker {
   const Planner& planner_;
   const ReaderOptions& options_;
   const std::shared_ptr<Arena> arena_;
-  const int listener_;
   const std::unique_ptr<Engine> gather_ = make_mmap_engine();
+  const int listener_;  // the last that is taken when a worker is made: what fails takes nothing
   std::unique_ptr<Engine> async_;
   std::string reason_;
   std::shared_ptr<RemoteEngine> remote_engine_;
