@@ -1,12 +1,21 @@
 // The API as C sees it, over a store on disk: under the sanitizers, and with its threads.
 #include <doctest/doctest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstddef>
 #include <new>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -17,6 +26,7 @@
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "core/sha.h"
+#include "testing/child_process.h"
 #include "testing/store_builder.h"
 
 using namespace headrace;
@@ -117,36 +127,174 @@ TEST_CASE("a sequence that is closed in the middle leaves nothing") {
   CHECK(hr_batch_release(&batch) == HR_OK);
 }
 
-TEST_CASE("threads share a mount, a sample and a sequence") {
-  DiskStore disk({.samples = 200});
+// What one thread got of a sequence in `epochs` loops, each until HR_END.
+struct Taken {
+  std::vector<std::vector<int64_t>> indices;  // by epoch
+  int wrong = 0;  // a batch or an end that was not of the loop's epoch, or no end
+};
+Taken take(hr_sequence_t* sequence, uint64_t epochs, uint64_t n, const TestStore& store) {
+  Taken taken;
+  for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
+    auto& indices = taken.indices.emplace_back();
+    hr_batch batch = HR_BATCH_INIT;
+    int code;
+    while ((code = hr_batch_read(sequence, n, &batch)) == HR_OK) {
+      taken.wrong += batch.epoch != epoch;
+      for (uint64_t i = 0; i < batch.samples; ++i) {
+        const auto& content = store.contents[static_cast<size_t>(batch.indices[i])][0];
+        const auto* bytes = reinterpret_cast<const char*>(batch.buffer) + batch.offsets[i];
+        const std::string_view got(bytes, static_cast<size_t>(batch.lengths[i]));
+        taken.wrong += got != content.value_or("");
+      }
+      indices.insert(indices.end(), batch.indices, batch.indices + batch.samples);
+      hr_batch_release(&batch);
+    }
+    taken.wrong += code != HR_END || batch.epoch != epoch;
+  }
+  return taken;
+}
+
+TEST_CASE("threads that share a sequence read each epoch exactly once, however many they are") {
+  constexpr uint64_t kEpochs = 3;
+  DiskStore disk({.samples = 409});
+  hr_mount_t* mount = disk.mount();
+  std::vector<int64_t> all(409);
+  std::iota(all.begin(), all.end(), 0);
+  for (const size_t count : {1, 2, 4, 8}) {
+    CAPTURE(count);
+    hr_sequence_t* sequence = nullptr;
+    REQUIRE(hr_sequence(mount, 1, 0, 1, &sequence) == HR_OK);
+    std::vector<Taken> taken(count + 1);
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < count; ++t) {
+      threads.emplace_back([&, t] { taken[t] = take(sequence, kEpochs, 5, disk.store); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    // One that begins when all is over hears of each end, and reads nothing.
+    std::thread([&] { taken[count] = take(sequence, kEpochs, 5, disk.store); }).join();
+    CHECK(std::all_of(taken[count].indices.begin(), taken[count].indices.end(),
+                      [](const auto& indices) { return indices.empty(); }));
+    for (uint64_t epoch = 0; epoch < kEpochs; ++epoch) {
+      CAPTURE(epoch);
+      std::vector<int64_t> indices;
+      for (const Taken& one : taken) {
+        indices.insert(indices.end(), one.indices[epoch].begin(), one.indices[epoch].end());
+      }
+      CHECK(indices.size() == 409);
+      std::sort(indices.begin(), indices.end());
+      CHECK(indices == all);
+    }
+    for (const Taken& one : taken) CHECK(one.wrong == 0);
+    uint64_t epoch = 0, position = 0;
+    CHECK(hr_sequence_get(sequence, HR_SET_EPOCH, &epoch) == HR_OK);
+    CHECK(hr_sequence_get(sequence, HR_SET_POSITION, &position) == HR_OK);
+    CHECK(epoch == kEpochs);
+    CHECK(position == 0);
+    hr_sequence_close(sequence);
+  }
+  hr_unmount(mount);
+}
+
+TEST_CASE("an epoch that is set begins for all threads, and its ends are counted anew") {
+  DiskStore disk({.samples = 40});
   hr_mount_t* mount = disk.mount();
   hr_sequence_t* sequence = nullptr;
-  hr_sample_t* shared = nullptr;
   REQUIRE(hr_sequence(mount, 1, 0, 1, &sequence) == HR_OK);
+  hr_batch batch = HR_BATCH_INIT;
+  const auto read = [&] {
+    const int code = hr_batch_read(sequence, 40, &batch);
+    const std::pair<int, uint64_t> answer{code, batch.epoch};
+    hr_batch_release(&batch);
+    return answer;
+  };
+  using Answer = std::pair<int, uint64_t>;
+  // New threads for each epoch: told to begin it, none is owed an end.
+  for (const uint64_t epoch : {0, 1, 2}) {
+    REQUIRE(hr_sequence_set(sequence, HR_SET_EPOCH, epoch) == HR_OK);
+    std::thread([&] {
+      CHECK(read() == Answer{HR_OK, epoch});
+      CHECK(read() == Answer{HR_END, epoch});
+    }).join();
+  }
+  // A thread that was not there hears of the epoch that is over, then goes on.
+  CHECK(read() == Answer{HR_END, 2});
+  CHECK(read() == Answer{HR_OK, 3});
+  // After the end of the last epoch of all comes epoch 0, and ends are right across it.
+  REQUIRE(hr_sequence_set(sequence, HR_SET_EPOCH, 0xFFFFFFFF) == HR_OK);
+  CHECK(read() == Answer{HR_OK, 0xFFFFFFFF});
+  CHECK(read() == Answer{HR_END, 0xFFFFFFFF});
+  CHECK(read() == Answer{HR_OK, 0});
+  std::thread([&] { CHECK(read() == Answer{HR_END, 0xFFFFFFFF}); }).join();
+  // What a position is set in is the epoch that `get` tells.
+  CHECK(read() == Answer{HR_END, 0});
+  REQUIRE(hr_sequence_set(sequence, HR_SET_POSITION, 20) == HR_OK);
+  CHECK(read() == Answer{HR_OK, 1});
+  CHECK(read() == Answer{HR_END, 1});
+  hr_sequence_close(sequence);
+  hr_unmount(mount);
+}
+
+TEST_CASE("threads share a mount and a sample") {
+  DiskStore disk({.samples = 20});
+  hr_mount_t* mount = disk.mount();
+  hr_sample_t* shared = nullptr;
   REQUIRE(hr_open_index(mount, 3, &shared) == HR_OK);
   std::vector<std::thread> threads;
-  std::atomic<uint64_t> delivered{0};
   std::atomic<int> wrong{0};
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      hr_batch batch = HR_BATCH_INIT;
-      while (hr_batch_read(sequence, 5, &batch) == HR_OK) {
-        delivered += batch.samples;
-        hr_batch_release(&batch);
+      for (int round = 0; round < 20; ++round) {
         std::string bytes(10'000, '\0');
         const int64_t got = hr_read(shared, 0, bytes.data(), bytes.size());
-        if (got < 0 || bytes.substr(0, static_cast<size_t>(got)) != disk.store.contents[3][0]) {
-          ++wrong;
-        }
-        if (delivered >= 200) break;
+        wrong += got < 0 || bytes.substr(0, static_cast<size_t>(got)) != disk.store.contents[3][0];
+        uint64_t index = 0;
+        wrong += hr_find(mount, disk.store.spec.names[7].c_str(), &index) != HR_OK || index != 7;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  CHECK(delivered >= 200);
   CHECK(wrong == 0);
   hr_close(shared);
-  hr_sequence_close(sequence);
+  hr_unmount(mount);
+}
+
+// From now on this process may do nothing but end: any other system call ends it with SIGSYS.
+bool forbid_system_calls() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_exit_group, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+  };
+  const sock_fprog filter = {sizeof program / sizeof program[0], program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST_CASE("looking a name up makes no system call") {
+  DiskStore disk({.samples = 200});
+  hr_mount_t* mount = disk.mount();
+  const auto look_up = [&](uint64_t sample) {
+    uint64_t index = 0;
+    const int code = hr_find(mount, disk.store.spec.names[sample].c_str(), &index);
+    return code == HR_OK && index == sample;
+  };
+  const ChildEnd end = in_child([&] {
+    if (!look_up(0)) return 2;
+    if (!forbid_system_calls()) return 3;
+    for (uint64_t sample = 0; sample < 200; ++sample) {
+      if (!look_up(sample)) return 4;
+    }
+    return 0;
+  });
+  CHECK(end.signal == 0);
+  CHECK(end.exit_code == 0);
+  // The filter does what it is there for.
+  CHECK(in_child([] {
+          if (!forbid_system_calls()) return 3;
+          ::getppid();
+          return 0;
+        }).signal == SIGSYS);
   hr_unmount(mount);
 }
 

@@ -11,6 +11,7 @@
 #include "capi/json.h"
 #include "capi/manifest.h"
 #include "capi/namespace_catalog.h"
+#include "capi/segments.h"
 #include "core/crc32c.h"
 #include "core/error.h"
 #include "fabric/address.h"
@@ -56,6 +57,22 @@ void read_catalog(std::string text) {
   }
 }
 
+// The header page of a packed volume: any bytes, of any number, and with a right checksum.
+void read_volume_page(const std::string& text) {
+  std::vector<std::byte> page(text.size());
+  std::memcpy(page.data(), text.data(), text.size());
+  if (page.size() >= kPageBytes && text[0] % 2 == 0) {
+    std::memcpy(page.data(), "HRVOL\0\r\n", 8);
+    std::memset(page.data() + 12, 0, 4);
+    const uint32_t crc = crc32c(std::span(page).first(kPageBytes));
+    std::memcpy(page.data() + 12, &crc, sizeof crc);
+  }
+  SegmentEntry entry;
+  entry.volumes.resize(1);
+  check_volume_page(page, entry, 0, "fuzz");
+  require(false);  // no page has the empty uuid that this segment's volume has
+}
+
 void read_address(const std::string& text) {
   const auto address = fabric::FabricAddress::parse(text);
   require(!address.host.empty() && address.port != 0 && address.nsid != 0);
@@ -68,7 +85,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string text(reinterpret_cast<const char*>(data) + 1, size - 1);
   try {
-    switch (data[0] % 5) {
+    switch (data[0] % 6) {
       case 0:
         read_json(text);
         break;
@@ -80,6 +97,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         break;
       case 3:
         read_catalog(text);
+        break;
+      case 4:
+        read_volume_page(text);
         break;
       default:
         read_address(text);

@@ -9,7 +9,8 @@
  * words. No exception and no signal comes out of a call.
  *
  * Threads: a mount and a sample may be used by several threads at once. A sequence may too: each
- * call takes the next batch. Handles must not be used while, or after, another thread closes them.
+ * call takes the next batch, and all threads go through its epochs together (hr_batch_read).
+ * Handles must not be used while, or after, another thread closes them.
  *
  * Fork: what was mounted before a fork is refused by the child (HR_ERR_ARGUMENT): mount anew.
  *
@@ -44,7 +45,7 @@ HR_API uint32_t hr_abi_version(void);
 
 enum {
   HR_OK = 0,
-  HR_END = 1,                 /* the epoch is over; the next batch begins the next one */
+  HR_END = 1,                 /* the epoch is over; who asks again begins the next one */
   HR_ERR_ARGUMENT = -1,       /* the caller's mistake */
   HR_ERR_NO_STORE = -2,       /* there is no store, or a file of it is missing */
   HR_ERR_NO_SAMPLE = -3,      /* no sample of this name or index */
@@ -144,7 +145,7 @@ HR_API int hr_sequence(hr_mount_t *mount, uint64_t seed, uint32_t rank, uint32_t
                        hr_sequence_t **sequence);
 
 enum {
-  HR_SET_EPOCH = 1,    /* the next batch is this epoch's first */
+  HR_SET_EPOCH = 1,    /* the next batch is this epoch's first, for all threads */
   HR_SET_POSITION = 2, /* global position in the epoch at which to go on: what HR_SET_POSITION of
                           hr_sequence_get said; any world size may go on from it */
   HR_SET_TAIL = 3,     /* one of HR_TAIL_*; default: exact for one rank, padded for several */
@@ -190,9 +191,17 @@ typedef struct hr_batch {
 #define HR_BATCH_INIT \
   { sizeof(hr_batch), 0, 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, NULL }
 
-/* This rank's next mini-batch of `n` samples, fewer at the end of an epoch. HR_END: the epoch is
- * over, nothing was delivered. While batches are of one size, those that follow are read ahead. A
- * batch must be released before the structure is used again. */
+/* This rank's next mini-batch of `n` samples, fewer at the end of an epoch. HR_END: the epoch
+ * `batch->epoch` is over, nothing was delivered. While batches are of one size, those that follow
+ * are read ahead. A batch must be released before the structure is used again.
+ *
+ * Threads that share a sequence share its samples: each goes to one of them. When all samples of an
+ * epoch were handed out, every thread gets HR_END once, and the next epoch begins when a thread
+ * that got it asks again; a thread that comes later gets HR_END first. A thread that begins late
+ * gets the HR_END of each epoch that is over since the sequence was made, or since HR_SET_EPOCH or
+ * HR_SET_POSITION: so that loops over the same number of epochs in all threads end together, and
+ * deliver each epoch once. A program that starts new threads for each epoch sets HR_SET_EPOCH
+ * before it starts them. */
 HR_API int hr_batch_read(hr_sequence_t *sequence, uint64_t n, hr_batch *batch);
 HR_API int hr_batch_release(hr_batch *batch);
 

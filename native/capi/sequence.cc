@@ -1,6 +1,7 @@
 #include "capi/sequence.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -18,6 +19,15 @@ constexpr double kCloseSeconds = 5;
 constexpr uint64_t kBatchMax = uint64_t{1} << 31;
 constexpr uint64_t kBatchesAheadMax = 4096;
 
+// Numbers a thread for good. The system gives a thread's identity to another when it has ended.
+uint64_t this_thread() {
+  static std::atomic<uint64_t> threads{0};
+  thread_local const uint64_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+constexpr uint64_t epoch_behind(uint64_t epoch) { return epoch < kEpochMax ? epoch + 1 : 0; }
+
 }  // namespace
 
 Sequence::Sequence(std::shared_ptr<Mounted> mounted, uint64_t seed, uint32_t rank, uint32_t world)
@@ -32,6 +42,15 @@ Sequence::Sequence(std::shared_ptr<Mounted> mounted, uint64_t seed, uint32_t ran
 }
 
 Sequence::~Sequence() { drop_locked(); }
+
+// For all threads: what they were still to be told is forgotten.
+void Sequence::begin_locked(uint64_t epoch, uint64_t position) {
+  epoch_ = epoch;
+  position_ = position;
+  over_ = false;
+  passed_ = 0;
+  ends_.clear();
+}
 
 void Sequence::drop_locked() {
   ahead_.clear();
@@ -50,12 +69,11 @@ void Sequence::set(int what, uint64_t value) {
   switch (what) {
     case HR_SET_EPOCH:
       expect(value <= kEpochMax, "the epoch", "0 to 2^32 - 1");
-      epoch_ = value;
-      position_ = 0;
+      begin_locked(value, 0);
       break;
     case HR_SET_POSITION:
       expect(value <= slices_.length, "the position", "0 to " + std::to_string(slices_.length));
-      position_ = value;
+      begin_locked(over_ ? epoch_behind(epoch_) : epoch_, value);
       break;
     case HR_SET_TAIL:
       expect(value >= HR_TAIL_EXACT && value <= HR_TAIL_DROP, "the tail", "one of HR_TAIL_*");
@@ -86,9 +104,9 @@ uint64_t Sequence::get(int what) const {
   const std::lock_guard lock(mutex_);
   switch (what) {
     case HR_SET_EPOCH:
-      return epoch_;
+      return over_ ? epoch_behind(epoch_) : epoch_;
     case HR_SET_POSITION:
-      return position_;
+      return over_ ? 0 : position_;
     case HR_SET_TAIL:
       return static_cast<uint64_t>(slices_.tail);
     case HR_SET_ON_ERROR:
@@ -108,12 +126,24 @@ Sequence::Delivery Sequence::next(uint64_t n) {
   }
   mounted_->refuse_foreign();
   const std::lock_guard lock(mutex_);
+  uint64_t& ends = ends_[this_thread()];
+  if (ends > passed_) {  // it was told that this epoch is over, and asks again
+    ++passed_;
+    end_position_ = position_;
+    epoch_ = epoch_behind(epoch_);
+    position_ = 0;
+    over_ = false;
+  }
+  if (ends < passed_) {  // others have gone on
+    const uint64_t epoch = (epoch_ + kEpochMax + 1 - (passed_ - ends)) & kEpochMax;
+    ++ends;
+    return {nullptr, epoch, end_position_};
+  }
   const Span span = slices_.next(position_, n);
   if (span.end) {
-    const Delivery ended{nullptr, epoch_, position_};
-    epoch_ = epoch_ < kEpochMax ? epoch_ + 1 : 0;
-    position_ = 0;
-    return ended;
+    over_ = true;
+    ++ends;
+    return {nullptr, epoch_, position_};
   }
   fill_locked(n);
   auto batch = take_locked();

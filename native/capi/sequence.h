@@ -2,6 +2,13 @@
 //
 // Batches of the size that was asked for last are submitted ahead; a batch of another size, another
 // epoch or another position drops what was. Thread-safe: each call takes the next batch.
+//
+// Threads that share a sequence go through its epochs together. Each is told the end of every epoch
+// once, counted from the sequence's beginning or from the last HR_SET_EPOCH or HR_SET_POSITION,
+// whether it took part or began late; and who asks again after the end of the current epoch begins
+// the next.
+//
+// Invariant: no thread takes a batch of an epoch before it was told the end of those before.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include "capi/mounted.h"
 #include "capi/slices.h"
@@ -42,6 +50,7 @@ class Sequence {
     std::shared_ptr<io::Job> job;
   };
 
+  void begin_locked(uint64_t epoch, uint64_t position);
   void open_reader_locked();
   void drop_locked();
   void fill_locked(uint64_t n);
@@ -56,6 +65,10 @@ class Sequence {
   Slices slices_;
   uint64_t epoch_ = 0;
   uint64_t position_ = 0;
+  bool over_ = false;          // somebody was told the end of this epoch
+  uint64_t passed_ = 0;        // epochs that were over before this one, since the beginning
+  uint64_t end_position_ = 0;  // of the last of them
+  std::unordered_map<uint64_t, uint64_t> ends_;  // that each thread was told
   bool marks_failed_ = false;
   uint64_t buffer_bytes_ = uint64_t{64} << 20;
   uint64_t reads_in_flight_ = 0;

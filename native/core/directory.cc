@@ -380,8 +380,11 @@ int64_t Directory::label(uint64_t sample) const {
 }
 
 void Directory::find(std::span<const std::string_view> queries, std::span<int64_t> indices) const {
+  size_t threads = queries.size() / kFindQueriesPerThread;
+  if (threads <= 1) return find_some(queries, indices);
+  // Asked only here: the answer costs the reading of a file of the kernel's.
   const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1u, kFindThreadsMax);
-  const size_t threads = std::clamp(queries.size() / kFindQueriesPerThread, size_t{1}, cores);
+  threads = std::min(threads, cores);
   const size_t share = (queries.size() + threads - 1) / threads;
   std::vector<std::future<void>> others;
   for (size_t begin = share; begin < queries.size(); begin += share) {
