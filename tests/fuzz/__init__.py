@@ -7,4 +7,4 @@ returns `accepted` or `refused` and raises whatever must not happen. The runner 
 installed, and else changes the seeds at random by itself; `make fuzz` runs all of them.
 """
 
-TARGETS = ("wire", "frames", "session", "mapped", "control", "policy", "chap", "target")
+TARGETS = ("wire", "frames", "session", "mapped", "control", "policy", "chap", "target", "store")

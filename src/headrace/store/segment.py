@@ -148,10 +148,15 @@ class OpenSegment:
     volumes: Volumes
 
     def extents(self, index: int) -> list[Extent]:
-        """The extents of the sample with the global index `index`."""
+        """The extents of the sample with the global index `index`.
+
+        Raises:
+            CorruptStore: one is in a volume, or of a part, that the segment has not.
+        """
         local = index - self.base
         name = self.directory.name(local)
         found = self.directory.extents_of(np.array([local], np.int64))
+        self._check(found)
         out = []
         for k in range(len(found["length"])):
             mtime = int(found["mtime_ns"][k])
@@ -168,6 +173,19 @@ class OpenSegment:
                 )
             )
         return out
+
+    def _check(self, extents: dict[str, NDArray[np.int64]]) -> None:
+        for what, count in (
+            ("volume", len(self.entry.volumes)),
+            ("part", len(self.directory.part_names)),
+        ):
+            # A number above 2^63 is negative here.
+            bad = extents[what][(extents[what] < 0) | (extents[what] >= count)]
+            if len(bad):
+                raise corrupt(
+                    self.entry.directory, f"{what} of an extent", found=int(bad[0]) % (1 << 64),
+                    expected=f"below {count}",
+                )  # fmt: skip
 
 
 def directory_class(*, reference: bool = False) -> Any:
