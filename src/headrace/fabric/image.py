@@ -165,4 +165,7 @@ def _refused(text: str, e: OSError) -> VolumeError:
         f"{text}: cannot be written: {'another process writes it' if busy else e.strerror}.",
         path=text,
         errno=e.errno,
+        next_step="Wait until it has ended."
+        if busy
+        else "Check the device or disk, then write it again.",
     )

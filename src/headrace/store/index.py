@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
     from headrace.store.packing import Progress
     from headrace.store.sources.scan import SourceOptions
+
+
+_AGAIN = "Nothing is left behind: run the same command again."
 
 
 def index(
@@ -124,7 +128,9 @@ def _index(
             next_step="Pack it instead, or decompress it first.",
         )
     skipped = list(scan.skipped)
-    with open_partial(partial_path(place)) as partial:
+    with ExitStack() as stack:
+        with disk_errors(place, _AGAIN):
+            partial = stack.enter_context(open_partial(partial_path(place)))
         try:
             columns = scan.columns
             if checksum and columns.crc is None:
@@ -132,8 +138,8 @@ def _index(
                 skipped += problems
             if not columns.samples:
                 raise no_samples(str(place))
-            partial.begin({"version": 1, "index": True})
-            with disk_errors(partial.path):
+            with disk_errors(place, _AGAIN):
+                partial.begin({"version": 1, "index": True})
                 _write(columns, scan, partial.store)
                 partial.publish(place, overwrite=overwrite)
         finally:

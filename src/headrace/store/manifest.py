@@ -192,7 +192,12 @@ def _read(path: str) -> bytes:
             next_step="Make one with headrace.pack() or headrace.index().",
         ) from None
     except OSError as e:
-        raise VolumeError(f"{path}: cannot be read: {e.strerror}.", path=path, errno=e.errno) from e
+        raise VolumeError(
+            f"{path}: cannot be read: {e.strerror}.",
+            path=path,
+            errno=e.errno,
+            next_step="Check the file's permissions and its disk.",
+        ) from e
     if len(data) > BYTES_MAX:
         raise corrupt(
             path, "manifest size in bytes", found=f"more than {BYTES_MAX:,}",

@@ -21,7 +21,7 @@ from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
 from headrace.store.opening import object_engine
 from headrace.store.packing import PackingJob, PackOptions, WriteReport
 from headrace.store.partial import Partial, open_partial, partial_path
-from headrace.store.publish import check_target, disk_errors, locked, sync_folder
+from headrace.store.publish import check_target, disk_errors, locked, not_durable, sync_folder
 from headrace.store.segment_writer import VOLUME_BYTES
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, Stream, source_options
@@ -118,9 +118,11 @@ def _pack(
     check_target(place, overwrite=overwrite)
     found = open_source(source, chosen, engine)
     on_error = chosen.on_error
-    with open_partial(partial_path(place)) as partial:
-        check_target(place, overwrite=overwrite)
-        _begin(partial, found, options, 0, resume=resume)
+    with ExitStack() as stack:
+        with disk_errors(place):
+            partial = stack.enter_context(open_partial(partial_path(place)))
+            check_target(place, overwrite=overwrite)
+            _begin(partial, found, options, 0, resume=resume)
         job = PackingJob(
             found=found, partial=partial, options=options, on_error=on_error, progress=progress
         )
@@ -160,7 +162,8 @@ def append(
     place = Path(os.path.abspath(os.fspath(store)))
     manifest = load_manifest(place)
     with ExitStack() as stack:
-        stack.enter_context(locked(place, what="appending to"))
+        with disk_errors(place):
+            stack.enter_context(locked(place, what="appending to"))
         manifest = load_manifest(place)
         chosen = source_options(
             extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
@@ -170,16 +173,23 @@ def append(
         if isinstance(found, Scan):
             # Before a byte is copied; a stream's names are known at its end only.
             found.columns = fit_to_store(found.columns, place)
-        partial = stack.enter_context(open_partial(place / "append.partial"))
         number = len(manifest.segments)
-        _begin(partial, found, options, number, resume=resume)
+        with disk_errors(place):
+            partial = stack.enter_context(open_partial(place / "append.partial"))
+            _begin(partial, found, options, number, resume=resume)
         job = PackingJob(
             found=found, partial=partial, options=options, number=number, on_error=on_error,
             progress=progress, before=place,
         )  # fmt: skip
         segment, page = job.run()
         with disk_errors(place):
-            _adopt(partial, place, manifest, segment, page)
+            try:
+                _adopt(partial, place, manifest, segment, page)
+            except OSError as e:
+                if segment.uuid not in [s.uuid for s in load_manifest(place).segments]:
+                    raise
+                partial.remove()
+                raise not_durable(place, e) from e
         partial.remove()
     return job.report(str(place), time.monotonic() - started)
 

@@ -19,6 +19,7 @@ from headrace.store.publish import (
     check_target,
     exchange_folder,
     locked,
+    not_durable,
     publish_folder,
     sync_folder,
 )
@@ -81,7 +82,19 @@ class Partial:
 
         Raises:
             StoreExists: something stands there, and is no store that may be replaced.
+            VolumeError: it stands there, but the system could not make that durable.
         """
+        built = self.store.stat()
+        try:
+            self._publish(target, overwrite=overwrite)
+        except OSError as e:
+            if not (target.exists() and os.path.samestat(built, target.stat())):
+                raise
+            # To resume would be wrong advice: the store stands there, whole and synced.
+            self.remove()
+            raise not_durable(target, e) from e
+
+    def _publish(self, target: Path, *, overwrite: bool) -> None:
         if not os.path.lexists(target):
             publish_folder(self.store, target)
             return
@@ -139,5 +152,8 @@ def _make(path: Path) -> None:
         raise
     except OSError as e:
         raise VolumeError(
-            f"{path}: cannot be made: {e.strerror}.", path=str(path), errno=e.errno
+            f"{path}: cannot be made: {e.strerror}.",
+            path=str(path),
+            errno=e.errno,
+            next_step="Check the folder above it: its permissions, its space and its disk.",
         ) from e

@@ -196,11 +196,26 @@ def check_free_space(path: Path, needed_bytes: int) -> None:
         )
 
 
-class disk_errors:  # noqa: N801 - used like a function
-    """Turns the system's refusals while publishing into `VolumeError`."""
+def not_durable(target: Path, e: OSError) -> VolumeError:
+    """The error for a store that is published, and that the system then could not make durable."""
+    return VolumeError(
+        f"{target}: the store is written, but that it stands there could not be made durable, or what "
+        f"it replaced not be removed: {e.strerror}.",
+        path=str(target),
+        errno=e.errno,
+        next_step="The store can be used as it is. Check the disk: a power cut now may undo it.",
+    )
 
-    def __init__(self, path: Path) -> None:
+
+RESUME = "What is packed is kept: run the same command again to resume."
+
+
+class disk_errors:  # noqa: N801 - used like a function
+    """Turns the system's refusals while a store is written and published into `VolumeError`."""
+
+    def __init__(self, path: Path, next_step: str = RESUME) -> None:
         self._path = path
+        self._next_step = next_step
 
     def __enter__(self) -> None:
         return None
@@ -208,8 +223,8 @@ class disk_errors:  # noqa: N801 - used like a function
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, StoreError | VolumeError):
             raise VolumeError(
-                f"{self._path}: publishing failed: {error.strerror}.",
+                f"{self._path}: cannot be written: {error.strerror}.",
                 path=str(self._path),
                 errno=error.errno,
-                next_step="What is packed is kept: run the same command again to resume.",
+                next_step=self._next_step,
             ) from error

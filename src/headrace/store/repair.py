@@ -8,6 +8,7 @@ What cannot be fetched stays as it is, and is reported.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import load_manifest
 from headrace.store.names import split_names
-from headrace.store.publish import check_free_space, locked, sync_folder
+from headrace.store.publish import check_free_space, disk_errors, locked, sync_folder
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
@@ -72,7 +73,9 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> Repai
     """
     where = os.path.abspath(os.fsdecode(path))
     load_manifest(where)  # says what is wrong where there is no store to lock
-    with locked(Path(where), what="writing to"):
+    with ExitStack() as stack:
+        with disk_errors(Path(where), "Nothing was changed: check the folder, and repair again."):
+            stack.enter_context(locked(Path(where), what="writing to"))
         before = verify(where, workers=workers)
         report = RepairReport(where, before)
         manifest = load_manifest(where)
@@ -265,8 +268,8 @@ def _copy(path: Path, fd: int, end: int) -> None:
     """Copies the sample bytes of a volume, as far as they can be read."""
     try:
         source = path.open("rb")
-    except OSError:
-        return
+    except FileNotFoundError:
+        return  # of any other error it is not known that its good samples are lost
     with source:
         at = DATA_OFFSET
         while at < end:
