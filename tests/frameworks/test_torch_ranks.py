@@ -120,3 +120,35 @@ def test_a_state_is_loaded_before_the_rank_is_known(store, monkeypatch, saved_at
         next(iter(loader))
     joined(monkeypatch, 0, 2)
     assert len(list(loader)) == (1 if saved_at == 3 else 4)
+
+
+class OwnLoader(torch.utils.data.IterableDataset):
+    """Over a loader of the training process, or over one that each worker makes for itself."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        loader = self.loader if isinstance(self.loader, hr.Loader) else hr.loader(self.loader, 8)
+        for batch in loader:
+            yield batch.indices.tolist()
+
+
+def in_a_worker(loader, context):
+    batches = torch.utils.data.DataLoader(
+        OwnLoader(loader), batch_size=None, num_workers=1, multiprocessing_context=context
+    )
+    return [i for indices in batches for i in indices]
+
+
+def test_a_worker_works_for_the_rank_of_its_parent(store, monkeypatch):
+    joined(monkeypatch, 1, 2)
+    own = [i for batch in hr.loader(store, 8, tail="exact") for i in batch.indices.tolist()]
+    assert len(own) == SAMPLES // 2
+    assert in_a_worker(hr.loader(store, 8, tail="exact"), "fork") == own
+
+
+def test_a_spawned_worker_that_cannot_know_its_rank_refuses(store):
+    """Its parent may be one of several that only torch.distributed knows, and nothing tells the worker."""
+    with pytest.raises(RankError, match="nobody tells it which rank it works for"):
+        in_a_worker(str(store), "spawn")

@@ -172,8 +172,7 @@ def which_rank(
     if environment is None and not words and _is_fresh_worker():
         raise RankError(
             "This is a spawned worker of a DataLoader, and nobody tells it which rank it works for.",
-            next_step="Make the loader in the training process and let it travel to the workers, or "
-            "pass rank= and world_size=.",
+            next_step="Pass rank= and world_size= to the loader, or start the workers by fork.",
         )
     return answer
 
