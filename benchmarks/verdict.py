@@ -35,7 +35,7 @@ from benchmarks import machine
 from benchmarks.verdict_parts.injections import KINDS, Place, make_place
 from benchmarks.verdict_parts.mixtures import MIXTURES, run_mixture
 from benchmarks.verdict_parts.ranks import slow_rank
-from headrace.insight.cause import Cause
+from headrace.base.causes import Cause
 
 RESULTS = ROOT / "benchmarks/results"
 

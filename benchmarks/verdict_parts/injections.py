@@ -19,8 +19,8 @@ import numpy as np
 
 import headrace as hr
 from benchmarks.verdict_parts.servers import serving
+from headrace.base.causes import Cause
 from headrace.frameworks.torch import threads as torch_threads
-from headrace.insight.cause import Cause
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 from headrace.torch import DataLoader, StoreLoader
@@ -318,8 +318,8 @@ KINDS: dict[str, tuple[Injection, Cause]] = {
     "lock held": (hog, Cause.PYTHON),
     "sleep in collate": (slow_collate, Cause.COLLATE),
     "fake device": (slow_transfer, Cause.TRANSFER),
-    "one read at a time": (few_reads, Cause.LIMIT),
-    "small buffer": (small_buffer, Cause.LIMIT),
+    "one read at a time": (few_reads, Cause.PREFETCH),
+    "small buffer": (small_buffer, Cause.PREFETCH),
     "throttle": (throttled, Cause.POLICY),
     "drop-in: decode": (dropin_decode, Cause.DECODE),
     "drop-in: collate": (dropin_collate, Cause.COLLATE),

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.verdict_parts.injections import BATCH, Burn
+from headrace.base.causes import Cause
 from headrace.frameworks.torch import threads as torch_threads
-from headrace.insight.cause import Cause
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 from headrace.torch import StoreLoader

@@ -37,16 +37,16 @@ def two_looks():
     watch = PlanesWatch()
     watch.look(
         state(
-            plane("node1", {"storage": 10.0, "limit": 5.0}, []),
+            plane("node1", {"storage": 10.0, "policy": 5.0}, []),
             plane("node2", {"storage": 1.0}, []),
         ),
         100.0,
     )
     return watch.look(
         state(
-            plane("node1", {"storage": 10.5, "limit": 5.0}, [flow("vit", granted=None)]),
+            plane("node1", {"storage": 10.5, "policy": 5.0}, [flow("vit", granted=None)]),
             plane(
-                "node2", {"storage": 1.0, "limit": 8.0},
+                "node2", {"storage": 1.0, "policy": 8.0},
                 [flow("vit", granted=5e6), flow("resnet-night-run", used=6e7, granted=6e7)],
                 silent_s=2.0,
             ),

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.test_report_page import LOOKS, TEXTS
+from headrace.base.causes import Cause
 from headrace.cli.app import app
 from headrace.insight.report import report_lines, report_page, run_figures
 from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of
@@ -15,7 +16,6 @@ from headrace.insight.report.figures import phases_of, stall_of
 from headrace.insight.report.text import report_document
 from headrace.insight.report.words import cause_colours
 from headrace.pages.style import STYLE
-from headrace.plane.cause import Cause
 from headrace.plane.stage import TIERS, latency_bucket
 from headrace.plane.step import PHASES, STEP
 from traces.runs import Loaders, made_run

@@ -278,7 +278,7 @@ def test_waiting_gets_the_causes_that_the_daemon_saw():
     totals.took("window", 1.0)
     totals.note(note(waited_s=2.0, direct_s=0.25), "decode")
     assert totals.stall_s == {
-        "storage": 1.5, "window": 0.5, "memory": 0.0, "limit": 0.0, "direct": 0.25, "decode": 0.0,
+        "storage": 1.5, "window": 0.5, "memory": 0.0, "policy": 0.0, "direct": 0.25, "decode": 0.0,
     }  # fmt: skip
     totals.note(note(waited_s=1.0), "window")  # nothing has come since
     assert totals.stall_s["window"] == 1.5
@@ -332,8 +332,8 @@ def test_a_limit_of_the_controller_is_the_cause(folder, store, quick, monkeypatc
         after = _labels(server)["capped"]["stall_s"]
         loader.close()
     grown = {cause: after[cause] - before[cause] for cause in after}
-    assert grown["limit"] > 0
-    assert max(grown, key=grown.get) == "limit"
+    assert grown["policy"] > 0
+    assert max(grown, key=grown.get) == "policy"
 
 
 def test_a_client_of_a_lost_daemon_says_so_to_the_next(daemon, store, quick, monkeypatch):

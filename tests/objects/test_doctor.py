@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.base.causes import Cause
 from headrace.errors import HeadraceError
-from headrace.insight.cause import Cause
 from headrace.insight.doctor import ExamineOptions, diagnose, examine, lines_of
 from headrace.io.objects.listing import write
 from tests_shared import png

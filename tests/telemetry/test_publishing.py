@@ -304,7 +304,7 @@ def test_a_message_stays_small_however_many_file_systems(ear):
     for i in range(100):
         name = f"/{'x' * 100}{i}"
         row = publisher.totals.stall_s
-        for cause in ("storage", "memory", "limit", "window", "direct", "decode"):
+        for cause in ("storage", "memory", "policy", "window", "direct", "decode"):
             _grow(row, name, cause, 1 / 3)
     publisher.tell([])
     told = [each for each in ear.all() if each.instance == publisher._instance]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from headrace.plane.cause import Cause
+from headrace.base.causes import Cause
 from headrace.web.traced import Runs
 from web.serving import traced_run
 

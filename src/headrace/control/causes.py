@@ -1,15 +1,15 @@
 """Causes: what the consumer of a plane waited for between two looks at its stages. Pure.
 
-The words are those of the verdict (`headrace.plane.cause`). Where no steps tell more, two that say less are
-used: `storage`, whatever was slow about it, and `memory`, copies out of it. What a loader cannot know, whoever
-collects it may: `node` is what the node daemon was waited for, and the daemon knows why.
+Where no steps tell more, causes that say less are used: `storage`, whatever was slow about it, and `memory`.
+What a loader cannot know, whoever collects it may: `node` is what the node daemon was waited for, and the
+daemon knows why.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.plane.cause import Cause
+from headrace.base.causes import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
-__all__ = ["NODE", "divided", "split_wait", "tier_bytes"]
-
-NODE: Final = "node"
+__all__ = ["divided", "split_wait", "tier_bytes"]
 
 _SMALL: Final = 0.02
 """Causes of a smaller share are not told one by one."""
@@ -30,7 +28,7 @@ _SATURATED: Final = 0.85
 
 def split_wait(
     waited_s: float, before: Sequence[StageStats], now: Sequence[StageStats]
-) -> dict[str, float]:
+) -> dict[Cause, float]:
     """The seconds that were waited, by cause; they add up to `waited_s`."""
     if waited_s <= 0.0:
         return {}
@@ -39,21 +37,21 @@ def split_wait(
     if "node" in grown:
         asked_s = min(waited_s, _grown(*grown["node"], "wait_input_s"))
         rest_s = waited_s - asked_s
-        return {cause: s for cause, s in ((NODE, asked_s), ("decode", rest_s)) if s > 0.0}
+        return {cause: s for cause, s in ((Cause.NODE, asked_s), (Cause.DECODE, rest_s)) if s > 0.0}
     if "decode" in grown:
         busy_s, idle_s = (_grown(*grown["decode"], name) for name in ("busy_s", "wait_input_s"))
         if busy_s > _SATURATED * (busy_s + idle_s) > 0.0:
-            return {"decode": waited_s}
+            return {Cause.DECODE: waited_s}
     held_s = 0.0
     if "throttle" in grown:
         held_s = min(waited_s, _grown(*grown["throttle"], "busy_s"))
-    found = {Cause.POLICY.value: held_s} if held_s > 0.0 else {}
+    found = {Cause.POLICY: held_s} if held_s > 0.0 else {}
     if waited_s > held_s:
         found[_source(grown)] = waited_s - held_s
     return found
 
 
-def divided(waited_s: float, verdict: Verdict) -> dict[str, float]:
+def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
     """The seconds that were waited, by the causes of a verdict on the same stretch; they add up.
 
     A verdict sees waits that have ended, and `waited_s` may have one that has not: shares count.
@@ -66,7 +64,7 @@ def divided(waited_s: float, verdict: Verdict) -> dict[str, float]:
     total = sum(here.values())
     if waited_s <= 0.0 or total <= 0.0:
         return {}
-    return {cause.value: waited_s * seconds / total for cause, seconds in here.items()}
+    return {cause: waited_s * seconds / total for cause, seconds in here.items()}
 
 
 def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
@@ -78,7 +76,7 @@ def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
     return found
 
 
-def _source(grown: Mapping[str, tuple[StageStats, StageStats | None]]) -> str:
+def _source(grown: Mapping[str, tuple[StageStats, StageStats | None]]) -> Cause:
     """Where the bytes came from that were waited for."""
     pairs = list(grown.values())
     if any(_grown(now, then, "reads") > 0 for now, then in pairs):
@@ -86,10 +84,10 @@ def _source(grown: Mapping[str, tuple[StageStats, StageStats | None]]) -> str:
         old = tier_bytes([then for _, then in pairs if then is not None])
         peer = tiers.get("peer", 0) - old.get("peer", 0)
         rest = sum(tiers.values()) - sum(old.values()) - tiers.get("ram", 0) + old.get("ram", 0)
-        return "peer" if peer > 0.5 * rest else "storage"
+        return Cause.PEER if peer > 0.5 * rest else Cause.STORAGE
     passed = any(_grown(now, then, "samples") > 0 for now, then in pairs)
     # Nothing has come yet: a first batch is under way.
-    return "memory" if passed else "storage"
+    return Cause.MEMORY if passed else Cause.STORAGE
 
 
 def _grown(now: StageStats, before: StageStats | None, name: str) -> float:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
-from headrace.control.causes import NODE, divided, split_wait, tier_bytes
+from headrace.control.causes import divided, split_wait, tier_bytes
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
@@ -99,7 +99,7 @@ def _tiers(before: _Look, look: _Look) -> dict[str, float]:
         found[tier] = count - past if count >= past else count
     delivered = max(0, look.consumer.bytes - before.consumer.bytes)
     rest = delivered - sum(found.values())
-    by_node = any(stage.name == NODE for stage in look.stages)
+    by_node = any(stage.name == "node" for stage in look.stages)
     if rest > 0 and by_node:
         found["node"] = found.get("node", 0.0) + rest
     return found
@@ -211,7 +211,7 @@ class Publisher:
 
     def _verdict(self, plane: Plane, look: _Look) -> Verdict | None:
         """On the steps since the last look; None where there are none, or the daemon knows more."""
-        if look.steps is None or any(stage.name == NODE for stage in look.stages):
+        if look.steps is None or any(stage.name == "node" for stage in look.stages):
             return None
         steps, self._steps[plane] = look.steps.since(self._steps.get(plane, 0))
         return verdict_of(steps, seen_of(plane)) if len(steps) else None

@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.causes import cause_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -142,7 +144,7 @@ def _plane(plane: State, before: State | None, seconds: float, silent_s: float) 
         held_bytes=plane["held_bytes"],
         ram_bytes=plane["ram_bytes"],
         stalled=sum(waited.values()) / seconds if seconds else 0.0,
-        cause=most if waited.get(most) else "",
+        cause=cause_of(most, by_node=True) if waited.get(most) else "",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.telemetry.report import hours_text
 
@@ -149,13 +149,16 @@ def _job(record: JobRecord) -> StarvingJob:
     )
 
 
+_Name = TypeVar("_Name", bound=str)
+
+
 def _spread(
     groups: dict[str, list[tuple[float, float, float]]],
-    lost: Mapping[str, float],
-    waited: Mapping[str, float],
+    lost: Mapping[_Name, float],
+    waited: Mapping[_Name, float],
 ) -> None:
     for name in {**lost, **waited}:
-        groups[name].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
+        groups[str(name)].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
 
 
 def _groups(found: Mapping[str, list[tuple[float, float, float]]]) -> tuple[Group, ...]:

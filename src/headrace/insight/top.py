@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.stalls.words import NAMES
+from headrace.base.causes import cause_of
 from headrace.plane.stage import latency_percentile_s
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Board:
         starving = [job for job in self.jobs if job.stall is not None and job.stall > BUSY_SHARE]
         if starving:
             told = ", ".join(
-                f"{job.name} waits {job.stall:.0%} of its time ({WAITS_FOR[job.cause]})"
+                f"{job.name} waits {job.stall:.0%} of its time ({cause_of(job.cause).phrase})"
                 for job in starving[:3]
             )
             more = len(starving) - 3
@@ -126,22 +126,6 @@ class Board:
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
         return {**asdict(self), "answer": self.answer}
-
-
-WAITS_FOR: Final = {
-    "storage": "storage",
-    "memory": "copies out of memory",
-    "limit": "the controller's limit",
-    "window": "room in its window",
-    "direct": "reads round the daemon",
-    **{
-        cause.value: words
-        for cause, words in NAMES.items()
-        if cause.value not in ("limit", "decode")
-    },
-    "decode": "its own decoding",
-    "": "unknown",
-}
 
 
 @dataclass(slots=True)

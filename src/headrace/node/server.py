@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.base.causes import Cause
 from headrace.machine.memory import available_memory
 from headrace.node.files.service import FileService
 from headrace.node.governed import Governed
@@ -311,7 +312,7 @@ class Server:
 
         def answer(data: ServedData | None, status: Status, text: str) -> None:
             if session.job is not None and not session.closed:
-                session.job.totals.took("storage", time.monotonic() - asked_s)
+                session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
             self._holdings.share()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from headrace.base.causes import Cause
 from headrace.machine.memory import available_memory
 from headrace.node.lent import Lent
 from headrace.node.requests import REQUESTS_MAX, Asked, Requests
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from headrace.node.job import Job
     from headrace.node.room import Room
     from headrace.node.served import Outcome, ServedData
-    from headrace.node.tally import Cause, JobTotals
+    from headrace.node.tally import JobTotals
 
 __all__ = ["Host", "Send", "Session"]
 
@@ -224,13 +225,13 @@ class Session:
         assert self.job is not None
         sessions = self.job.sessions
         if any(session.limited for session in sessions):
-            under_way: Cause = "limit"
+            under_way = Cause.POLICY
         elif any(session.reading for session in sessions):
-            under_way = "storage"
+            under_way = Cause.STORAGE
         elif any(session.waiting for session in sessions):
-            under_way = "window"
+            under_way = Cause.WINDOW
         else:  # nothing is asked for: what the consumer waits for is its own workers
-            under_way = "decode"
+            under_way = Cause.DECODE
         self.job.totals.note(note, under_way)
 
     def _new_ticket(self, ticket: int) -> None:
@@ -366,10 +367,10 @@ class Session:
     def _begun(self, asked: Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
         if self._limited_since_s:
-            totals.took("limit", asked.begun_s - self._limited_since_s)
+            totals.took(Cause.POLICY, asked.begun_s - self._limited_since_s)
             self._limited_since_s = 0.0
         elif not self.reading:  # it waited for room, and for nothing that is read
-            totals.took("window", asked.begun_s - max(asked.asked_s, self._read_at_s))
+            totals.took(Cause.WINDOW, asked.begun_s - max(asked.asked_s, self._read_at_s))
         self.reading += 1
 
     def _hold(self, size: int) -> None:
@@ -419,7 +420,7 @@ class Session:
         else:
             totals.served(len(asked.indices), asked.size_bytes, outcome.ram_bytes)
         held = outcome.ram_bytes >= asked.size_bytes
-        totals.took("memory" if held else "storage", max(0.0, took_s))
+        totals.took(Cause.MEMORY if held else Cause.STORAGE, max(0.0, took_s))
 
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
@@ -436,7 +437,7 @@ class Session:
         self.requests.withdraw(asked)
         self.busy += 1
         self.job.totals.busy += 1
-        self.job.totals.took("window", time.monotonic() - asked.asked_s)
+        self.job.totals.took(Cause.WINDOW, time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
         self._send(Samples(ticket, Status.BUSY, text))
 

@@ -8,8 +8,9 @@ and goes, as Prometheus needs it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
+from headrace.base.causes import Cause
 from headrace.control.metrics import OTHER
 
 if TYPE_CHECKING:
@@ -17,23 +18,19 @@ if TYPE_CHECKING:
 
     from headrace.node.wire import Note
 
-__all__ = ["CAUSES", "Cause", "JobTotals", "Tally"]
+__all__ = ["CAUSES", "JobTotals", "Tally"]
 
-Cause = Literal["storage", "memory", "limit", "window", "direct", "decode"]
-
-CAUSES: Final[tuple[Cause, ...]] = (
-    "storage", "memory", "limit", "window", "direct", "decode",
+CAUSES: Final = (
+    Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW, Cause.DIRECT, Cause.DECODE,
 )  # fmt: skip
-"""Why a training step waits: for storage; for bytes that were in memory already (copies, messages); for
-what a controller lets its job take; for room within the client's or job's window, which it fills itself;
-for reads round the daemon; for its own work between the plane and the step (decoding)."""
+"""Why a training step waits, as far as the daemon can know."""
 
 LABELS_MAX: Final = 64
 
 KEPT_S: Final = 900.0
 """Figures of a job whose clients have gone are shown so long: longer than anybody's scrape interval."""
 
-_SERVED: Final[tuple[Cause, ...]] = ("storage", "memory", "limit", "window")
+_SERVED: Final = (Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW)
 
 
 @dataclass(slots=True)
@@ -90,8 +87,8 @@ class JobTotals:
         self.consumed_bytes += note.nbytes
         self.direct_batches += note.direct_batches
         self.worked_s += note.worked_s
-        self.stall_s["direct"] += note.direct_s
-        self.stall_s["decode"] += note.decode_s
+        self.stall_s[Cause.DIRECT] += note.direct_s
+        self.stall_s[Cause.DECODE] += note.decode_s
         total = sum(self._served_s.values())
         for cause, seconds in self._served_s.items():
             if total > 0.0:
@@ -110,7 +107,7 @@ class JobTotals:
     def as_dict(self) -> dict[str, object]:
         """The figures as plain values."""
         found: dict[str, object] = {name: getattr(self, name) for name in _COUNTS}
-        return {**found, "stall_s": {cause: round(s, 6) for cause, s in self.stall_s.items()}}
+        return {**found, "stall_s": {cause.value: round(s, 6) for cause, s in self.stall_s.items()}}
 
 
 _COUNTS: Final = (

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from headrace.control.causes import NODE as ASKED_OF_NODE
+from headrace.base.causes import Cause
 from headrace.machine.counters import grown
 from headrace.telemetry.inference import Observed, infer
 from headrace.telemetry.ledger import JobFacts
@@ -178,14 +178,14 @@ class Accounts:
         name, label, system = key
         job = account.identity.job_id
         if name == "stall_s":
-            if label == ASKED_OF_NODE:
+            if label == Cause.NODE:
                 account.asked[system] = account.asked.get(system, 0.0) + new
                 return
             lost = new * account.gpus_per_consumer
             self._ledger.add(job, "lost_gpu_s", lost, now.unix_s, label, system)
         self._ledger.add(job, name, new, now.unix_s, label, system)
 
-    def explain_node(self, shares: Mapping[str, Mapping[str, float]], now: Now) -> None:
+    def explain_node(self, shares: Mapping[str, Mapping[Cause, float]], now: Now) -> None:
         """Say why jobs waited for the node daemon.
 
         Args:
@@ -195,7 +195,9 @@ class Accounts:
         """
         for job, account in self._accounts.items():
             asked, account.asked = account.asked, {}
-            causes = {c: s for c, s in shares.get(job, {}).items() if s > 0.0} or {"storage": 1.0}
+            causes = {c: s for c, s in shares.get(job, {}).items() if s > 0.0} or {
+                Cause.STORAGE: 1.0
+            }
             total = sum(causes.values())
             for system, seconds in asked.items():
                 for cause, share in causes.items():
@@ -262,7 +264,7 @@ class Accounts:
             )
         )
         for cause, inferred_s in waited.items():
-            system = seen.busiest if cause == "storage" else ""
+            system = seen.busiest if cause is Cause.STORAGE else ""
             add(job, "inferred_s", inferred_s, now.unix_s, cause, system)
             add(job, "inferred_gpu_s", inferred_s * account.gpus, now.unix_s, cause, system)
 

@@ -30,8 +30,9 @@ from headrace.telemetry.processes import Processes
 from headrace.telemetry.told import told_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from headrace.base.causes import Cause
     from headrace.control.metrics import Figures
     from headrace.machine.sensors import Key, Sensor
     from headrace.telemetry.listening import Listener
@@ -86,14 +87,14 @@ class Agent:
         listener: Listener | None = None,
         writer: HistoryWriter | None = None,
         gpus: GPUs | None = None,
-        ask_node: Callable[[], dict[str, dict[str, float]]] = dict,
+        ask_node: Callable[[], Mapping[str, Mapping[Cause, float]]] = dict,
     ) -> None:
         self._options = options
         self.listener = listener
         self._writer = writer
         self._gpus = gpus if gpus is not None else GPUs()
         self._ask_node = ask_node
-        self._node_stalls: dict[str, dict[str, float]] = {}
+        self._node_stalls: Mapping[str, Mapping[Cause, float]] = {}
         self._node_asked_s = 0.0
         self._sensors: list[Sensor] = all_sensors(options.root)
         self._processes = Processes(options.root, options.job, options.node)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.base.causes import Cause, cause_of
 from headrace.errors import TelemetryError
 
 if TYPE_CHECKING:
@@ -47,8 +48,14 @@ class JobRecord:
         return sum(value for key, value in self.figures.items() if key[0] == name)
 
     def by_label(self, name: str) -> dict[str, float]:
-        """A figure by cause or tier, the largest first."""
+        """A figure by cause as it was written, or by tier, the largest first."""
         return self._by(name, 1)
+
+    def _by_cause(self, name: str) -> dict[Cause, float]:
+        found: dict[Cause, float] = defaultdict(float)
+        for word, value in self.by_label(name).items():
+            found[cause_of(word)] += value
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def by_file_system(self, name: str) -> dict[str, float]:
         """A figure by file system, the largest first; '' is an unknown one."""
@@ -82,9 +89,9 @@ class JobRecord:
         return self.total("gpu_s") / 3600
 
     @property
-    def lost(self) -> dict[str, float]:
+    def lost(self) -> dict[Cause, float]:
         """GPU-seconds that its steps waited for data, by cause, the largest first."""
-        return self.by_label("lost_gpu_s" if self.measured else "inferred_gpu_s")
+        return self._by_cause("lost_gpu_s" if self.measured else "inferred_gpu_s")
 
     @property
     def lost_by_file_system(self) -> dict[str, float]:
@@ -92,9 +99,9 @@ class JobRecord:
         return self.by_file_system("lost_gpu_s" if self.measured else "inferred_gpu_s")
 
     @property
-    def waited(self) -> dict[str, float]:
+    def waited(self) -> dict[Cause, float]:
         """Seconds that its steps waited, of all its training processes (measured) or nodes (inferred)."""
-        return self.by_label("stall_s" if self.measured else "inferred_s")
+        return self._by_cause("stall_s" if self.measured else "inferred_s")
 
     @property
     def stall(self) -> float | None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.base.causes import Cause
+
 __all__ = ["Observed", "infer"]
 
 CPU_BUSY = 0.85
@@ -35,17 +37,17 @@ class Observed:
     """Of its CPUs, in use."""
 
 
-def infer(seen: Observed) -> dict[str, float]:
+def infer(seen: Observed) -> dict[Cause, float]:
     """Seconds that the job probably waited, by cause; at most the interval's."""
     pressure = _share(seen.io_pressure)
     cpu = seen.cpu_share if seen.cpu_share is not None else 0.0
     if seen.gpu_busy is None:
         free = max(0.0, 1.0 - cpu) if cpu < CPU_LITTLE else 0.0
-        found = {"storage": min(pressure, free)}
+        found = {Cause.STORAGE: min(pressure, free)}
     else:
         idle = 1.0 - _share(seen.gpu_busy)
         storage = min(idle, pressure)
-        found = {"storage": storage, "decode": idle - storage if cpu > CPU_BUSY else 0.0}
+        found = {Cause.STORAGE: storage, Cause.DECODE: idle - storage if cpu > CPU_BUSY else 0.0}
     return {cause: share * seen.seconds for cause, share in found.items() if share > 0.0}
 
 

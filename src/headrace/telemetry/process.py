@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
 from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
@@ -150,7 +151,7 @@ def _made(folder: RuntimeFolder, options: RunOptions, stack: contextlib.ExitStac
     return agent
 
 
-def _node_stalls() -> dict[str, dict[str, float]]:
+def _node_stalls() -> dict[str, dict[Cause, float]]:
     """What this user's node daemon knows of each job's waiting, in seconds by cause.
 
     Raises:
@@ -161,7 +162,9 @@ def _node_stalls() -> dict[str, dict[str, float]]:
 
     state = ask_status(runtime_folder())
     return {
-        job["name"]: dict(job["totals"]["stall_s"])
+        job["name"]: {
+            cause_of(word, by_node=True): s for word, s in job["totals"]["stall_s"].items()
+        }
         for job in state["jobs"]
         if job["totals"] is not None
     }

@@ -18,7 +18,10 @@ from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord, open_history
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from headrace.base.causes import Cause
 
 __all__ = ["JobReport", "hours_text", "job_report"]
 
@@ -173,7 +176,7 @@ def hours_text(hours: float) -> str:
     return f"{hours:.2g}" if hours >= 1e-4 else f"{hours:.1e}"
 
 
-def _shares(seconds: dict[str, float]) -> list[str]:
+def _shares(seconds: Mapping[Cause, float] | Mapping[str, float]) -> list[str]:
     total = sum(seconds.values())
     return [
         f"{name} {s / total:.0%}" for name, s in seconds.items() if total and s / total >= 0.005

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headrace.base.causes import cause_of
 from headrace.base.job import JobIdentity, clean
 
 __all__ = ["MESSAGE_BYTES_MAX", "Key", "Told", "told_of"]
@@ -77,7 +78,9 @@ def told_of(message: bytes, pid: int, uid: int) -> Told:
             for label, amount in amounts.items():
                 if not _WORD.fullmatch(label):
                     raise ValueError(f"{name} has a name that is no word")
-                figures[name, label, clean(system)] = _amount(amount, name)
+                word = cause_of(label).value if name == "stall_s" else label
+                key = name, word, clean(system)
+                figures[key] = figures.get(key, 0.0) + _amount(amount, name)
     return Told(
         instance=instance,
         pid=pid,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from headrace import __version__
+from headrace.base.causes import Cause
 from headrace.pages.style import STYLE
 from headrace.pages.text import safe
 
@@ -51,6 +53,18 @@ PAGES: Final = (
 )
 
 
+_CAUSES: Final = b"export const CAUSES = {}"
+
+_COLOURS: Final = {
+    Cause.PREFETCH: "rest", Cause.POLICY: "rest", Cause.WINDOW: "rest", Cause.DIRECT: "b4",
+    Cause.NODE: "rest", Cause.METADATA: "b1", Cause.STORAGE: "b1", Cause.LATENCY: "b4",
+    Cause.BANDWIDTH: "b6", Cause.NETWORK: "b5", Cause.PEER: "b5", Cause.MEMORY: "b0",
+    Cause.DECODE: "b0", Cause.PYTHON: "b2", Cause.COLLATE: "b2", Cause.TRANSFER: "b3",
+    Cause.SLOW_RANK: "b3", Cause.OTHER: "rest",
+}  # fmt: skip
+"""The class of each cause's colour."""
+
+
 def files() -> dict[str, tuple[bytes, str]]:
     """What pages load, by name: bytes and type."""
     found = {
@@ -59,6 +73,10 @@ def files() -> dict[str, tuple[bytes, str]]:
         if path.suffix in _TYPES
     }
     found["pages.css"] = STYLE.encode(), _TYPES[".css"]
+    script, kind = found["core.js"]
+    causes = json.dumps({each: [_COLOURS[each], each.phrase] for each in Cause}).encode()
+    assert _CAUSES in script
+    found["core.js"] = script.replace(_CAUSES, _CAUSES[:-2] + causes), kind
     return found
 
 

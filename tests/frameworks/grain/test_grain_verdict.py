@@ -6,9 +6,9 @@ import jax
 import pytest
 
 import headrace as hr
+from headrace.base.causes import Cause
 from headrace.control.controller import planes
 from headrace.grain import dataset
-from headrace.plane.cause import Cause
 
 from .decoders import number_of
 from .samples import BATCH, SAMPLES, STEPS, content

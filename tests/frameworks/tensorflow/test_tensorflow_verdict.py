@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import headrace as hr
+from headrace.base.causes import Cause
 from headrace.control.controller import planes
 from headrace.frameworks.tensorflow.run import Run
-from headrace.plane.cause import Cause
 from headrace.tensorflow import Loader
 from tests_shared import until
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from headrace.insight.cause import Cause
+from headrace.base.causes import Cause
 from headrace.insight.doctor import diagnose, lines_of
 from headrace.insight.doctor.findings import Findings
 from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED

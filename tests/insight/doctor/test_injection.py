@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from headrace.insight.cause import Cause
+from headrace.base.causes import Cause
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
 from headrace.io.simulation import Simulation
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.causes import Cause
 from headrace.base.text import bytes_text
 from headrace.control.stalls.lock import TURNS_MANY, turns
-from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +32,8 @@ _READS_MOST: Final = 256
 def action_for(main: Cause, case: Case) -> Action:
     """The one thing to do about the largest cause."""
     seconds = case.causes[main]
-    if main is Cause.LIMIT:
-        return _limit(seconds, case.waits, case.reading, case.seen)
+    if main is Cause.PREFETCH:
+        return _prefetch(seconds, case.waits, case.reading, case.seen)
     if main is Cause.LATENCY:
         return _latency(seconds, case.waits, case.reading, case.seen)
     if main is Cause.DECODE:
@@ -47,8 +47,7 @@ def action_for(main: Cause, case: Case) -> Action:
         )
     if _is_staged(case.seen) and main in (Cause.METADATA, Cause.BANDWIDTH, Cause.NETWORK):
         return _STAGED, seconds, _STAGED_GAIN
-    text, why = _PLAIN[main]
-    return text, 0.0 if main is Cause.OTHER else seconds, why
+    return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
 
 
 def _is_staged(seen: Evidence) -> bool:
@@ -65,62 +64,21 @@ _STAGED_GAIN: Final = (
 )
 
 
-_PLAIN: Final[Mapping[Cause, tuple[str, str]]] = {
-    Cause.POLICY: (
-        "ask whoever set the limit for a larger share, or read less: what a cache serves is not counted",
-        "how long reads were held back",
-    ),
-    Cause.METADATA: (
-        (
-            "pack the files into a store once: `headrace pack DIR STORE`; a store is opened once, not per "
-            "sample"
-        ),
-        "the share of the reads' time that opening files took",
-    ),
-    Cause.BANDWIDTH: (
-        "keep the data nearer: cache_dir= on a local disk, ram_bytes=, or `headrace launch --stage`",
-        "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
-    ),
-    Cause.NETWORK: (
-        "keep the data nearer: cache_dir= on a local disk, or `headrace launch --stage`",
-        "all that was waited for the network, from the second epoch on",
-    ),
-    Cause.PEER: (
-        (
-            "stage with more replicas (`headrace launch --stage --replicas 2`), or look at that node's disk "
-            "and network"
-        ),
-        "all that was waited for other nodes, if a copy lies on this one",
-    ),
-    Cause.PYTHON: (
-        (
-            "take Python work out of this process: decode in worker processes (num_workers=), and let no "
-            "other thread compute in Python while batches are made"
-        ),
-        "the time for which batches waited for the interpreter's lock",
-    ),
-    Cause.COLLATE: (
-        (
-            "make collate_fn cheaper (preallocate, no Python per element), or let workers do it "
-            "(num_workers=)"
-        ),
-        "the time for which batches waited for being put together",
-    ),
-    Cause.TRANSFER: (
-        "copy to the device while it computes: pin_memory=True and non_blocking=True, one batch ahead",
-        "the time for which batches waited for being copied",
-    ),
-    Cause.OTHER: (
-        (
-            "look at the longest waits (trace=DIR, then `headrace report`): what they have in common is a "
-            "hint"
-        ),
-        "nothing: it is not known what this time was",
-    ),
+_GAINS: Final[Mapping[Cause, str]] = {
+    Cause.POLICY: "how long reads were held back",
+    Cause.METADATA: "the share of the reads' time that opening files took",
+    Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
+    Cause.NETWORK: "all that was waited for the network, from the second epoch on",
+    Cause.PEER: "all that was waited for other nodes, if a copy lies on this one",
+    Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
+    Cause.COLLATE: "the time for which batches waited for being put together",
+    Cause.TRANSFER: "the time for which batches waited for being copied",
+    Cause.OTHER: "nothing: it is not known what this time was",
 }
+"""From what the gain is computed where the cause's remedy is the action."""
 
 
-def _limit(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
+def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
     held_s = float(waits.room_s.sum())
     if seen.reads_set and reading.few:
         most = seen.reads_possible or _READS_MOST
@@ -165,10 +123,7 @@ def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> 
     if _is_staged(seen):
         return _STAGED, seconds, _STAGED_GAIN
     return (
-        (
-            "read less often from so far: pack small files (`headrace pack`), or keep them nearer "
-            "(cache_dir=, `headrace launch --stage`)"
-        ),
+        Cause.LATENCY.remedy,
         seconds,
         "all that was waited for answers, from the second epoch on, if the nearer place keeps up",
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.base.causes import Cause
     from headrace.control.stalls.evidence import Evidence
     from headrace.control.stalls.phases import Waits
     from headrace.control.stalls.reading import Reading
-    from headrace.plane.cause import Cause
 
 __all__ = ["Case"]
 

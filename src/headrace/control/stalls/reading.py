@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.causes import Cause, cause_of
 from headrace.control.stalls.phases import around
-from headrace.plane.cause import Cause
 from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def reading_of(waits: Waits, seen: Evidence) -> Reading:
     left = np.maximum(0.0, waits.held_s - waits.phases[:, _HOLD])
     _take(found, Cause.POLICY, _part(read, left))
     if few:
-        _take(found, Cause.LIMIT, _part(hold, hold.copy()) + _part(read, read.copy()))
+        _take(found, Cause.PREFETCH, _part(hold, hold.copy()) + _part(read, read.copy()))
     room = waits.room_s * (1.0 - fulls) * roomy
-    _take(found, Cause.LIMIT, _part(hold, room) + _part(read, room))
+    _take(found, Cause.PREFETCH, _part(hold, room) + _part(read, room))
     for cause, part_s in _storage(seen, waits, hold + read, fulls).items():
         _take(found, cause, part_s)
     return Reading(
@@ -182,7 +182,7 @@ def _storage(
     for name, count in far.items():
         share = count / far_bytes
         if name in ("network", "peer"):
-            _take(found, Cause(name), share * left)
+            _take(found, cause_of(name), share * left)
             continue
         _take(found, Cause.BANDWIDTH, share * left * fulls)
         _take(found, Cause.LATENCY, share * left * (1.0 - fulls))

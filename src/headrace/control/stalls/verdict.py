@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.causes import Cause
 from headrace.control.stalls.actions import action_for
 from headrace.control.stalls.case import Case
 from headrace.control.stalls.evidence import Evidence
@@ -21,7 +22,6 @@ from headrace.control.stalls.phases import sensible, waits_of
 from headrace.control.stalls.ranks import slow_rank
 from headrace.control.stalls.reading import reading_of
 from headrace.control.stalls.words import evidence_words, verdict_text
-from headrace.plane.cause import Cause
 from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _confidence(
     sure = {
         Cause.LATENCY: reading.sure,
         Cause.BANDWIDTH: reading.sure,
-        Cause.LIMIT: 0.9,
+        Cause.PREFETCH: 0.9,
         Cause.PYTHON: 0.85,
         Cause.SLOW_RANK: 0.85,
         Cause.OTHER: 0.0,

@@ -5,39 +5,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.causes import Cause
 from headrace.base.text import bytes_text
 from headrace.control.stalls.lock import TURNS_MANY, turns
-from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from headrace.control.stalls.case import Case
     from headrace.control.stalls.evidence import Evidence
     from headrace.control.stalls.phases import Waits
     from headrace.control.stalls.reading import Reading
     from headrace.control.stalls.verdict import Verdict
 
-__all__ = ["NAMES", "evidence_words", "verdict_line", "verdict_text"]
+__all__ = ["evidence_words", "verdict_line", "verdict_text"]
 
-NAMES: Final[Mapping[Cause, str]] = {
-    Cause.LIMIT: "a limit of this loader",
-    Cause.POLICY: "a rate limit",
-    Cause.METADATA: "opening files",
-    Cause.LATENCY: "slow answers of the storage",
-    Cause.BANDWIDTH: "the storage's full rate",
-    Cause.NETWORK: "the network",
-    Cause.PEER: "another node's disk",
-    Cause.DECODE: "decoding",
-    Cause.PYTHON: "Python code",
-    Cause.COLLATE: "collating",
-    Cause.TRANSFER: "copying to the device",
-    Cause.SLOW_RANK: "a slower rank",
-    Cause.OTHER: "something unknown",
-}
-"""What is waited for, within a sentence."""
-
-_READ: Final = frozenset((Cause.LATENCY, Cause.BANDWIDTH, Cause.LIMIT, Cause.NETWORK, Cause.PEER))
+_READ: Final = frozenset(
+    (Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.NETWORK, Cause.PEER)
+)
 
 _SHOWN: Final = 0.05
 """Causes of a smaller share are not explained."""
@@ -76,7 +59,7 @@ def _line(cause: Cause, case: Case) -> str:
         busy = case.seen.cpu_share
         told = f"; processors were {busy:.0%} busy" if math.isfinite(busy) else ""
         return f"part of the waiting lies in no phase that was measured, or in handing batches over{told}"
-    return f"{NAMES[cause]} took that time while the batch was waited for"
+    return f"{cause.phrase} took that time while the batch was waited for"
 
 
 def _policy_line(case: Case) -> str:
@@ -133,7 +116,7 @@ def _reading_line(cause: Cause, waits: Waits, reading: Reading, seen: Evidence) 
     )
     if cause is Cause.METADATA:
         return f"files were opened for each sample; {line}"
-    if cause is Cause.LIMIT and float(waits.room_s.sum()) > 0.0:
+    if cause is Cause.PREFETCH and float(waits.room_s.sum()) > 0.0:
         return f"{line}; reads waited {float(waits.room_s.sum()):.3g} s for room in the buffer"
     if cause is Cause.NETWORK and seen.remote_retries:
         return f"{line}; {seen.remote_retries:,} of {seen.remote_requests:,} requests were repeated"
@@ -145,7 +128,7 @@ def verdict_line(verdict: Verdict) -> str:
     if not verdict.stall_s or verdict.stall < 0.0005:
         return "stall 0.0 %"
     shown = [
-        f"{NAMES[cause]}{'' if at == 0 and len(verdict.causes) == 1 else f' {verdict.share(cause):.0%}'}"
+        f"{cause.phrase}{'' if at == 0 and len(verdict.causes) == 1 else f' {verdict.share(cause):.0%}'}"
         for at, cause in enumerate(verdict.causes)
         if verdict.share(cause) >= 0.1
     ]

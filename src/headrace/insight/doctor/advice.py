@@ -10,8 +10,8 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, duration_text, rough_text
-from headrace.insight.cause import Cause
 from headrace.insight.doctor.advice_machine import what_fails, what_is_worth_knowing
 from headrace.insight.doctor.findings import Advice
 from headrace.insight.doctor.model import Curve, Work, ahead_rate, torch_rate

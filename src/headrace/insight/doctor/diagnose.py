@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.causes import Cause, cause_of
 from headrace.base.text import rough_text
-from headrace.insight.cause import Cause
 from headrace.insight.doctor.advice import advice_of
 from headrace.insight.doctor.findings import Diagnosis
 from headrace.insight.doctor.predict import AHEAD, TORCH, expected_of
@@ -102,7 +102,8 @@ def _verdict(
         "no workers" if not torch.workers else f"{torch.workers} worker{'s' * (torch.workers > 1)}"
     )
     rate = f"With torch's DataLoader ({workers}) expect about {rough_text(torch.per_s)} {unit}/s"
-    why = _WHY.get(Cause(torch.cause), Cause(torch.cause).sentence)
+    main = cause_of(torch.cause)
+    why = _WHY.get(main, main.sentence)
     if torch.stall is not None and wanted is not None:
         if torch.stall < ENOUGH_STALL:
             asks = f"your model asks for {rough_text(wanted)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.insight.cause import Cause
+from headrace.base.causes import Cause
 from headrace.insight.doctor.findings import Expected
 from headrace.insight.doctor.model import (
     MODEL_ERROR,

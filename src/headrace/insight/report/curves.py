@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.causes import Cause
 from headrace.control.stalls.verdict import causes_by_step
-from headrace.plane.cause import Cause
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES
 

@@ -16,7 +16,6 @@ from headrace.insight.report.words import (
 from headrace.pages.charts import Part, stacked, table
 from headrace.pages.document import document
 from headrace.pages.text import axis_text, marked, safe
-from headrace.plane.cause import SENTENCES
 from headrace.trace.format import finite
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _verdict(run: RunFigures) -> str:
     ]
     found = ["<h2>Why it waited</h2>", stacked("What was waited for, by cause", parts)]
     main = next(iter(run.causes))
-    found.append(f"<p>{safe(SENTENCES[main])}</p>")
+    found.append(f"<p>{safe(main.sentence)}</p>")
     if verdict.evidence:
         found.append(
             "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
@@ -146,7 +145,7 @@ def _verdict(run: RunFigures) -> str:
             cause_word(cause),
             duration_text(seconds),
             percent_text(seconds / waited_s),
-            SENTENCES[cause],
+            cause.sentence,
         )
         for cause, seconds in named
     ]

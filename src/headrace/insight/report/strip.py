@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from headrace.base.causes import Cause
 from headrace.base.text import counted, percent_text, seconds_text
 from headrace.insight.report.curves import CAUSES, columns_of
 from headrace.insight.report.figures import causes_of, phases_of
@@ -17,7 +18,6 @@ from headrace.insight.report.words import (
 )
 from headrace.pages.charts import Part, figure, table
 from headrace.pages.plots import areas, count_axis, share_axis
-from headrace.plane.cause import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.plane.cause import Cause
+from headrace.base.causes import Cause
 from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES
 

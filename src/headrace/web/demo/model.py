@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.causes import Cause
 from headrace.web.demo.words import CAUSES, FILE_SYSTEMS
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Model:
             random.beta(1.0, 60.0, count),
         )  # fmt: skip
         self.causes = [names[c] for c in cause]
-        self.slow_rank = cause == names.index("slow_rank")
+        self.slow_rank = cause == names.index(Cause.SLOW_RANK)
         self.system = system  # what it reads from
         self.blames = np.where(stored, system, -1)  # what it waits for
         self.measured = random.random(count) < _MEASURED

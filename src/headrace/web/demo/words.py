@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.base.causes import Cause
+
 __all__ = ["CAUSES", "FILE_SYSTEMS", "MODELS", "PARTITIONS", "SIZES", "TIERS", "user_names"]
 
 PARTITIONS: Final = (
@@ -37,9 +39,10 @@ FILE_SYSTEMS: Final = (("/scratch", 0.55, 240e9), ("/datasets", 0.22, 90e9), ("/
 """Mount, its share of jobs, and the bytes a second that it can give to a thousand nodes."""
 
 CAUSES: Final = (
-    ("metadata", 0.20, True), ("latency", 0.20, True), ("bandwidth", 0.12, True), ("network", 0.08, True),
-    ("peer", 0.04, True), ("decode", 0.16, False), ("python", 0.06, False), ("collate", 0.04, False),
-    ("transfer", 0.04, False), ("slow_rank", 0.05, False), ("policy", 0.01, True),
+    (Cause.METADATA, 0.20, True), (Cause.LATENCY, 0.20, True), (Cause.BANDWIDTH, 0.12, True),
+    (Cause.NETWORK, 0.08, True), (Cause.PEER, 0.04, True), (Cause.DECODE, 0.16, False),
+    (Cause.PYTHON, 0.06, False), (Cause.COLLATE, 0.04, False), (Cause.TRANSFER, 0.04, False),
+    (Cause.SLOW_RANK, 0.05, False), (Cause.POLICY, 0.01, True),
 )  # fmt: skip
 """Why a job waits, how likely, and whether a file system has to do with it."""
 

@@ -60,15 +60,7 @@ export const day = (unix) => new Date(unix * 1000).toLocaleString("sv-SE"); // 2
 
 // -- causes: a word, a colour, and what it means --------------------------------------------------------
 
-export const CAUSES = {
-  metadata: ["b1", "looking up and opening files"], latency: ["b4", "each read took long to be answered"],
-  bandwidth: ["b6", "the storage gave all it can"], storage: ["b1", "storage"], network: ["b5", "the network"],
-  peer: ["b5", "another node's disk"], decode: ["b0", "decoding took more CPU than there was"],
-  python: ["b2", "other Python code held the interpreter"], collate: ["b2", "putting batches together"],
-  transfer: ["b3", "copying to the device"], slow_rank: ["b3", "another rank was late"],
-  limit: ["rest", "a limit of the loader"], policy: ["rest", "a rate that was set"], memory: ["b0", "copies out of memory"],
-  window: ["rest", "room in its window"], direct: ["b4", "reads round the node daemon"], other: ["rest", "not explained"],
-};
+export const CAUSES = {}; // put in by the server: headrace.web.shell
 export const causeName = (cause) => cause.replaceAll("_", " ");
 export const causeColour = (cause) => (CAUSES[cause] || CAUSES.other)[0];
 export const causeText = (cause) => (CAUSES[cause] || ["", ""])[1];
