@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace import capi
+from headrace.base.causes import Cause
 from headrace.control import messages
 from headrace.control.metrics_http import MetricsServer, address_of
 from headrace.control.service import metrics as control_metrics
 from headrace.control.service.app import Controller
-from headrace.control.service.auth import Token
+from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
 from headrace.node import metrics as node_metrics
 from headrace.node import wire
@@ -36,7 +37,7 @@ METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
 def metrics_text() -> str:
-    """Each metric of each daemon, its kind and labels."""
+    """Each metric of each daemon, its kind and labels, and what a cause is called."""
     tables = {
         "headrace agent": agent_metrics.TABLE,
         "headrace control": control_metrics.TABLE,
@@ -46,41 +47,46 @@ def metrics_text() -> str:
     for daemon, table in tables.items():
         rows = sorted((m.name, m.kind, ",".join(m.labels) or "-") for m in table)
         lines += [daemon, *(f"  {' '.join(row)}" for row in rows), ""]
+    lines += ["The label `cause`", *(f"  {cause}: {cause.phrase}" for cause in Cause), ""]
     return "\n".join(lines)
 
 
 def routes_text(folder: Path) -> str:
     """Each route, and the status that callers with different rights get for a request without a body."""
     lines = [
-        "headrace web: whoever asks, a reader's token, an operator's; then the same with --private"
+        "headrace web --public: whoever asks, a reader's token, an operator's; the same without --public"
     ]
-    web = [_web(folder / "open", private=False), _web(folder / "private", private=True)]
+    web = [_web(folder / "open", public=True), _web(folder / "private", public=False)]
     lines += _asked([(app, tokens) for app, tokens in web])
     lines += ["", "headrace control: whoever asks, a plane's token, an operator's"]
     database = Database(folder / "control.db")
-    lines += _asked([_control(database)])
+    lines += _asked([_control(folder / "control", database)])
     database.close()
     lines += ["", "--metrics of headrace agent, control and node"]
     lines += _metrics_server()
     return "\n".join([*lines, ""])
 
 
-def _web(folder: Path, *, private: bool) -> tuple[Any, list[str | None]]:
+def _tokens(folder: Path, *roles: str) -> tuple[Path, list[str | None]]:
+    """A file of tokens, and what callers show: nothing, or the token of each role."""
     folder.mkdir()
-    tokens = [secrets.token_hex(16), secrets.token_hex(16)]
+    tokens = {role: secrets.token_hex(16) for role in roles}
     path = folder / "tokens"
     path.touch(mode=0o600)
-    path.write_text("reader {}\noperator {}\n".format(*tokens))
-    options = WebOptions(token_file=path, private=private)
+    path.write_text("".join(f"{role} {token}\n" for role, token in tokens.items()))
+    return path, [None, *tokens.values()]
+
+
+def _web(folder: Path, *, public: bool) -> tuple[Any, list[str | None]]:
+    path, tokens = _tokens(folder, "reader", "operator")
+    options = WebOptions(token_file=path, public=public)
     source = DemoSource(nodes=24, jobs=100, period_s=3600.0)
-    web = Web(source, Doors(path), options, shelf=Shelf([]))
-    return web.app, [None, *tokens]
+    return Web(source, Doors(path), options, shelf=Shelf([])).app, tokens
 
 
-def _control(database: Database) -> tuple[Any, list[str | None]]:
-    tokens = [secrets.token_hex(16), secrets.token_hex(16)]
-    roles = [Token("plane", tokens[0]), Token("operator", tokens[1])]
-    return Controller(database, tokens=roles).app, [None, *tokens]
+def _control(folder: Path, database: Database) -> tuple[Any, list[str | None]]:
+    path, tokens = _tokens(folder, "plane", "operator")
+    return Controller(database, tokens=TokenFile(path, ("operator", "plane"))).app, tokens
 
 
 def _asked(servers: list[tuple[Any, list[str | None]]]) -> Iterator[str]:

@@ -137,7 +137,7 @@ def test_a_cause_that_nobody_knows_is_another_one():
 
 def test_a_report_without_anything_is_one():
     text = JobReport(JobRecord(job_id="1"), ("n1.telemetry: damaged",)).text()
-    assert text.startswith("headrace: job 1, 0 nodes, 0.0 s, stalls inferred")
+    assert text.startswith("headrace: job 1, 0 nodes, 0 s, stalls inferred")
     assert "damaged" in text
 
 
