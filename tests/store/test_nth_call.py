@@ -102,6 +102,7 @@ def refused_calls(tmp_path, prepare, run, step, codes):
                 assert error.errno == code
                 assert error.next_step
             yield refusing.refused, error, folder
+            del error  # its traceback holds this frame, and so what the call had open
             shutil.rmtree(folder)
 
 

@@ -3,6 +3,6 @@
 * `job`: which rank, node and job this process is, by whose word. The only reader of launchers' variables.
 * `files`: opens, creates, replaces, locks and publishes what other users may have touched.
 * `text`: numbers, sizes and times as people read them, names that are safe to print.
-* `documents`: JSON that carries its own checksum.
+* `checksum`, `documents`: CRC-32C, and JSON that carries its own.
 * `causes`: why training waits, in one closed list with a sentence and a remedy each.
 """
