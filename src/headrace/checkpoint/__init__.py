@@ -7,8 +7,9 @@
     state = hr.checkpoint.load("checkpoints/").tree
 
 `save` returns when the arrays are copied in memory; a thread writes them, and an error of it is raised by
-the next call. Each rank saves its own tree; the checkpoint is whole when all have. `Checkpointer` is the
-same as an object, with a local folder that is written first.
+the next call. Each rank saves its own tree; the checkpoint is whole when all have, and is loaded by as many
+ranks or by others (`resharding`). `Checkpointer` is the same as an object, with a local folder that is written
+first.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from headrace.checkpoint.checkpointer import (
     SaveReport,
 )
 from headrace.checkpoint.folder import steps
+from headrace.checkpoint.tree import Sharded
 
 __all__ = [
     "Checkpoint",
     "CheckpointOptions",
     "Checkpointer",
     "SaveReport",
+    "Sharded",
     "latest",
     "load",
     "save",
@@ -106,11 +109,22 @@ def load(
     rank: int | None = None,
     world_size: int | None = None,
     local: str | os.PathLike[str] | None = None,
+    like: Any = None,
 ) -> Checkpoint:
     """Loads this rank's tree of the newest whole checkpoint, or of `step`; every byte is checked.
 
+    Args:
+        folder: where the checkpoints of the job are.
+        step: which one.
+        rank: of this process; not given, from torchrun, MPI or Slurm.
+        world_size: processes that load together, as many as saved it or not; likewise.
+        local: a folder on this node's disk that is read first.
+        like: a tree, the model's of now for instance, whose `Sharded` leaves and DTensors say which parts
+            this rank wants. It may lack leaves.
+
     Raises:
         CheckpointNotFound: there is none.
+        CheckpointError: other ranks saved it, and it has what nobody can share out.
         CorruptCheckpoint: its bytes are not what was saved.
         VolumeError: a save that was still running failed.
     """
@@ -121,7 +135,7 @@ def load(
     with Checkpointer(
         folder, rank=place.rank, world_size=place.world_size, local=local
     ) as checkpointer:
-        return checkpointer.load(step)
+        return checkpointer.load(step, like=like)
 
 
 def latest(folder: str | os.PathLike[str]) -> int | None:

@@ -8,6 +8,7 @@ by the next call, whatever that is; nothing is lost silently.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -29,11 +30,12 @@ from headrace.checkpoint.folder import (
     steps,
     withdraw,
 )
+from headrace.checkpoint.resharding import PartsElsewhereError, Resharding
 from headrace.checkpoint.shard import Durability, ShardRecord, damaged, read_shard, write_shard
 from headrace.checkpoint.snapshot import Snapshot
-from headrace.checkpoint.tree import assemble, take_apart
+from headrace.checkpoint.tree import assemble, part_of, take_apart
 from headrace.closing import Closing
-from headrace.errors import CheckpointError, CheckpointNotFound, HeadraceError, VolumeError
+from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
 from headrace.store.publish import sync_folder
 
@@ -284,17 +286,25 @@ class Checkpointer(Closing):
         if commit(at.folder, step, record) is not None:
             remove_old(at.folder, step, self.options.keep)
 
-    def load(self, step: int | None = None) -> Checkpoint:
+    def load(self, step: int | None = None, *, like: Any = None) -> Checkpoint:
         """Loads this rank's tree of the newest whole checkpoint, or of `step`.
+
+        Another number of ranks than saved it may load it: see `headrace.checkpoint.resharding`.
+
+        Args:
+            step: which one.
+            like: a tree, the model's of now for instance, whose `Sharded` leaves and DTensors say which parts
+                this rank wants; DTensors come back as DTensors. It may lack leaves.
 
         Raises:
             CheckpointNotFound: there is none.
+            CheckpointError: other ranks saved it, and it has what nobody can share out.
             CorruptCheckpoint: its bytes are not what was saved.
             VolumeError: the operating system refused.
         """
         self.wait()
         try:
-            return _load(self._target, self._near, step)
+            return _load(self._target, self._near, step, like)
         except OSError as e:
             if isinstance(e, HeadraceError):
                 raise
@@ -329,7 +339,7 @@ def _share_out(leaves: Sequence[Leaf], writers: int) -> list[list[Leaf]]:
     return groups
 
 
-def _load(target: _Place, near: _Place | None, step: int | None) -> Checkpoint:
+def _load(target: _Place, near: _Place | None, step: int | None, like: Any) -> Checkpoint:
     """Loads the newest, or the wanted, step.
 
     Ranks must agree on the step without asking each other, and the target is what they all see: what is
@@ -342,7 +352,11 @@ def _load(target: _Place, near: _Place | None, step: int | None) -> Checkpoint:
         if near is not None and target.world_size == 1:
             known += steps(near.folder)
         wanted = max(known, default=None)
-    found = None if wanted is None else _find(target, near, wanted)
+    manifest = None if wanted is None else read_manifest(target.folder, wanted)
+    if manifest is not None and (manifest.world_size != target.world_size or _has_parts(like)):
+        tree, folder, nbytes = _load_parts(target, near, manifest, like)
+        return Checkpoint(tree, manifest.step, folder, nbytes, time.monotonic() - started)
+    found = None if wanted is None else _find(target, near, wanted, manifest)
     if wanted is None or found is None:
         what = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
         raise CheckpointNotFound(
@@ -363,25 +377,46 @@ def _load(target: _Place, near: _Place | None, step: int | None) -> Checkpoint:
     return Checkpoint(tree, wanted, at.folder, record.nbytes, time.monotonic() - started)
 
 
-def _find(target: _Place, near: _Place | None, step: int) -> tuple[_Place, RankRecord] | None:
+def _has_parts(like: Any) -> bool:
+    if isinstance(like, dict):
+        return any(map(_has_parts, like.values()))
+    if isinstance(like, (list, tuple)):
+        return any(map(_has_parts, like))
+    return part_of(like) is not None
+
+
+def _load_parts(
+    target: _Place, near: _Place | None, manifest: Manifest, like: Any
+) -> tuple[Any, str, int]:
+    """What another number of ranks has saved, or is to be cut as `like` is: tree, folder, bytes."""
+    step, saved, rank = manifest.step, manifest.world_size, target.rank
+    own = rank if saved == target.world_size else None
+    try:
+        if own is not None and (found := _find(target, near, step, manifest)) is not None:
+            at, record = found
+            place = str(step_folder(at.folder, step))
+            with contextlib.suppress(PartsElsewhereError):
+                parts = Resharding(place, {rank: record}, rank, saved, own=rank)
+                tree, nbytes = parts.tree(like)
+                return tree, at.folder, nbytes
+        records = {r: read_record(target.folder, step, r, saved) for r in range(saved)}
+        place = str(step_folder(target.folder, step))
+        tree, nbytes = Resharding(place, records, rank, target.world_size, own=own).tree(like)
+    except (ValueError, TypeError, LookupError, AttributeError, StopIteration) as e:
+        place = str(step_folder(target.folder, step))
+        raise damaged(place, "the tree", repr(e), "one that was saved") from e
+    return tree, target.folder, nbytes
+
+
+def _find(
+    target: _Place, near: _Place | None, step: int, manifest: Manifest | None
+) -> tuple[_Place, RankRecord] | None:
     """Where to read a step: near, unless the target's is of another start of the job."""
-    manifest = read_manifest(target.folder, step)
     far = None
     if manifest is not None:
-        _check_size(manifest, target, step)
         far = read_record(target.folder, step, target.rank, target.world_size)
     if near is not None and read_manifest(near.folder, step) is not None:
         record = read_record(near.folder, step, near.rank, near.world_size)
         if far is None or far.run == record.run:
             return near, record
     return None if far is None else (target, far)
-
-
-def _check_size(manifest: Manifest, target: _Place, step: int) -> None:
-    if manifest.world_size != target.world_size:
-        raise CheckpointError(
-            f"{step_folder(target.folder, step)}: was saved by {manifest.world_size} ranks, and is "
-            f"loaded by {target.world_size}.",
-            path=str(step_folder(target.folder, step)),
-            next_step="Load each of its ranks with rank= and world_size=, and share them out anew.",
-        )

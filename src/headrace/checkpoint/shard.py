@@ -20,13 +20,24 @@ from headrace.errors import CorruptCheckpoint
 from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from headrace.checkpoint.tree import Leaf
 
-__all__ = ["OLDER", "Durability", "ShardRecord", "damaged", "read_shard", "write_shard"]
+    ShardArray = tuple[NDArray[np.uint8], str, tuple[int, ...]]
+    """Bytes, element type and shape."""
+
+__all__ = [
+    "OLDER",
+    "Durability",
+    "ShardRecord",
+    "damaged",
+    "read_headers",
+    "read_shard",
+    "write_shard",
+]
 
 Durability = Literal["none", "fsync", "direct"]
 """How bytes reach the disk: `none` leaves them to the page cache, `fsync` waits until the disk has them,
@@ -84,10 +95,21 @@ def _header(leaves: Sequence[Leaf]) -> bytes:
     return padded.to_bytes(8, "little") + text.ljust(padded)
 
 
+def read_headers(folder: str, record: ShardRecord) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, element type and shape of the arrays of a shard, without their bytes.
+
+    Raises:
+        CorruptCheckpoint: the header is not what was saved.
+    """
+    path = os.path.join(folder, record.file)
+    with _open(path) as f:
+        return [(name, (dtype, shape)) for name, dtype, shape, _ in _arrays(f, path, record)]
+
+
 def read_shard(
-    folder: str, record: ShardRecord
-) -> dict[str, tuple[NDArray[np.uint8], str, tuple[int, ...]]]:
-    """The arrays of a shard as (bytes, element type, shape), each checked.
+    folder: str, record: ShardRecord, names: Collection[str] | None = None
+) -> dict[str, ShardArray]:
+    """The arrays of a shard, all or those of some names, each checked.
 
     Raises:
         CorruptCheckpoint: they are not what was saved.
@@ -95,31 +117,37 @@ def read_shard(
     path = os.path.join(folder, record.file)
     found = {}
     with _open(path) as f:
-        size = os.fstat(f.fileno()).st_size
-        if size != record.nbytes:
-            raise damaged(path, "the size", size, record.nbytes)
-        start = int.from_bytes(
-            _read(f.fileno(), np.empty(8, np.uint8), 0, path).tobytes(), "little"
-        )
-        if start > min(_HEADER_BYTES_MAX, size - 8):
-            raise damaged(path, "the header's length", start, f"at most {size - 8:,}")
-        head = _read(f.fileno(), np.empty(8 + start, np.uint8), 0, path)
-        crc = _native.crc32c(head)
-        if crc != record.header_crc32c:
-            raise damaged(
-                path, "the header's checksum", f"{crc:08x}", f"{record.header_crc32c:08x}"
-            )
-        for name, dtype, shape, first, last in _described(head[8:].tobytes(), path):
-            at = 8 + start + first
-            if math.prod(shape) * _itemsize(dtype) != last - first or at + last - first > size:
-                raise damaged(path, f"the place of {name}", [first, last], "its size", at)
-            data = _read(f.fileno(), np.empty(last - first, np.uint8), at, path)
+        for name, dtype, shape, (at, nbytes) in _arrays(f, path, record):
+            if names is not None and name not in names:
+                continue
+            data = _read(f.fileno(), np.empty(nbytes, np.uint8), at, path)
             crc = _native.crc32c(data)
             if crc != record.crc32c.get(name):
                 expected = f"{record.crc32c.get(name, 0):08x}"
                 raise damaged(path, f"the checksum of {name}", f"{crc:08x}", expected, at)
             found[name] = (data, dtype, shape)
     return found
+
+
+def _arrays(
+    f: BinaryIO, path: str, record: ShardRecord
+) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, int]]]:
+    """The arrays of an open shard: name, element type, shape, and where its bytes are and how many."""
+    size = os.fstat(f.fileno()).st_size
+    if size != record.nbytes:
+        raise damaged(path, "the size", size, record.nbytes)
+    start = int.from_bytes(_read(f.fileno(), np.empty(8, np.uint8), 0, path).tobytes(), "little")
+    if start > min(_HEADER_BYTES_MAX, size - 8):
+        raise damaged(path, "the header's length", start, f"at most {size - 8:,}")
+    head = _read(f.fileno(), np.empty(8 + start, np.uint8), 0, path)
+    crc = _native.crc32c(head)
+    if crc != record.header_crc32c:
+        raise damaged(path, "the header's checksum", f"{crc:08x}", f"{record.header_crc32c:08x}")
+    for name, dtype, shape, first, last in _described(head[8:].tobytes(), path):
+        at = 8 + start + first
+        if math.prod(shape) * _itemsize(dtype) != last - first or at + last - first > size:
+            raise damaged(path, f"the place of {name}", [first, last], "its size", at)
+        yield name, dtype, shape, (at, last - first)
 
 
 def _open(path: str) -> BinaryIO:

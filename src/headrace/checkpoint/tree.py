@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "Leaf", "assemble", "is_tensor", "leaf_bytes", "take_apart"]
+__all__ = [
+    "DTYPES",
+    "Leaf",
+    "Sharded",
+    "array_of",
+    "assemble",
+    "is_array",
+    "is_tensor",
+    "leaf_bytes",
+    "part_of",
+    "take_apart",
+]
 
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16",
@@ -33,6 +44,7 @@ DTYPES = {
 _NAMES = {name: short for short, name in DTYPES.items()}
 _PLAIN = (bool, int, float, str, type(None))
 _DEPTH_MAX = 100
+_CHUNKS = "__create_chunk_list__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,51 @@ class Leaf:
     nbytes: int
     source: Any
     """A numpy array or a torch tensor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharded:
+    """This rank's part of an array that is cut among ranks.
+
+    Raises:
+        ValueError: the part does not lie in the whole.
+    """
+
+    local: Any
+    """The part: a numpy array or a torch tensor."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    offsets: tuple[int, ...]
+    """Where the part begins in the whole, in each dimension."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        object.__setattr__(self, "offsets", tuple(map(int, self.offsets)))
+        places = list(zip(self.offsets, self.local.shape, self.shape, strict=False))
+        whole = len(places) == len(self.shape) == len(self.offsets) == len(self.local.shape)
+        if not whole or any(at < 0 or at + n > size for at, n, size in places):
+            raise ValueError(
+                f"a part of shape {list(self.local.shape)} at {list(self.offsets)} does not lie in an "
+                f"array of shape {list(self.shape)}"
+            )
+
+
+def part_of(value: object) -> Sharded | None:
+    """This rank's part, if the value is one of an array that is cut among ranks: a Sharded, or a DTensor."""
+    if isinstance(value, Sharded):
+        return value
+    if not is_tensor(value) or not hasattr(value, "to_local") or not hasattr(value, _CHUNKS):
+        return None
+    tensor: Any = value
+    # What torch.distributed.checkpoint asks a tensor, too.
+    offsets = [chunk.offsets for chunk in getattr(tensor, _CHUNKS)()]
+    at = offsets[0] if offsets else (0,) * tensor.dim()
+    return Sharded(tensor.to_local(), tensor.shape, at)
+
+
+def is_array(value: object) -> bool:
+    """Whether it is a numpy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
 def is_tensor(value: object) -> bool:
@@ -88,6 +145,12 @@ class _Taker:
         if type(value) in (list, tuple):
             parts = [self.outline(p, (*path, str(i)), depth + 1) for i, p in enumerate(value)]
             return {type(value).__name__: parts}
+        if (part := part_of(value)) is not None:
+            local = self._array(part.local, path)
+            return {"sharded": {"part": local, "shape": part.shape, "offsets": part.offsets}}
+        return self._array(value, path)
+
+    def _array(self, value: Any, path: tuple[str, ...]) -> dict[str, str]:
         if is_tensor(value):
             return {"tensor": self._leaf(value, path, _tensor_key(value, path))}
         if isinstance(value, np.generic):
@@ -127,7 +190,7 @@ def _tensor_key(tensor: Any, path: tuple[str, ...]) -> Any:
     if hasattr(tensor, "to_local") or tensor.layout.__repr__() != "torch.strided":
         raise TypeError(
             f"{'.'.join(path)} is a {type(tensor).__name__} with layout {tensor.layout}, expected a plain "
-            "tensor: of a distributed tensor save to_local() on each rank"
+            "tensor or a DTensor: of others save to_local() as headrace.checkpoint.Sharded"
         )
     if tensor.device.type == "meta":
         raise TypeError(f"{'.'.join(path)} is a meta tensor: it has no values")
@@ -177,16 +240,28 @@ def assemble(
                 return tuple(build(part, depth + 1) for part in value)
             case "tensor" | "array" | "scalar" if value in arrays:
                 if value not in tensors:
-                    make = _tensor if kind == "tensor" else _array
-                    tensors[value] = make(*arrays[value])
-                return tensors[value][()] if kind == "scalar" else tensors[value]
+                    tensors[value] = array_of(kind, *arrays[value])
+                return tensors[value]
+            case "sharded":
+                return Sharded(build(value["part"], depth + 1), value["shape"], value["offsets"])
         raise ValueError("the outline of the tree is damaged")
 
     return build(outline, 0)
 
 
-def _array(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    return data.view(DTYPES[dtype]).reshape(shape)
+def array_of(kind: str, data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:
+    """An array of its bytes.
+
+    Args:
+        kind: `array`, `tensor` or `scalar`.
+        data: the bytes; what is made shares their memory.
+        dtype: a key of DTYPES.
+        shape: of the array.
+    """
+    if kind == "tensor":
+        return _tensor(data, dtype, shape)
+    array = data.view(DTYPES[dtype]).reshape(shape)
+    return array[()] if kind == "scalar" else array
 
 
 def _tensor(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:

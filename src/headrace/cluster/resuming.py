@@ -7,8 +7,8 @@
             if run.step():
                 raise SystemExit
 
-What is saved is each part's `state_dict()`; the newest whole checkpoint is loaded at once. Joins
-`should_stop` and `headrace.checkpoint`, and adds nothing else.
+What is saved is each part's `state_dict()`; the newest whole checkpoint is loaded at once, whether as many
+ranks saved it or not. Joins `should_stop` and `headrace.checkpoint`, and adds nothing else.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def resume(
 
     Raises:
         ValueError: the checkpoint has other parts, or `save_every` is below 1.
+        CheckpointError: another number of ranks saved it, and a part has what nobody can share out.
         CorruptCheckpoint: its bytes are not what was saved.
         StateMismatch: the loader has other data or another order.
     """
@@ -86,7 +87,8 @@ class Resumed:
 
     def _load(self) -> None:
         try:
-            tree = checkpoint.load(self.folder).tree
+            like = {name: _plain(part.state_dict()) for name, part in self._parts.items()}
+            tree = checkpoint.load(self.folder, like={"parts": like}).tree
         except CheckpointNotFound:
             return
         found, expected = set(tree["parts"]), set(self._parts)

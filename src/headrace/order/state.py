@@ -16,7 +16,7 @@ from headrace.order.arguments import EPOCH_MAX, SEED_MAX, checked
 from headrace.order.hash import MASK, combine_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from headrace.order.order import Order
 
@@ -108,6 +108,33 @@ class OrderState:
             order_hash=combine_hashes(self.order_hash, *hashes),
         )
 
+    @classmethod
+    def keys(cls) -> set[str]:
+        """Of `to_dict`."""
+        return {field.name for field in fields(cls)}
+
+    @staticmethod
+    def share_out(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+        """Return the state of one of the ranks that go on where others stopped, as `to_dict` does.
+
+        What those had hashed of the epoch is given to rank 0, so that the ranks' hashes go on to add up to
+        the epoch's.
+
+        Args:
+            states: of all ranks that stopped.
+            rank: that goes on.
+
+        Raises:
+            ValueError: they did not stop at one place.
+            OrderError: a state is damaged.
+        """
+        loaded = [OrderState.from_dict(state) for state in states]
+        hashes = combine_hashes(*(state.order_hash for state in loaded))
+        (state, *others) = {replace(state, order_hash=0) for state in loaded}
+        if others:
+            raise ValueError("the ranks stopped at different places")
+        return replace(state, order_hash=0 if rank else hashes).to_dict()
+
     def next_epoch(self) -> OrderState:
         """Return the state at the start of the epoch that follows."""
         return replace(self, epoch=self.epoch + 1, position=0, order_hash=0)
@@ -159,7 +186,7 @@ class OrderState:
                 f"state has version {saved.get('version')!r}, expected {STATE_VERSION}.",
                 next_step="Resume with the version of headrace that saved it.",
             )
-        names = {field.name for field in fields(cls)}
+        names = cls.keys()
         wrong = names.symmetric_difference(saved)
         if wrong:
             what = ", ".join(
