@@ -6,14 +6,19 @@ class. `adopt` builds it again as a headrace `DataLoader`, of the same parts: da
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
+import sys
 from typing import Any
 
 from torch.utils import data as torch_data
 
 from headrace.frameworks.torch.dataloader import DataLoader
 
-__all__ = ["adopt"]
+__all__ = ["adopt", "keep_through_accelerate"]
+
+log = logging.getLogger("headrace.torch")
 
 
 def adopt(loader: Any) -> Any:
@@ -40,6 +45,32 @@ def adopt(loader: Any) -> Any:
     return DataLoader(**_arguments(loader))
 
 
+def keep_through_accelerate() -> None:
+    """Let Accelerate's `prepare` return headrace's loaders where it was given one.
+
+    It builds a loader of torch's own class from the parts of the one it is given, and would drop ours,
+    with its state, without a word. Loaders of other classes are left to it.
+    """
+    theirs: Any = sys.modules.get("accelerate.accelerator")
+    prepare = getattr(theirs, "prepare_data_loader", None)
+    if prepare is None:
+        log.warning(
+            "Accelerate builds a loader of torch's own class from this one, without its state_dict(): "
+            "call headrace.torch.adopt(...) on what prepare returns"
+        )
+        return
+    if getattr(prepare, "_keeps_headrace", False):
+        return
+
+    @functools.wraps(prepare)
+    def kept(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = prepare(dataloader, *args, **kwargs)
+        return adopt(prepared) if isinstance(dataloader, DataLoader) else prepared
+
+    kept._keeps_headrace = True  # type: ignore[attr-defined] # noqa: SLF001
+    theirs.prepare_data_loader = kept
+
+
 def _arguments(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
     """The arguments that a loader was made with, from its attributes."""
     names = inspect.signature(torch_data.DataLoader.__init__).parameters
@@ -50,4 +81,6 @@ def _arguments(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
         arguments |= {"batch_size": 1, "sampler": None, "drop_last": False}
     if loader.num_workers == 0:
         arguments["prefetch_factor"] = None
+    if hasattr(loader, "snapshot_every_n_steps"):  # torchdata's
+        arguments["snapshot_every_n_steps"] = loader.snapshot_every_n_steps
     return arguments

@@ -9,6 +9,7 @@ store it is a `StoreLoader`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import logging
 import os
@@ -25,8 +26,8 @@ from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.dropin.context import WorkerContext
 from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
 from headrace.frameworks.torch.dropin.messages import Reading
+from headrace.frameworks.torch.dropin.position import DataPosition, DataState, is_stateful
 from headrace.frameworks.torch.dropin.progress import (
-    FORMAT,
     Beginning,
     Progress,
     Track,
@@ -84,6 +85,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     something else; they refuse stores and paths.
 
     Args:
+        snapshot_every_n_steps: with workers, and a data set that has a state of its own: batches after
+            which workers are asked for it, as in torchdata. What lies between is done again, unseen,
+            when a state is loaded. 0 or None: never within an epoch.
         budget_bytes: memory for batches that workers hand over and for files that were read ahead,
             half for each, over all workers. None: `HEADRACE_BUDGET_BYTES`, else 256 MiB for the former
             and the read-ahead's own default for the latter. What does not fit travels torch's way.
@@ -95,6 +99,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: as torch raises them.
+        ValueError: snapshot_every_n_steps is negative.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +136,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        snapshot_every_n_steps: int | None = 1,
         budget_bytes: int | None = None,
         **newer: Any,
     ) -> None:
@@ -138,6 +144,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             newer["in_order"] = in_order
         elif not in_order:
             raise ValueError("in_order is False, which this version of torch does not know")
+        if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
+            raise ValueError(
+                f"snapshot_every_n_steps is {snapshot_every_n_steps}, expected 0 or more"
+            )
         options, origins = reader_options({"budget_bytes": budget_bytes})
         given = origins["budget_bytes"] != "default"
         super().__init__(
@@ -160,13 +170,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
             **newer,
         )
         self.budget_bytes = budget_bytes
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._arena_bytes = options.budget_bytes // 2 if given else ARENA_BYTES
         self._ahead_bytes = options.budget_bytes // 2 if given else None
         self.stats = LoaderStats()
         self.epochs_begun = 0
         self._progress: Progress | None = None
+        self._position: DataPosition | None = None
         self._resumption: Resumption | None = None
         self._starting: Resumption | None = None
+        self._loaded: Resumption | None = None
         self._reading: Reading | None = None
         self._watcher: Watcher | None = None
         self._context: WorkerContext | None = None
@@ -199,11 +212,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if self._is_pipe:
             return super().__iter__()
         resumption, self._resumption = self._resumption, None
+        self._loaded = resumption
         if resumption is None:
             return self._begin_epoch()
         self._iterator = None  # workers of before know nothing of the state
         self._starting = resumption
         try:
+            if not resumption.under_way and resumption.data is not None:
+                DataPosition(self.dataset).load_before(resumption.data, under_way=False)
             if self.num_workers == 0:
                 return self._begin_in_process(resumption)
             with kept_randomness():
@@ -244,10 +260,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if reading is not None and self._watcher is None:
                 self._watcher = Watcher(self.dataset, reading)
             iterator = InProcess(self, beginning, self._starting, self._watcher)
+            self._position = iterator.position
         else:
             self.check_worker_number_rationality()
+            steps = self.snapshot_every_n_steps or 0
             self._context = WorkerContext(
-                self.multiprocessing_context, self._arena_bytes // self.num_workers, reading
+                self.multiprocessing_context,
+                self._arena_bytes // self.num_workers,
+                reading,
+                every=max(1, steps // self.num_workers) if steps else 0,
+                announced=self.worker_init_fn is not None or is_stateful(self.dataset),
             )
             iterator = InWorkers(self, beginning, self._starting, self._context)
         self._progress = iterator.progress
@@ -295,9 +317,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         generators are most of it. May be called at any time, also before the first batch. What is
         exact is said in the how-to page "Train with PyTorch".
         """
-        if self._resumption is not None:
-            return self._saved(self._resumption.progress, under_way=self._resumption.under_way)
         progress = self._progress
+        if self._resumption is not None:
+            return copy.deepcopy(dict(self._resumption.state))
+        if self._loaded is not None and progress is not None and not progress.finished:
+            # A data set that did not go on yet may not know where it was put.
+            if progress.delivered == self._loaded.progress.loaded:
+                return copy.deepcopy(dict(self._loaded.state))
+            self._loaded = None
         if progress is None or progress.finished:
             return self._saved(progress, under_way=False)
         return self._saved(progress, under_way=True)
@@ -306,12 +333,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
         """Go on where a state was saved, with the next `for`.
 
         Args:
-            state_dict: what `state_dict()` returned, here or in another process.
+            state_dict: what `state_dict()` returned, here or in another process. An empty one is
+                none: the next epoch begins as if nothing had been loaded.
 
         Raises:
             StateMismatch: the state is damaged, or belongs to another kind of data set or, for an
-                iterable one, to another number of workers.
+                iterable one and for one that has a state of its own, to another number of workers.
         """
+        if not state_dict:
+            self._resumption = self._progress = self._iterator = None
+            return
         resumption = resumption_of(state_dict)
         saved = resumption.progress
         if saved.map_style != self._map_style:
@@ -321,10 +352,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 f"the loader's is {kinds[self._map_style]}.",
                 next_step="Load the state into the loader of the data set that it was saved from.",
             )
-        if not saved.map_style and len(saved.tracks) != self.num_workers and resumption.under_way:
+        alone = resumption.has_data or (not saved.map_style and resumption.under_way)
+        if alone and len(saved.tracks) != self.num_workers:
             raise StateMismatch(
                 f"the state was saved with num_workers={len(saved.tracks)}, here it is "
-                f"{self.num_workers}; an iterable data set divides itself among its workers.",
+                f"{self.num_workers}; "
+                + (
+                    "each worker's data set has a state of its own."
+                    if resumption.has_data
+                    else "an iterable data set divides itself among its workers."
+                ),
                 next_step="Go on with the same num_workers, or begin the epoch anew.",
             )
         if not resumption.under_way:
@@ -341,16 +378,33 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if self.persistent_workers:
                 seed = progress.base_seed
                 kept = [one.between_epochs(map_style=self._map_style) for one in progress.tracks]
+            samplers = progress.samplers
             progress = Progress(Beginning.take(self), self._map_style, kept, seed)
-        state = {**progress.plain(), "under_way": under_way}
-        assert state["format"] == FORMAT
+            progress.samplers = samplers
+        state = progress.plain(under_way=under_way)
         if self.num_workers == 0:
-            resumed = self._resumption
-            taken = Snapshot.take() if resumed is None else resumed.in_process
-            state["in_process"] = None if taken is None else taken.plain()
-            if not self._map_style and under_way and hasattr(self.dataset, "state_dict"):
-                state["dataset"] = self.dataset.state_dict() if resumed is None else resumed.dataset
+            state["in_process"] = Snapshot.take().plain()
+        if self.num_workers == 0 or not under_way:
+            state |= (self._data_state() or DataState()).plain()
         return state
+
+    def _data_state(self) -> DataState | None:
+        """Where this process's data set stands, which workers begin from, too."""
+        if self._position is not None:
+            return self._position.take()
+        try:
+            return DataPosition(self.dataset).take()
+        except Exception as e:  # noqa: BLE001 - the user's state_dict(), which may need an iterator
+            log.debug("%s has no state yet: %r", type(self.dataset).__name__, e)
+            return None
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked by Accelerate's `prepare`, just before it builds another loader of this one's parts."""
+        from headrace.frameworks.torch.adopting import keep_through_accelerate
+
+        keep_through_accelerate()
+        return False
 
     # -- how it looks ------------------------------------------------------------------------------
 

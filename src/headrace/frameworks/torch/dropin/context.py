@@ -16,7 +16,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from headrace.frameworks.torch.dropin.arena import Arena
-from headrace.frameworks.torch.dropin.messages import Answer, Mark, WorkerPlan
+from headrace.frameworks.torch.dropin.messages import Answer, Begun, Mark, WorkerPlan
 from headrace.frameworks.torch.dropin.packing import Packed, unpack
 from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.frameworks.torch.dropin.timing import Made
@@ -46,6 +46,8 @@ class WorkerContext:
         given: the user's context; None: torch.multiprocessing, as torch has it.
         arena_bytes: room for each worker's batches; 0: none.
         reading: how files are read ahead, None for not at all.
+        every: tasks of a worker after which its data set is asked where it stands, if it can say so.
+        announced: workers say when they have begun.
     """
 
     def __init__(
@@ -53,10 +55,15 @@ class WorkerContext:
         given: Any,
         arena_bytes: int,
         reading: Reading | None,
+        *,
+        every: int = 1,
+        announced: bool = False,
     ) -> None:
         self._given = torch.multiprocessing if given is None else given
         self._arena_bytes = arena_bytes
         self._reading = reading
+        self._every = every
+        self.announced = announced
         self.beginnings: list[tuple[Mark | None, list[Any]]] | None = None
         self.results: ResultQueue | None = None
         self.arenas: list[Arena | None] = []
@@ -75,7 +82,9 @@ class WorkerContext:
         worker = len(self.arenas)
         self.arenas.append(self._new_arena())
         mark, replay = (None, []) if self.beginnings is None else self.beginnings[worker]
-        plan = WorkerPlan(worker, self.arenas[-1], self._reading, mark, replay)
+        plan = WorkerPlan(
+            worker, self.arenas[-1], self._reading, mark, self._every, self.announced, replay
+        )
         arguments = inspect.signature(target).bind(*args).arguments
         arguments["data_queue"] = self.results.inner
         arguments["index_queue"] = arguments["index_queue"].inner
@@ -124,6 +133,11 @@ class WorkerContext:
         assert self.results is not None
         made = self.results.made.pop(idx, None)
         return None if made is None else Made(*made).way()
+
+    def begun(self) -> list[tuple[int, Mark]]:
+        """Return where the workers stood when they had begun, by worker."""
+        assert self.results is not None
+        return self.results.begun
 
     def resumed(self) -> list[tuple[int, Mark]]:
         """Return where the workers stood when this epoch began, by worker."""
@@ -180,6 +194,7 @@ class ResultQueue:
         self.marks: dict[Any, tuple[int, Mark]] = {}
         self.made: dict[int, tuple[float, ...]] = {}
         self.resumed: list[tuple[int, Mark]] = []
+        self.begun: list[tuple[int, Mark]] = []
         self.notes: dict[int, str] = {}
         self.packed = 0
         self.plain = 0
@@ -211,6 +226,9 @@ class ResultQueue:
     def _take_mark(self, worker: int, idx: Any, mark: Mark) -> None:
         if isinstance(idx, int):
             self.marks[idx] = (worker, mark)
+            return
+        if isinstance(idx, Begun):
+            self.begun.append((worker, mark))
             return
         # The worker begins an epoch. What it sent of the last one was left, and torch counts anew.
         for old in [old for old, (other, _) in self.marks.items() if other == worker]:

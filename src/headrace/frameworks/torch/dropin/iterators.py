@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
@@ -22,14 +23,17 @@ from torch.utils.data.dataloader import (
 )
 
 from headrace.control.stalls.epochs import tell_epoch
+from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming
+from headrace.frameworks.torch.dropin.position import DataPosition, sampler_position
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
 from headrace.frameworks.torch.dropin.samplers import batches_drawable
 from headrace.frameworks.torch.dropin.timing import Making, hash_of
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.context import WorkerContext
+    from headrace.frameworks.torch.dropin.position import SamplerPosition
     from headrace.frameworks.torch.dropin.progress import Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
     from headrace.plane import LoaderStats
@@ -59,17 +63,29 @@ class _Draws:
     _literal: deque[Any]
     _ahead: deque[Any]
     _drawable: int
+    _samplers: SamplerPosition | None
 
     def _begin_draws(self, loader: Any, resumption: Resumption | None) -> None:
         keep_freed_memory()
-        self._drawable = batches_drawable(loader._index_sampler)  # noqa: SLF001
+        index_sampler = loader._index_sampler  # noqa: SLF001
+        self._drawable = batches_drawable(index_sampler)
+        self._samplers = None if self._drawable else sampler_position(index_sampler)
         self._ahead = deque()
         self._skip = 0
         self._literal = deque()
-        if resumption is not None and resumption.under_way and resumption.progress.map_style:
+        under_way = resumption is not None and resumption.under_way
+        if resumption is not None and under_way and resumption.progress.map_style:
             progress = resumption.progress
             self._skip = progress.delivered + len(progress.pending)
             self._literal = deque(progress.pending.values())
+        if resumption is not None and resumption.sampler is not None:
+            if self._samplers is None:
+                raise StateMismatch(
+                    "the state has one of a sampler; here the sampler is one of torch's own.",
+                    next_step="Load the state into a loader with the sampler that it was saved with.",
+                )
+            self._samplers.load(resumption.sampler, under_way=under_way)
+            self._skip = 0
         self._drawn_in_all = 0
         self._stats: LoaderStats = loader.stats
         self._told = weakref.ref(loader)
@@ -78,6 +94,10 @@ class _Draws:
         self._position = 0
         self._last_index: Any = None
         self._last_way: Way | None = None
+
+    def _instead(self) -> dict[str, Any]:
+        """What torch's iterator is to see in the place of the loader's."""
+        return {} if self._samplers is None else {"_index_sampler": self._samplers.draws_from}
 
     def _skip_drawn(self) -> None:
         """Draw again, and drop, what was drawn before the state was taken."""
@@ -94,6 +114,12 @@ class _Draws:
         if self._ahead:
             return self._ahead.popleft()
         self._drawn_in_all += 1
+        samplers = self._samplers
+        if samplers is None:
+            return next(self._sampler_iter)
+        if samplers.exhausted:
+            raise StopIteration
+        samplers.drawn()
         return next(self._sampler_iter)
 
     def _draw_ahead(self, batches: int) -> list[Any]:
@@ -162,10 +188,15 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self._watcher = watcher
         self._begin_draws(loader, resumption)
         map_style = loader._dataset_kind == 0  # noqa: SLF001
-        if resumption is not None and resumption.dataset is not None:
-            loader.dataset.load_state_dict(resumption.dataset)
-        super().__init__(loader)
+        self.position = DataPosition(loader.dataset)
+        data = resumption.data if resumption is not None and resumption.under_way else None
+        if data is not None:
+            self.position.load_before(data, under_way=True)
+        super().__init__(_View(loader, **self._instead()))
         fetcher = self._dataset_fetcher
+        self.position.attach(fetcher)
+        if data is not None:
+            self.position.load_after(data)
         self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self.progress = Progress(beginning, map_style, [])
@@ -173,6 +204,7 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self.progress = resumption.progress
             self.progress.tracks = []
             self._do_again(resumption)
+        self.progress.samplers = self._samplers
         if watcher is not None:
             watcher.epoch()
 
@@ -180,7 +212,7 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         if self.progress.map_style:
             with contextlib.suppress(StopIteration):  # it will be raised again in its time
                 self._skip_drawn()
-        elif resumption.dataset is None:
+        elif resumption.data is None:
             for _ in range(self.progress.delivered):
                 self._dataset_fetcher.fetch(next(self._sampler_iter))
 
@@ -265,11 +297,16 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         self._batch_length = 1
         if resumption is not None:
             self._go_on(loader, resumption, context)
-        instead: dict[str, Any] = {"multiprocessing_context": context}
+        self.progress.samplers = self._samplers
+        instead = {"multiprocessing_context": context, **self._instead()}
         if self._seed_given is not None and not self.progress.fresh_workers:
             # The workers' seed was drawn in an earlier epoch: none is drawn from the user's now.
             instead["generator"] = torch.Generator()
-        super().__init__(_View(loader, **instead))
+        try:
+            super().__init__(_View(loader, **instead))
+        except Exception:
+            self._shutdown_workers()
+            raise
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         context.started()
         self.progress.base_seed = self._base_seed
@@ -320,16 +357,34 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         seed = self.progress.base_seed
         self.progress = Progress(beginning, self._map_style, tracks, seed, fresh_workers=False)
         for track in tracks:
-            track.begin(track.latest)
+            track.begin(None)
         self._begin_draws(loader, None)
+        self.progress.samplers = self._samplers
+        if self._samplers is not None:
+            self._index_sampler = self._samplers.draws_from
         self._reset(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         assert self._context is not None
+        if first_iter and self._context.announced:
+            self._await_workers()
         super()._reset(loader, first_iter)
         if not first_iter:
             for worker, mark in self._context.resumed():
-                self.progress.tracks[worker].begin(mark.snapshot)
+                self.progress.tracks[worker].begin(mark)
+
+    def _await_workers(self) -> None:
+        """Wait until all workers have begun: what is wrong with that is raised here."""
+        assert self._context is not None
+        self._workers_status = [True] * self._num_workers  # torch looks there for workers that died
+        for _ in range(self._num_workers):
+            _, failure = super()._get_data()  # type: ignore[no-untyped-call]
+            if isinstance(failure, ExceptionWrapper):
+                failure.reraise()  # type: ignore[no-untyped-call]
+        for worker, mark in self._context.begun():
+            track = self.progress.tracks[worker]
+            if self._context.beginnings is None:
+                track.data = mark.data
 
     def _next_index(self) -> Any:
         index = self._draw()

@@ -9,10 +9,11 @@ from headrace.frameworks.torch.dropin.packing import Packed
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.arena import Arena
+    from headrace.frameworks.torch.dropin.position import DataState
     from headrace.frameworks.torch.dropin.randomness import Snapshot
     from headrace.plane.ahead import AheadOptions, SharedLog
 
-__all__ = ["Answer", "Coming", "Mark", "Reading", "WorkerPlan"]
+__all__ = ["Answer", "Begun", "Coming", "Mark", "Reading", "WorkerPlan"]
 
 
 class Coming(NamedTuple):
@@ -27,8 +28,17 @@ class Mark(NamedTuple):
     snapshot: Snapshot | None
     """The generators' states; None: as in the last mark."""
 
-    dataset: Any
-    """The iterable data set's own `state_dict()`, if it has one."""
+    data: DataState | None = None
+    """Where the data set stands, if it has a state of its own."""
+
+    under_way: bool = True
+    """Within an epoch; otherwise between two."""
+
+
+class Begun(NamedTuple):
+    """In the place of a task's number: the worker has begun, or failed to."""
+
+    worker: int
 
 
 class Answer(NamedTuple):
@@ -90,6 +100,12 @@ class WorkerPlan:
 
     mark: Mark | None
     """Where to go on from, instead of from torch's seeds."""
+
+    every: int
+    """A data set that has a state of its own is asked for it after so many tasks; 0: at ends only."""
+
+    announced: bool
+    """The consumer waits until the worker has begun."""
 
     replay: list[Any]
     """Tasks done after the mark whose batches were delivered: done again, for the generators' and

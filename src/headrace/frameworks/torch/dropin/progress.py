@@ -8,11 +8,13 @@ on from the mark and does those again, unseen.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.messages import Mark
+from headrace.frameworks.torch.dropin.position import DataState
 from headrace.frameworks.torch.dropin.randomness import (
     Snapshot,
     generators_of,
@@ -23,9 +25,13 @@ from headrace.frameworks.torch.dropin.randomness import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.frameworks.torch.dropin.position import SamplerPosition
+
 __all__ = ["FORMAT", "Beginning", "Progress", "Resumption", "Track", "resumption_of"]
 
-FORMAT = "headrace.torch.DataLoader/1"
+FORMAT = "headrace.torch.DataLoader/2"
+FORMAT_BEFORE = "headrace.torch.DataLoader/1"
+"""Of headrace 0.1: one state for a data set and its iterator, none of samplers, none between epochs."""
 
 _EPOCH_NAMES = ("epoch", "_epoch")
 
@@ -93,59 +99,77 @@ class Track:
     latest: Snapshot | None = None
     """Its generators at the latest mark of any kind: what a mark without them means."""
 
-    dataset: Any = None
-    """The iterable data set's own state at the mark."""
+    data: DataState | None = None
+    """Where the data set stood at the mark, if it has a state of its own."""
 
     replay: list[Any] = field(default_factory=list)
     """Tasks whose batches were delivered since the mark."""
+
+    under_way: bool = True
+    """The mark was made within this epoch; otherwise before it."""
+
+    ended: bool = False
+    """The worker's iterable has given its last sample."""
 
     def advance(self, index: Any, mark: Mark | None, *, map_style: bool) -> None:
         """Count a batch that was delivered."""
         self.delivered += 1
         if mark is not None and mark.snapshot is not None:
             self.latest = mark.snapshot
-        if mark is not None and (map_style or mark.dataset is not None):
-            self.snapshot, self.dataset = self.latest, mark.dataset
-            self.replay = []
+        if mark is not None and (map_style or mark.data is not None):
+            self.snapshot, self.data = self.latest, mark.data
+            self.replay, self.under_way = [], True
         else:
             self.replay.append(index)
 
     def end(self, mark: Mark | None) -> None:
-        """The worker's iterable ended: its generators stay as they are until the next epoch."""
+        """The worker's iterable ended: all stays as it is until the next epoch."""
+        self.ended = True
         if mark is not None and mark.snapshot is not None:
             self.latest = mark.snapshot
+        if mark is not None and mark.data is not None:
+            self.snapshot, self.data = self.latest, mark.data
+            self.replay, self.under_way = [], True
 
     def between_epochs(self, *, map_style: bool) -> Track:
         """Return where the worker begins the next epoch."""
         if map_style:
-            return Track(0, self.snapshot, self.latest, None, self.replay)
-        return Track(0, self.latest, self.latest)
+            return Track(0, self.snapshot, self.latest, self.data, self.replay, under_way=False)
+        return Track(0, self.latest, self.latest, self.data, under_way=False)
 
-    def begin(self, snapshot: Snapshot | None) -> None:
-        """Begin an epoch where the last one left the worker."""
-        self.delivered, self.dataset, self.replay = 0, None, []
-        self.snapshot = self.latest = snapshot
+    def begin(self, mark: Mark | None) -> None:
+        """Begin an epoch where the last one left the worker, at the mark."""
+        if mark is not None:
+            self.latest = mark.snapshot
+        self.delivered, self.replay, self.ended, self.under_way = 0, [], False, False
+        self.snapshot, self.data = self.latest, None if mark is None else mark.data
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values."""
+        data = (self.data or DataState()).plain()
+        data["fetcher_state"]["fetcher_ended"] |= self.ended
         return {
             "delivered": self.delivered,
             "randomness": None if self.snapshot is None else self.snapshot.plain(),
-            "dataset": self.dataset,
             "replay": list(self.replay),
+            "under_way": self.under_way,
+            **data,
         }
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Track:
-        """Return what `plain` was made of."""
+    def of(cls, plain: Mapping[str, Any], *, under_way: bool) -> Track:
+        """Return what `plain` was made of; `under_way`: what it means if it does not say."""
         snapshot = None if plain["randomness"] is None else Snapshot.of(plain["randomness"])
-        return cls(plain["delivered"], snapshot, snapshot, plain["dataset"], list(plain["replay"]))
+        return cls(
+            plain["delivered"], snapshot, snapshot, DataState.of(plain), list(plain["replay"]),
+            bool(plain.get("under_way", under_way)),
+        )  # fmt: skip
 
     def beginning(self) -> tuple[Mark | None, list[Any]]:
         """Return what a worker needs to go on from here."""
-        if self.snapshot is None and self.dataset is None:
+        if self.snapshot is None and self.data is None:
             return None, list(self.replay)
-        return Mark(self.snapshot, self.dataset), list(self.replay)
+        return Mark(self.snapshot, self.data, self.under_way), list(self.replay)
 
 
 @dataclass(slots=True)
@@ -168,6 +192,12 @@ class Progress:
 
     finished: bool = False
 
+    samplers: SamplerPosition | None = None
+    """Where the samplers stand, if they may have a state of their own."""
+
+    loaded: int | None = None
+    """Batches that had been delivered when a state was loaded for this epoch."""
+
     def draw(self, idx: int, index: Any) -> None:
         """Count a task."""
         self.pending[idx] = index
@@ -180,11 +210,12 @@ class Progress:
             self.turn = (worker + 1) % len(self.tracks)
             self.tracks[worker].advance(index, mark, map_style=self.map_style)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, *, under_way: bool) -> dict[str, Any]:
         """Return it as plain values."""
+        workers = {f"worker_{i}": track.plain() for i, track in enumerate(self.tracks)}
         return {
             "format": FORMAT,
-            "under_way": True,
+            "under_way": under_way,
             "map_style": self.map_style,
             "num_workers": len(self.tracks),
             "beginning": self.beginning.plain(),
@@ -195,7 +226,8 @@ class Progress:
             "pending": [self.pending[idx] for idx in sorted(self.pending)]
             if self.map_style
             else [],
-            "workers": [track.plain() for track in self.tracks],
+            "sampler": None if self.samplers is None else self.samplers.plain(),
+            "_snapshot": {"_worker_snapshots": workers},
         }
 
 
@@ -209,8 +241,20 @@ class Resumption:
     in_process: Snapshot | None
     """The generators of a loader without workers, at the moment of the state."""
 
-    dataset: Any
-    """The state of an iterable data set of a loader without workers."""
+    data: DataState | None
+    """Where the data set of this process stands: of a loader without workers, or between epochs."""
+
+    sampler: Mapping[str, Any] | None
+    """Where the samplers stand, if they have a state of their own."""
+
+    state: Mapping[str, Any]
+    """The state itself: what is said again until a batch was delivered."""
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there are states that belong to this number of workers alone."""
+        tracks = any(track.data is not None for track in self.progress.tracks)
+        return tracks or (self.under_way and self.data is not None)
 
 
 def resumption_of(state: Mapping[str, Any]) -> Resumption:
@@ -219,30 +263,42 @@ def resumption_of(state: Mapping[str, Any]) -> Resumption:
     Raises:
         StateMismatch: it is no state of this loader.
     """
-    if state.get("format") != FORMAT:
+    if state.get("format") not in {FORMAT, FORMAT_BEFORE}:
+        theirs = "_num_yielded" in state or "_steps_since_snapshot" in state
         raise StateMismatch(
-            f"the state's format is {state.get('format')!r}, expected {FORMAT!r}.",
-            next_step="Load a state that headrace.torch.DataLoader.state_dict() returned.",
+            f"the state's format is {state.get('format')!r}, expected {FORMAT!r}"
+            + (": it is of torchdata's StatefulDataLoader." if theirs else "."),
+            next_step="Finish the epoch with the loader that saved it, and change loaders between epochs."
+            if theirs
+            else "Load a state that headrace.torch.DataLoader.state_dict() returned.",
         )
     try:
-        beginning = Beginning.of(state["beginning"])
+        under_way = bool(state["under_way"])
+        if state["format"] == FORMAT:
+            by_name = state["_snapshot"]["_worker_snapshots"]
+            workers = [by_name[f"worker_{i}"] for i in range(len(by_name))]
+        else:
+            workers = state["workers"]
         progress = Progress(
-            beginning,
+            Beginning.of(state["beginning"]),
             bool(state["map_style"]),
-            [Track.of(one) for one in state["workers"]],
+            [Track.of(one, under_way=under_way) for one in workers],
             state["base_seed"],
             bool(state["fresh_workers"]),
             int(state["delivered"]),
             int(state["turn"]),
             dict(enumerate(state["pending"])),
+            loaded=int(state["delivered"]),
         )
         in_process = state.get("in_process")
         return Resumption(
-            bool(state["under_way"]),
-            beginning,
+            under_way,
+            progress.beginning,
             progress,
             None if in_process is None else Snapshot.of(in_process),
-            state.get("dataset"),
+            DataState.of(state),
+            state.get("sampler"),
+            copy.deepcopy(state),
         )
     except (KeyError, TypeError, ValueError, IndexError) as e:
         raise StateMismatch(

@@ -10,7 +10,6 @@ The data set, `worker_info` and `collate_fn` are the user's own objects, untouch
 
 from __future__ import annotations
 
-import copy
 import functools
 import queue
 import time
@@ -23,8 +22,9 @@ from torch.utils.data._utils import worker as torch_worker
 from headrace.frameworks.torch.dropin.arena import Regions
 from headrace.frameworks.torch.dropin.collating import ArenaCollate
 from headrace.frameworks.torch.dropin.heap import keep_freed_memory
-from headrace.frameworks.torch.dropin.messages import Answer, Coming, Mark
+from headrace.frameworks.torch.dropin.messages import Answer, Begun, Coming, Mark
 from headrace.frameworks.torch.dropin.packing import pack
+from headrace.frameworks.torch.dropin.position import DataPosition
 from headrace.frameworks.torch.dropin.randomness import Snapshot
 from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.frameworks.torch.dropin.timing import Making
@@ -65,13 +65,18 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         ArenaCollate(regions).install()
     dataset = arguments["dataset"]
     watcher = None if plan.reading is None else Watcher(dataset, plan.reading)
-    stateful = dataset if _is_stateful_iterable(dataset, arguments["dataset_kind"]) else None
+    position = DataPosition(dataset)
+    iterable = arguments["dataset_kind"] != 0
+    if iterable:
+        position.follow(plan.mark)
     making = Making(arguments["collate_fn"], watcher)
-    answers = AnswerQueue(arguments["data_queue"], plan.worker, regions, stateful, watcher, making)
+    answers = AnswerQueue(arguments["data_queue"], plan, regions, position, watcher, making)
     tasks = TaskQueue(arguments["index_queue"], answers, plan.replay, watcher)
     init_fn = arguments["init_fn"]
-    if plan.mark is not None:
-        init_fn = functools.partial(_begin, init_fn, plan.mark, stateful)
+    if plan.mark is not None or plan.announced:
+        init_fn = functools.partial(
+            _begin, init_fn, plan.mark, None if iterable else position, answers
+        )
     try:
         loop(
             **{
@@ -90,21 +95,24 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
 
 
 def _begin(
-    init_fn: Callable[[int], None] | None, mark: Mark, stateful: Any, worker_id: int
+    init_fn: Callable[[int], None] | None,
+    mark: Mark | None,
+    position: DataPosition | None,
+    answers: AnswerQueue,
+    worker_id: int,
 ) -> None:
-    """Go on from a mark: after the user's own beginning, before an iterable is asked for its iterator."""
-    if init_fn is not None:
-        init_fn(worker_id)
-    if mark.snapshot is not None:
-        mark.snapshot.restore()
-    if mark.dataset is not None and stateful is not None:
-        stateful.load_state_dict(mark.dataset)
-
-
-def _is_stateful_iterable(dataset: Any, kind: int) -> bool:
-    if kind == 0:
-        return False
-    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    """Go on from a mark, after the user's own beginning. An iterable follows with its iterator."""
+    try:
+        if init_fn is not None:
+            init_fn(worker_id)
+        if mark is not None:
+            if position is not None and mark.data is not None:
+                position.load_before(mark.data, under_way=mark.under_way)
+            if mark.snapshot is not None:
+                mark.snapshot.restore()
+    except Exception:
+        answers.announce(failed=True)
+        raise
 
 
 class TaskQueue:
@@ -131,6 +139,7 @@ class TaskQueue:
         Raises:
             queue.Empty: none came in time.
         """
+        self._answers.announce()  # torch's loop asks for tasks when all is made that fetches them
         if not self._waiting:
             self._receive(self._inner.get(timeout=timeout))
         if self._watcher is not None and self._watcher.wants_more:
@@ -176,9 +185,9 @@ class AnswerQueue:
 
     Args:
         inner: the queue that the main process takes from.
-        worker: this worker's number.
+        plan: what this worker does beyond torch's loop.
         regions: of its arena, None if it has none.
-        stateful: the iterable data set, if it can say where it stands.
+        position: where the data set stands, if it can say so.
         watcher: says what there is to say about reading ahead.
         making: knows how each batch is made.
     """
@@ -186,18 +195,21 @@ class AnswerQueue:
     def __init__(  # noqa: PLR0917
         self,
         inner: Any,
-        worker: int,
+        plan: WorkerPlan,
         regions: Regions | None,
-        stateful: Any,
+        position: DataPosition,
         watcher: Watcher | None,
         making: Making,
     ) -> None:
         self._inner = inner
         self.making = making
         self._sender = Sender(inner)
-        self._worker = worker
+        self._worker = plan.worker
         self._regions = regions
-        self._stateful = stateful
+        self._position = position
+        self._every = plan.every
+        self._unmarked = 0  # tasks since the last mark
+        self._announcing = plan.announced
         self._watcher = watcher
         self._marked_at = time.monotonic()
         self._last: Snapshot | None = None
@@ -206,6 +218,7 @@ class AnswerQueue:
     def put(self, answer: tuple[Any, Any]) -> None:
         """Send what torch's loop did."""
         idx, data = answer
+        self._unmarked += 1
         if idx is _REPLAYED:
             if isinstance(data, torch_worker._IterableDatasetStopIteration):  # noqa: SLF001
                 self.ended = data  # said again when the consumer asks, which counts its questions
@@ -215,12 +228,45 @@ class AnswerQueue:
             data,
             torch_worker._IterableDatasetStopIteration,  # noqa: SLF001
         )
-        mark = self._mark(anyway=border)
+        mark = None
+        try:
+            mark = self._mark(anyway=border)
+        except Exception:  # noqa: BLE001 - the user's state_dict() raised: torch's loop would end without a word
+            data = self._failure()
         note = None if self._watcher is None else self._watcher.news()
         made = self.making.made()
         packed = self._packed(data)
         told = None if made is None else tuple(made)
-        self._sender.put(Answer(self._worker, idx, packed, mark, note, told).message())
+        answered = Answer(self._worker, idx, packed, mark, note, told)
+        try:
+            self._sender.put(answered.message())
+        except Exception:  # a state that cannot be pickled
+            if mark is None or mark.data is None:
+                raise
+            answered = answered._replace(data=self._failure(), mark=None)
+            self._sender.put(answered.message())
+
+    def announce(self, *, failed: bool = False) -> None:
+        """Say once that the worker has begun, and where it stands, or why it cannot."""
+        if not self._announcing:
+            return
+        self._announcing = False
+        mark, failure = None, self._failure() if failed else None
+        if failure is None:
+            try:
+                mark = Mark(None, self._position.take())
+            except Exception:  # noqa: BLE001 - the user's state_dict()
+                failure = self._failure()
+        begun = Begun(self._worker)
+        try:
+            self._sender.put(Answer(self._worker, begun, failure, mark, None).message())
+        except Exception:  # noqa: BLE001 - a state that cannot be pickled
+            self._sender.put(Answer(self._worker, begun, self._failure(), None, None).message())
+
+    def _failure(self) -> ExceptionWrapper:
+        """The exception being handled, to be raised where the batch is asked for."""
+        where = f"in DataLoader worker process {self._worker}"
+        return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
     def take_end(self) -> Any:
         """Return the end of the data set that a replay met."""
@@ -249,21 +295,19 @@ class AnswerQueue:
         try:
             packed = pack(data, self._regions)
         except Exception:  # noqa: BLE001 - torch's queue would print it and let the consumer wait for ever
-            where = f"in DataLoader worker process {self._worker}"
-            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+            return self._failure()
         return data if packed is None else packed
 
     def _mark(self, *, anyway: bool) -> Mark | None:
         now = time.monotonic()
-        if not anyway and now - self._marked_at < MARK_INTERVAL_S:
+        stateful = self._position.stateful
+        due = self._every and self._unmarked >= self._every
+        if not anyway and not (due if stateful else now - self._marked_at >= MARK_INTERVAL_S):
             return None
         self._marked_at = now
-        snapshot = Snapshot.take()
-        state = None
-        if self._stateful is not None and not anyway:
-            # A copy: the queue pickles it later, when the data set may have gone on.
-            state = copy.deepcopy(self._stateful.state_dict())
+        self._unmarked = 0
+        snapshot, data = Snapshot.take(), self._position.take()
         if snapshot == self._last and not anyway:
-            return Mark(None, state)
+            return Mark(None, data)
         self._last = snapshot
-        return Mark(snapshot, state)
+        return Mark(snapshot, data)

@@ -1,0 +1,294 @@
+"""Position: where data sets and samplers that have a state of their own stand.
+
+Torch's way with them is a convention: an object with `state_dict()` and `load_state_dict()`. A data set
+may follow it, its iterator, or a data set that is its own iterator. What is loaded when matters, since
+`iter()` resets most of them: first the data set, then `iter()`, then the iterator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils import data as torch_data
+from torch.utils.data._utils import fetch as torch_fetch
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from headrace.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from headrace.frameworks.torch.dropin.messages import Mark
+
+__all__ = ["DataPosition", "DataState", "SamplerPosition", "is_stateful", "sampler_position"]
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether something says where it stands, and can be put there."""
+    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+class DataState(NamedTuple):
+    """What a data set and its iterator say of themselves."""
+
+    dataset: Any = None
+    """The data set's `state_dict()`; None: it has none, or is its own iterator."""
+
+    iterator: Any = None
+    """The iterator's `state_dict()`; None: it has none."""
+
+    ended: bool = False
+    """The iterator has given its last sample."""
+
+    whole: bool = False
+    """`dataset` speaks for the iterator too, if the data set is its own: headrace 0.1 kept one state."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it under torchdata's names, where other libraries look for it."""
+        return {
+            "dataset_state": copy.deepcopy(self.dataset),
+            "fetcher_state": {
+                "dataset_iter_state": copy.deepcopy(self.iterator),
+                "fetcher_ended": self.ended,
+            },
+        }
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> DataState | None:
+        """Return what `plain` was made of; None: nothing had a state.
+
+        Raises:
+            KeyError, TypeError: it is damaged.
+        """
+        if "dataset_state" not in plain:
+            earlier = plain.get("dataset")
+            return None if earlier is None else cls(dataset=earlier, whole=True)
+        fetcher = plain["fetcher_state"]
+        state = cls(
+            plain["dataset_state"], fetcher["dataset_iter_state"], bool(fetcher["fetcher_ended"])
+        )
+        return None if state.dataset is None and state.iterator is None else state
+
+
+class DataPosition:
+    """A data set and what torch fetches from it at present.
+
+    Args:
+        dataset: the user's.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._stateful = is_stateful(dataset)
+        self._fetcher: Any = None
+        self._broken = False  # it could not be begun: torch raises that in its turn
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is a state to be taken: the data set's, or its present iterator's."""
+        return (self._stateful or self._fetcher is not None) and not self._broken
+
+    def attach(self, fetcher: Any) -> None:
+        """Take note of torch's fetcher, which has the iterator. It is kept only for its state."""
+        iterator = getattr(fetcher, "dataset_iter", None)
+        self._fetcher = fetcher if self._stateful or is_stateful(iterator) else None
+
+    def take(self) -> DataState | None:
+        """Return where the data set stands now; None: it does not say. The state is a copy."""
+        if not self.stateful:
+            return None
+        iterator: Any = getattr(self._fetcher, "dataset_iter", None)
+        own, iterators = None, None
+        if self._stateful and iterator is not self._dataset:
+            own = copy.deepcopy(self._dataset.state_dict())
+        if is_stateful(iterator):
+            iterators = copy.deepcopy(iterator.state_dict())
+        return DataState(own, iterators, bool(getattr(self._fetcher, "ended", False)))
+
+    def load_before(self, state: DataState, *, under_way: bool) -> None:
+        """Load what has to be there before the data set is asked for its iterator.
+
+        Args:
+            state: where the data set stood.
+            under_way: within an epoch; otherwise after one, whose iterator is not wanted again.
+
+        Raises:
+            StateMismatch: the data set has no state.
+        """
+        if state.dataset is not None:
+            _load(self._dataset, state.dataset, "data set")
+        if under_way or (state.iterator is None and not state.whole):
+            return
+        # What the next epoch begins from may be the state of the last one's iterator.
+        iterator = iter(self._dataset) if hasattr(self._dataset, "__iter__") else None
+        if iterator is self._dataset:
+            _load(iterator, state.dataset if state.whole else state.iterator, "data set")
+
+    def load_after(self, state: DataState) -> None:
+        """Load what belongs to the iterator that was made, within an epoch.
+
+        Raises:
+            StateMismatch: the iterator has no state.
+        """
+        fetcher = self._fetcher
+        iterator = getattr(fetcher, "dataset_iter", None)
+        if state.iterator is not None:
+            _load(iterator, state.iterator, "data set's iterator")
+        elif state.whole and iterator is self._dataset:
+            _load(iterator, state.dataset, "data set")
+        if fetcher is not None and hasattr(fetcher, "ended"):
+            fetcher.ended = state.ended
+
+    def follow(self, mark: Mark | None) -> None:
+        """Attach every fetcher that torch makes for the data set in this process, a worker's.
+
+        Args:
+            mark: where the first one goes on from; None: from the beginning.
+        """
+        position = self
+        waiting = [] if mark is None or mark.data is None else [(mark, mark.data)]
+
+        class Fetcher(torch_fetch._IterableDatasetFetcher):  # noqa: SLF001 - the iterator is in there
+            def __init__(self, dataset: Any, *args: Any, **kwargs: Any) -> None:
+                own = dataset is position._dataset
+                first, data = waiting.pop() if own and waiting else (None, None)
+                position._broken = position._broken or own
+                if first is not None and data is not None:
+                    position.load_before(data, under_way=first.under_way)
+                    if first.snapshot is not None:
+                        first.snapshot.restore()  # which the user's methods may have drawn from
+                super().__init__(dataset, *args, **kwargs)
+                if own:
+                    position.attach(self)
+                if first is not None and data is not None and first.under_way:
+                    position.load_after(data)
+                    if first.snapshot is not None:
+                        first.snapshot.restore()
+                position._broken = position._broken and not own
+
+        torch_fetch._IterableDatasetFetcher = Fetcher  # type: ignore[misc] # noqa: SLF001
+
+
+def sampler_position(index_sampler: Any) -> SamplerPosition | None:
+    """Return where the samplers stand; None: they are torch's own, and have no state."""
+    inner = index_sampler
+    if type(inner) is torch_data.BatchSampler:
+        inner = inner.sampler
+    plain = type(inner) in _WITHOUT_STATE or not isinstance(index_sampler, Iterable)
+    return None if plain else SamplerPosition(index_sampler)
+
+
+class SamplerPosition:
+    """Where a sampler that has a state of its own stands, or its iterator.
+
+    A sampler without one is drawn from again, up to where it stood. Torch's own are among these.
+
+    Args:
+        index_sampler: what torch draws from: the loader's batch sampler, or without one its sampler.
+    """
+
+    def __init__(self, index_sampler: Any) -> None:
+        inner = index_sampler
+        if type(inner) is torch_data.BatchSampler:  # it draws no index before its time
+            inner = inner.sampler
+        self._sampler = inner
+        self._stateful = is_stateful(inner)
+        self._iterator: Any = None
+        self._iterator_state: Any = None
+        self._loaded: Mapping[str, Any] | None = None
+        self.exhausted = False
+        """The epoch's last index was drawn."""
+        self.draws_from: Any = _Seen(self)
+        """What torch is to draw from: the user's samplers, and we see the iterator."""
+        if inner is not index_sampler:
+            self.draws_from = torch_data.BatchSampler(
+                self.draws_from, index_sampler.batch_size, index_sampler.drop_last
+            )
+
+    def iterate(self) -> Iterator[Any]:
+        """Return a new iterator over the sampler."""
+        self._iterator = iter(self._sampler)
+        if self._iterator_state is not None:
+            _load(self._iterator, self._iterator_state, "sampler's iterator")
+            self._iterator_state = None
+        return self._watched(self._iterator)
+
+    def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        yield from iterator
+        self.exhausted = True
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def drawn(self) -> None:
+        """Say that it was drawn from."""
+        self._loaded = None
+
+    def plain(self) -> Mapping[str, Any] | None:
+        """Return where it stands as plain values; None: it does not say."""
+        if self._loaded is not None:  # until it is drawn from, it may not know itself
+            return copy.deepcopy(self._loaded)
+        iterator = self._iterator
+        iterators = iterator.state_dict() if is_stateful(iterator) else None
+        if not self._stateful and iterators is None:
+            return None
+        return {
+            "state": copy.deepcopy(self._sampler.state_dict()) if self._stateful else None,
+            "iterator": copy.deepcopy(iterators),
+            "exhausted": self.exhausted,
+        }
+
+    def load(self, plain: Mapping[str, Any], *, under_way: bool) -> None:
+        """Go on where a state was taken. Called before torch asks for an iterator.
+
+        Raises:
+            StateMismatch: the sampler has no state.
+        """
+        state, over = plain["state"], plain["exhausted"] or not under_way
+        if state is not None:
+            _load(self._sampler, state, "sampler")
+            # After their last index some samplers stand at the next epoch, others at the end of the
+            # last one, which the next `iter` would find empty. These are led over that end.
+            if over and next(iter(self._sampler), _NOTHING) is not _NOTHING:
+                _load(self._sampler, state, "sampler")
+        if under_way:
+            self._loaded, self.exhausted = plain, plain["exhausted"]
+        if not over:
+            self._iterator_state = plain["iterator"]
+
+
+class _Seen:
+    """A sampler whose iterators a `SamplerPosition` sees."""
+
+    def __init__(self, position: SamplerPosition) -> None:
+        self._position = position
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._position.iterate()
+
+    def __len__(self) -> int:
+        return len(self._position)
+
+
+_NOTHING = object()
+
+_WITHOUT_STATE = (
+    _InfiniteConstantSampler,
+    torch_data.RandomSampler,
+    torch_data.SequentialSampler,
+    list,
+    tuple,
+    range,
+)
+
+
+def _load(thing: Any, state: Any, what: str) -> None:
+    if not is_stateful(thing):
+        raise StateMismatch(
+            f"the state has one of a {what}; here the {what} is a {type(thing).__name__}, which has no "
+            "load_state_dict().",
+            next_step="Load the state with the data set and sampler that it was saved with.",
+        )
+    thing.load_state_dict(copy.deepcopy(state))
