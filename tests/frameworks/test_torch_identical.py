@@ -128,7 +128,7 @@ def test_arguments_are_torchs_in_their_places_with_their_defaults():
         assert (ours[name].kind, ours[name].default) == (argument.kind, argument.default)
     positional = [n for n, a in theirs.items() if a.kind is a.POSITIONAL_OR_KEYWORD]
     assert list(ours)[: len(positional)] == positional
-    assert sorted(set(ours) - set(theirs)) == ["budget_bytes", "newer"]
+    assert sorted(set(ours) - set(theirs)) == ["budget_bytes", "newer", "snapshot_every_n_steps"]
 
 
 @pytest.mark.parametrize(

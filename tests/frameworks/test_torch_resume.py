@@ -177,7 +177,7 @@ def test_marks_are_far_apart_when_batches_are_fast_and_replayed_exactly(monkeypa
     for interval in (0.0, 1e9):
         monkeypatch.setattr(worker, "MARK_INTERVAL_S", interval)
         state, randomness, rest, following = stopped(CASES["shuffled"], 4, num_workers=2)
-        replayed = [len(one["replay"]) for one in state["workers"]]
+        replayed = [len(one["replay"]) for one in state["_snapshot"]["_worker_snapshots"].values()]
         assert replayed == ([0, 0] if interval == 0 else [2, 2])
         resumed = fresh(CASES["shuffled"], num_workers=2)
         resumed.load_state_dict(state)
@@ -221,7 +221,8 @@ def test_the_main_process_keeps_its_random_numbers_when_workers_resume():
 
 def test_states_that_do_not_fit_are_refused():
     map_style, iterable = DataLoader(Nested(), 4), DataLoader(Stream(), 4)
-    for state in ({}, {"format": "torch"}, {**map_style.state_dict(), "workers": [3]}):
+    damaged = {"_snapshot": {"_worker_snapshots": {"worker_0": 3}}}
+    for state in ({"format": "torch"}, {**map_style.state_dict(), **damaged}):
         with pytest.raises(StateMismatch):
             map_style.load_state_dict(state)
     with pytest.raises(StateMismatch, match=r"state is of map-style.*loader's is iterable"):

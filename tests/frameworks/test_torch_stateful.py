@@ -163,6 +163,16 @@ def test_samplers_go_on_where_they_stood(make, workers):
             assert sorted(i for batch in epoch for i in batch) == list(range(11)), after
 
 
+def test_samplers_go_on_where_they_stood_without_batches():
+    data = torch_data.TensorDataset(torch.arange(11))
+    loader = DataLoader(data, None, sampler=IteratorsState(), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    resumed = DataLoader(data, None, sampler=IteratorsState(), num_workers=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert [int(i) for (i,) in resumed] == [int(i) for (i,) in batches]
+
+
 @pytest.mark.parametrize("make", [Resetting, Remaining])
 def test_after_an_epoch_samplers_begin_the_next(make):
     data = torch_data.TensorDataset(torch.arange(11))
@@ -192,6 +202,26 @@ def test_an_empty_state_is_none():
     next(iter(loader))
     loader.load_state_dict({})
     assert len(list(loader)) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_sets_the_generators_when_it_is_loaded_does_not_change_the_order(workers):
+    loader = DataLoader(Seeding(), 2, shuffle=True, num_workers=workers)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = listed(batches)
+    resumed = DataLoader(Seeding(), 2, shuffle=True, num_workers=workers)
+    resumed.load_state_dict(state)
+    assert [[i for i, _ in batch] for batch in listed(resumed)] == [
+        [i for i, _ in batch] for batch in rest
+    ]
+
+
+class Seeding(Counting):
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        torch.manual_seed(state["given"])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

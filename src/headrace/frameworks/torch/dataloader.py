@@ -218,11 +218,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._iterator = None  # workers of before know nothing of the state
         self._starting = resumption
         try:
-            if not resumption.under_way and resumption.data is not None:
-                DataPosition(self.dataset).load_before(resumption.data, under_way=False)
+            if resumption.data is not None:  # before random numbers are restored: it may draw some
+                position = DataPosition(self.dataset)
+                position.load_before(resumption.data, under_way=resumption.under_way)
             if self.num_workers == 0:
                 return self._begin_in_process(resumption)
-            with kept_randomness():
+            # Within an epoch this process has drawn the epoch's numbers before the state was taken.
+            with kept_randomness() if resumption.under_way else contextlib.nullcontext():
                 resumption.beginning.restore(self, everything=True)
                 return self._begin_epoch()
         finally:

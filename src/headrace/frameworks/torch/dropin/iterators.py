@@ -119,8 +119,9 @@ class _Draws:
             return next(self._sampler_iter)
         if samplers.exhausted:
             raise StopIteration
+        index = next(self._sampler_iter)
         samplers.drawn()
-        return next(self._sampler_iter)
+        return index
 
     def _draw_ahead(self, batches: int) -> list[Any]:
         """Draw up to so many batches before their time; the list is empty where that would show."""
@@ -189,14 +190,11 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self._begin_draws(loader, resumption)
         map_style = loader._dataset_kind == 0  # noqa: SLF001
         self.position = DataPosition(loader.dataset)
-        data = resumption.data if resumption is not None and resumption.under_way else None
-        if data is not None:
-            self.position.load_before(data, under_way=True)
         super().__init__(_View(loader, **self._instead()))
         fetcher = self._dataset_fetcher
         self.position.attach(fetcher)
-        if data is not None:
-            self.position.load_after(data)
+        if resumption is not None and resumption.under_way and resumption.data is not None:
+            self.position.load_after(resumption.data)
         self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self.progress = Progress(beginning, map_style, [])

@@ -212,7 +212,6 @@ class SamplerPosition:
         self._iterator = iter(self._sampler)
         if self._iterator_state is not None:
             _load(self._iterator, self._iterator_state, "sampler's iterator")
-            self._iterator_state = None
         return self._watched(self._iterator)
 
     def _watched(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -224,7 +223,7 @@ class SamplerPosition:
 
     def drawn(self) -> None:
         """Say that it was drawn from."""
-        self._loaded = None
+        self._loaded = self._iterator_state = None  # not before: torch may make two iterators
 
     def plain(self) -> Mapping[str, Any] | None:
         """Return where it stands as plain values; None: it does not say."""
