@@ -39,8 +39,8 @@ def always_ahead(monkeypatch):
     """Tests' files lie in the page cache: there the drop-in would leave them to the dataset."""
     # Here, since the tests of other frameworks have no torch.
     from headrace.frameworks.torch import dataloader
+    from headrace.io.replaced import real_open
     from headrace.plane.ahead import AheadOptions
-    from headrace.plane.ahead.opened import real_open
 
     monkeypatch.setattr(dataloader, "AheadOptions", functools.partial(AheadOptions, doze=False))
     yield

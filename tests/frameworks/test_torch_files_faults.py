@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from torch.utils import data as torch_data
 
+from headrace.io.replaced import real_open
 from headrace.plane.ahead import AheadOptions
-from headrace.plane.ahead.opened import real_open
 from headrace.torch import DataLoader
 from tests_shared import STEADY_MALLOC, descriptors, python_threads, threads, until
 

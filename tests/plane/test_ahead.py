@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace import _native
+from headrace.io.replaced import real_open
 from headrace.plane.ahead import AheadOptions, ReadAhead
-from headrace.plane.ahead.opened import real_open
 from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
 

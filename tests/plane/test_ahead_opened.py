@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+from headrace.io.replaced import real_open
 from headrace.plane.ahead import AheadOptions, ReadAhead, opened
 from plane.ahead_files import open_descriptors, settle
 
-real = opened.real_open
+real = real_open
 TEXT = "first line\r\nsecond é\n\nlast".encode()
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from headrace.io.replaced import real_open
 from headrace.plane.ahead import AheadOptions, ReadAhead
-from headrace.plane.ahead.opened import real_open
 from headrace.testing import Simulation, SlowVolume, simulated_files
 from plane.ahead_files import Listed, content, make_files, serve
 

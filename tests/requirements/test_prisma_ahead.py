@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.io.replaced import real_open
 from headrace.plane.ahead import AheadOptions, ReadAhead
-from headrace.plane.ahead.opened import AheadFile, real_open
+from headrace.plane.ahead.opened import AheadFile
 from plane.ahead_files import Hidden, Listed, content, make_files, serve, settle
 
 COUNT = 150

@@ -13,13 +13,13 @@ included.
 
 from __future__ import annotations
 
-import builtins
 import io
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headrace.io.simulated_paths import SimulatedPaths, simulate_paths
+from headrace.io.replaced import STORAGE, Replaced, os_open, os_read, python_open
+from headrace.io.simulated_paths import SimulatedPaths, simulate_paths, stop_simulating
 from headrace.testing.slow_volume import SlowVolume
 
 if TYPE_CHECKING:
@@ -65,15 +65,12 @@ class _SlowRaw(io.FileIO):
             raise OSError(error, f"{os.strerror(error)} ({self._volume.label})", self.name)
 
 
-class _Patches:
-    """The calls that are replaced, and which files they slow down."""
+class _Layers:
+    """What lies over the calls, and which files it slows down."""
 
     def __init__(self, volume: SlowVolume, roots: Sequence[str]) -> None:
         self._volume = volume
         self.roots = tuple(os.path.realpath(root) for root in roots)
-        self._open = io.open
-        self._os_open = os.open
-        self._os_read = os.read
         self._slow_fds: set[int] = set()
 
     def is_slow(self, file: Any) -> bool:
@@ -87,6 +84,7 @@ class _Patches:
 
     def open(  # noqa: PLR0917 - the signature of `builtins.open`
         self,
+        beneath: Callable[..., Any],
         file: Any,
         mode: str = "r",
         buffering: int = -1,
@@ -98,9 +96,9 @@ class _Patches:
     ) -> Any:
         """As `builtins.open`; files that are only read, below the roots, are slow."""
         if not self.is_slow(file) or set(mode) - set("rbt"):
-            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return beneath(file, mode, buffering, encoding, errors, newline, closefd, opener)
         if "b" in mode and (encoding or errors or newline is not None):  # let it say what is wrong
-            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return beneath(file, mode, buffering, encoding, errors, newline, closefd, opener)
         self._volume.model.open_delay()
         raw = _SlowRaw(file, "r", self._volume, opener)
         if buffering == 0 and "b" in mode:
@@ -113,16 +111,18 @@ class _Patches:
         text.mode = mode  # type: ignore[misc]  # as `open` itself does
         return text
 
-    def os_open(self, path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+    def os_open(
+        self, beneath: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any
+    ) -> int:
         slow = self.is_slow(path) and flags & os.O_ACCMODE == os.O_RDONLY
         if slow:
             self._volume.model.open_delay()
-        fd = self._os_open(path, flags, *args, **kwargs)
+        fd = beneath(path, flags, *args, **kwargs)
         (self._slow_fds.add if slow else self._slow_fds.discard)(fd)
         return fd
 
-    def os_read(self, fd: int, length: int, /) -> bytes:
-        data = self._os_read(fd, length)
+    def os_read(self, beneath: Callable[..., bytes], fd: int, length: int, /) -> bytes:
+        data = beneath(fd, length)
         if data and fd in self._slow_fds:
             error = self._volume.model.read_delay(len(data))
             if error:
@@ -146,25 +146,29 @@ def simulated_files(
 
     Raises:
         ValueError: no preset has this name, or no root is given.
+        RuntimeError: somebody else has replaced one of these calls.
     """
     if not roots:
         raise ValueError("roots is empty, expected the folders that are on the simulated storage")
     volume = storage if isinstance(storage, SlowVolume) else SlowVolume(storage)
-    patches = _Patches(volume, [os.fsdecode(root) for root in roots])
-    slow_open = patches.open  # one object, by which it is known
-    replaced: list[tuple[Any, str, Any]] = [
-        (builtins, "open", slow_open),
-        (io, "open", slow_open),
-        (os, "open", patches.os_open),
-        (os, "read", patches.os_read),
-    ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
-    for module, name, value in replaced:
-        setattr(module, name, value)
-    outer = simulate_paths(SimulatedPaths(volume.model, patches.roots, slow_open))
-    try:
+    layers = _Layers(volume, [os.fsdecode(root) for root in roots])
+    paths = SimulatedPaths(volume.model, layers.roots)
+    with ExitStack() as ending:
+        for function, layer in (
+            (python_open, layers.open),
+            (os_open, layers.os_open),
+            (os_read, layers.os_read),
+        ):
+            _lay(function, layer, ending)
+        simulate_paths(paths)
+        ending.callback(stop_simulating, paths)
         yield volume
-    finally:
-        simulate_paths(outer)
-        for module, name, value in before:
-            setattr(module, name, value)
+
+
+def _lay(function: Replaced, layer: Callable[..., Any], ending: ExitStack) -> None:
+    ending.callback(function.remove, layer)
+    if not function.add(layer, STORAGE):
+        raise RuntimeError(
+            f"{function.__module__}.{function.__name__} was replaced by somebody else: files cannot be "
+            "slowed down. Leave simulated_files until that is over."
+        )

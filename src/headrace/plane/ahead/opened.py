@@ -1,9 +1,9 @@
 """Files that are open without having been opened: over bytes that were read ahead.
 
-`serve` puts a callable in the place of `builtins.open` and `io.open` while at least one plan is
-served in this process. A path that is planned, and whose bytes are there and still true, is answered
-with an ordinary `io.BufferedReader` (or `io.TextIOWrapper`) whose raw file lies in memory. All else
-goes to the real `open` with the arguments it came with.
+`serve` puts a layer over `open` while at least one plan is served in this process. A path that is planned,
+and whose bytes are there and still true, is answered with an ordinary `io.BufferedReader` (or
+`io.TextIOWrapper`) whose raw file lies in memory. All else goes to what lies beneath, with the arguments
+it came with.
 
 The raw file becomes a real one, at the same position, as soon as somebody asks for its descriptor
 (`fileno`): mmap, np.fromfile, fstat and libraries in C work on it as ever.
@@ -12,23 +12,20 @@ The raw file becomes a real one, at the same position, as soon as somebody asks 
 # ruff: noqa: D102  # the methods of a raw file are those of io.RawIOBase
 from __future__ import annotations
 
-import _io
-import builtins
 import io
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from headrace.io.simulated_paths import simulated_paths
+from headrace.io.replaced import MEMORY, python_open, real_open
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace import _native
 
-__all__ = ["AheadFile", "PlannedFiles", "forget_in_child", "real_open", "serve", "stop_serving"]
-
-real_open = _io.open
-"""The interpreter's own `open`, whoever has replaced it since."""
+__all__ = ["AheadFile", "PlannedFiles", "forget_in_child", "serve", "stop_serving"]
 
 _BINARY = frozenset({"rb", "br"})
 _TEXT = frozenset({"r", "rt", "tr"})
@@ -178,34 +175,22 @@ class AheadFile(io.FileIO):
         return f"<_io.FileIO name={self.name!r} mode='rb' closefd=True>"
 
 
-class _Open:
-    """`open`, looking into the plans first. No function: stored in a class, it must not bind."""
-
-    __slots__ = ()
-    __module__ = "io"  # it is pickled as `io.open`
-    __name__ = "open"
-    __doc__ = real_open.__doc__
-
-    def __call__(
-        self,
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        *rest: Any,
-        **named: Any,
-    ) -> Any:
-        if (mode in _BINARY or mode in _TEXT) and not isinstance(file, int):
-            opened = _serve(file, mode, buffering, rest, named)
-            if opened is not None:
-                return opened
-        return _beneath(file, mode, buffering, *rest, **named)
-
-    def __reduce__(self) -> str:
-        return "open"
+def _open(
+    beneath: Callable[..., Any],
+    file: Any,
+    mode: str = "r",
+    buffering: int = -1,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """`open`, looking into the plans first."""
+    if (mode in _BINARY or mode in _TEXT) and not isinstance(file, int):
+        opened = _serve(file, mode, buffering, rest, named)
+        if opened is not None:
+            return opened
+    return beneath(file, mode, buffering, *rest, **named)
 
 
-_open = _Open()
-_beneath: Any = real_open  # serves what is not planned
 _served: tuple[PlannedFiles, ...] = ()
 _lock = threading.RLock()  # a loader may be collected, and stop serving, anywhere
 
@@ -216,8 +201,9 @@ def serve(files: PlannedFiles) -> None:
     with _lock:
         if any(served is files for served in _served):
             return
+        if not _served:
+            python_open.add(_open, MEMORY)
         _served = (*_served, files)
-        _install()
 
 
 def stop_serving(files: PlannedFiles) -> None:
@@ -226,7 +212,7 @@ def stop_serving(files: PlannedFiles) -> None:
     with _lock:
         _served = tuple(served for served in _served if served is not files)
         if not _served:
-            _remove()
+            python_open.remove(_open)
 
 
 def forget_in_child() -> None:
@@ -234,25 +220,7 @@ def forget_in_child() -> None:
     global _served, _lock  # noqa: PLW0603
     _lock = threading.RLock()
     _served = ()
-    _remove()
-
-
-def _install() -> None:
-    # Somebody else's replacement stays: it would be lost, or call us after we are gone. One that
-    # simulates a slow storage serves what is not planned.
-    global _beneath  # noqa: PLW0603
-    simulated = simulated_paths()
-    expected = real_open if simulated is None else simulated.open
-    for module in (builtins, io):
-        if module.open is expected:
-            _beneath = expected
-            module.open = _open  # type: ignore[attr-defined]
-
-
-def _remove() -> None:
-    for module in (builtins, io):
-        if module.open is _open:
-            module.open = _beneath  # type: ignore[attr-defined]
+    python_open.remove(_open)
 
 
 class _Rest(NamedTuple):

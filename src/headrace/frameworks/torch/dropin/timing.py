@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headrace.io.replaced import real_open
 from headrace.order import order_hash
-from headrace.plane.ahead.opened import real_open
 from headrace.plane.way import Way, read_between
 
 if TYPE_CHECKING:

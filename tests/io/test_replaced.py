@@ -1,0 +1,112 @@
+"""Layers over Python's own functions come and go in any order, and leave nothing behind."""
+
+# ruff: noqa: PTH123 - it is `open` that is tested
+from __future__ import annotations
+
+import builtins
+import io
+import itertools
+import os
+import pickle
+
+import pytest
+
+from headrace.io.replaced import MEMORY, STORAGE, os_open, os_read, python_open, real_open
+from headrace.io.simulated_paths import simulated_paths
+from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.testing import Simulation, SlowVolume, simulated_files
+
+QUICK = Simulation(name="quick", latency_s=1e-6, open_s=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def _python_has_its_functions_back():
+    yield
+    assert builtins.open is io.open is real_open
+    assert type(os.open) is type(os.read) is type(len)
+    assert simulated_paths() is None
+
+
+def layer(name, calls):
+    def call(beneath, *args, **kwargs):
+        calls.append(name)
+        return beneath(*args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_layers_are_taken_away_in_any_order(order, tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    calls = []
+    layers = [layer(name, calls) for name in range(3)]
+    for call, rank in zip(layers, (MEMORY, STORAGE, STORAGE), strict=True):
+        assert python_open.add(call, rank)
+    left = [0, 2, 1]  # memory first, then the latest storage
+    for name in order:
+        calls.clear()
+        with open(tmp_path / "file", "rb") as file:
+            assert file.read() == b"content"
+        assert calls == left
+        assert builtins.open is io.open is python_open
+        assert pickle.loads(pickle.dumps(open)) is open
+        python_open.remove(layers[name])
+        left.remove(name)
+
+
+def test_somebody_elses_replacement_stays_and_calls_through(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"content")
+    calls = []
+    first = layer("first", calls)
+    assert python_open.add(first, MEMORY)
+    below = builtins.open
+    monkeypatch.setattr(builtins, "open", layer("theirs", []).__get__(below))
+    second = layer("second", calls)
+    assert not python_open.add(second, MEMORY)
+    python_open.remove(first)
+    python_open.remove(second)
+    with open(tmp_path / "file", "rb") as file:
+        assert file.read() == b"content"
+    assert not calls
+    monkeypatch.undo()
+    assert python_open.add(first, MEMORY)  # what was put back is ours
+    python_open.remove(first)
+
+
+def test_a_reader_within_a_simulation_within_a_reader_leaves_open_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    outer = ReadAhead(1, AheadOptions(doze=False))
+    outer.coming([str(path)])
+    inner = ReadAhead(1, AheadOptions(doze=False))
+    with simulated_files(SlowVolume(QUICK), tmp_path):
+        inner.coming([str(path)])
+        assert builtins.open is not real_open
+    for reader in (outer, inner):
+        with open(path, "rb") as file:
+            assert file.read() == b"content"
+        reader.close()
+
+
+def test_simulations_end_in_any_order(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    first, second = SlowVolume(QUICK), SlowVolume(QUICK)
+    one, other = simulated_files(first, tmp_path), simulated_files(second, tmp_path)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    requests = first.stats()["requests"]
+    with open(tmp_path / "file", "rb") as file:
+        file.read()
+    assert first.stats()["requests"] == requests
+    assert second.stats()["requests"] > 0
+    assert os.open is os_open
+    assert os.read is os_read
+    other.__exit__(None, None, None)
+
+
+def test_files_cannot_be_slowed_where_somebody_else_opens_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(io, "open", layer("theirs", []).__get__(real_open))
+    with pytest.raises(RuntimeError, match="replaced by somebody else"):
+        simulated_files(SlowVolume(QUICK), tmp_path).__enter__()
+    monkeypatch.undo()
