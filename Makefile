@@ -20,6 +20,8 @@ BIN := $(VENV)/bin
 DONE := $(VENV)/done
 # TensorFlow and JAX: gigabytes of their own, on top of what $(VENV) has.
 FRAMEWORKS := .venv-frameworks
+# Ray, transformers, Jupyter, DeepSpeed: launchers that only the slow tests start.
+LAUNCHERS := .venv-launchers
 BUILD := build/dev
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h')
 # The venv's pip in one place. Packages are byte-compiled when they are first imported: most of torch
@@ -41,6 +43,7 @@ help:
 	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
 	@echo 'make test-peers  NVMe/TCP against the Linux kernel in QEMU guests, and tshark; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
+	@echo 'make launchers   the launchers that people use, and how many samples each delivers: a table'
 	@echo 'make soak        SOAK_KILLS=$(SOAK_KILLS) kills of node daemon and clients; SOAK="--seed 1"'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
@@ -108,6 +111,21 @@ $(DONE)/frameworks: pyproject.toml $(DONE)/venv
 	  echo "import site; site.addsitedir('$$below')" >"$$here/below.pth"
 	@touch $@
 
+# The same, but what is below counts: these packages need torch, and must take the one that is there. The
+# versions below are constraints, so that the layer brings no other version of anything. DeepSpeed is built
+# from source, which may fail: its launcher is then skipped.
+$(DONE)/launchers: pyproject.toml $(DONE)/test
+	$(PYTHON) -m venv --clear $(LAUNCHERS)
+	$(LAUNCHERS)/bin/python -m pip -qq --disable-pip-version-check install 'pip>=26,<27'
+	@below=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  here=$$($(LAUNCHERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  echo "import site; site.addsitedir('$$below')" >"$$here/below.pth"
+	@$(PIP) list --format=freeze --exclude-editable | grep -v '^pip==' >$(LAUNCHERS)/below.txt
+	$(LAUNCHERS)/bin/python -m pip -qq --disable-pip-version-check install --no-compile --constraint $(LAUNCHERS)/below.txt --group launchers
+	$(LAUNCHERS)/bin/python -m pip -qq --disable-pip-version-check install --no-compile --constraint $(LAUNCHERS)/below.txt --group deepspeed || \
+	  echo 'deepspeed cannot be installed: its launcher is not tested' >&2
+	@touch $@
+
 $(DONE)/debian-%: debian-packages.txt tools/debian-packages $(DONE)/venv
 	@tools/debian-packages $*
 	@touch $@
@@ -129,9 +147,14 @@ test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/deb
 	@$(MAKE) --no-print-directory test-peers
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST)
 
-# The frameworks' layer for the real DLIO's TensorFlow.
-test-slow: $(DONE)/test $(DONE)/frameworks $(DONE)/build
+# The frameworks' layer for the real DLIO's TensorFlow, the launchers' for their matrix.
+test-slow: $(DONE)/debian-cluster $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
+
+# Every launcher with every loader, as a table: samples delivered, unique, duplicates, exit.
+.PHONY: launchers
+launchers: $(DONE)/debian-cluster $(DONE)/test $(DONE)/launchers $(DONE)/build
+	PYTHONPATH=tests $(BIN)/python -m launchers
 
 # Counts go to build/soak.json too.
 .PHONY: soak
@@ -232,5 +255,5 @@ docs: $(DONE)/docs $(DONE)/build
 	@echo 'docs/_build/html/index.html'
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist docs/_build demo-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(LAUNCHERS) build dist docs/_build demo-out .mypy_cache .ruff_cache .pytest_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Launchers: real ones start scripts as users write them, and every sample is counted."""
