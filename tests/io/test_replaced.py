@@ -13,7 +13,7 @@ import pytest
 
 from headrace.io.replaced import MEMORY, STORAGE, os_open, os_read, python_open, real_open
 from headrace.io.simulated_paths import simulated_paths
-from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.plane.ahead.opened import serve, stop_serving
 from headrace.testing import Simulation, SlowVolume, simulated_files
 
 QUICK = Simulation(name="quick", latency_s=1e-6, open_s=1e-6)
@@ -73,19 +73,27 @@ def test_somebody_elses_replacement_stays_and_calls_through(tmp_path, monkeypatc
     python_open.remove(first)
 
 
+class Planned:
+    """What a reader ahead serves, with nothing planned."""
+
+    planned = ()
+
+    def take(self, _path):
+        return None
+
+
 def test_a_reader_within_a_simulation_within_a_reader_leaves_open_as_it_was(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    outer = ReadAhead(1, AheadOptions(doze=False))
-    outer.coming([str(path)])
-    inner = ReadAhead(1, AheadOptions(doze=False))
+    outer, inner = Planned(), Planned()
+    serve(outer)
     with simulated_files(SlowVolume(QUICK), tmp_path):
-        inner.coming([str(path)])
+        serve(inner)
         assert builtins.open is not real_open
     for reader in (outer, inner):
         with open(path, "rb") as file:
             assert file.read() == b"content"
-        reader.close()
+        stop_serving(reader)
 
 
 def test_simulations_end_in_any_order(tmp_path):
