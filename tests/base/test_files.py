@@ -236,11 +236,13 @@ def test_readers_are_those_of_all(tmp_path: Path) -> None:
     statuses = []
     for mode in (0o644, 0o640, 0o600):
         (tmp_path / "file").chmod(mode)
-        statuses.append((tmp_path / "file").stat())
-    assert [files.readers(s) for s in statuses] == [0o777, 0o770, 0o700]
-    assert files.readers(*statuses) == 0o700
+        statuses.append(((tmp_path / "file").stat().st_mode, os.getegid()))
+    assert [files.readers([s]) for s in statuses] == [0o777, 0o770, 0o700]
+    assert files.readers(statuses) == 0o700
     tmp_path.chmod(0o750)
-    assert files.readers(tmp_path.stat(), statuses[0]) == 0o770
+    folder = tmp_path.stat().st_mode
+    assert files.readers([(folder, os.getegid()), statuses[0]]) == 0o770
+    assert files.readers([(folder, 12345)]) == 0o700  # a group that new files are not of
 
 
 def test_a_failed_replacement_leaves_the_old_and_nothing_else(
@@ -267,9 +269,10 @@ def test_leftovers_of_a_killed_writer_are_removed_alone(tmp_path: Path) -> None:
     new = files.NewFile(tmp_path / "file")
     os.close(new.fd)  # as a kill does
     new.fd = -1
-    other = files.NewFile(tmp_path / "file2")
-    files.remove_leftovers(tmp_path / "file")
-    assert [str(p) for p in tmp_path.iterdir()] == [other.temporary]
+    other = files.NewFile(tmp_path / "file")
+    (tmp_path / ".mine.part").touch()
+    files.remove_leftovers(tmp_path)
+    assert {str(p) for p in tmp_path.iterdir()} == {other.temporary, str(tmp_path / ".mine.part")}
     other.discard()
 
 

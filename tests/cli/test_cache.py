@@ -3,7 +3,8 @@
 import pytest
 
 import headrace as hr
-from headrace.plane.tiers.shelf import Shelf, hold_folder
+from headrace.base.files import lock_path
+from headrace.plane.tiers.shelf import Shelf
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_cache_in_use_stays(run, cached):
     import os
 
     (info,) = Shelf(cached).caches()
-    held = hold_folder(cached / info.fingerprint)
+    held = lock_path(cached / info.fingerprint, make=False, shared=True)
     assert run("cache", "rm", cached, info.fingerprint).code == 3
     assert run("cache", "rm", cached, "--all").code == 0
     assert len(Shelf(cached).caches()) == 1

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 
-from headrace.store import PackOptions, append, pack, publish
+from headrace.base import files
+from headrace.store import PackOptions, append, pack
 
 OPTIONS = PackOptions(volume_bytes=40_000, batch_bytes=6000, journal_bytes=12_000, workers=2)
 
@@ -47,7 +48,7 @@ def arm(kind: str, n: int) -> None:
 
         os.pwrite = write
     elif kind != "none":
-        where, name = (publish, "_renameat2") if kind == "renameat2" else (os, kind)
+        where, name = (files, "_renameat2") if kind == "renameat2" else (os, kind)
         call = getattr(where, name)
 
         def other(*args, **kwargs):

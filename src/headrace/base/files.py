@@ -26,6 +26,7 @@ import errno
 import fcntl
 import functools
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self
 from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import TypeAlias
 
     AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -58,6 +59,7 @@ __all__ = [
     "remove_leftovers",
     "replace_file",
     "sync_folder",
+    "temporary_name",
 ]
 
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -66,6 +68,7 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _STRANGE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.ENOTDIR, errno.EXDEV)
 """What the kernel says of a name that is no regular file, or leads elsewhere."""
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 _ATTEMPTS = 20
 _POLL_S = 0.02
 
@@ -257,19 +260,22 @@ def _refused(path: AnyPath, found: str, expected: str) -> VolumeError:
     )
 
 
-def readers(*statuses: os.stat_result) -> int:
+def readers(found: Iterable[tuple[int, int]]) -> int:
     """Who may read all of these files and folders, as the mode of a folder that holds their copy.
 
     The group counts only where it is the one that this process's new files get.
+
+    Args:
+        found: st_mode and st_gid of each.
     """
-    mode = 0o777
-    for status in statuses:
-        bit = stat.S_IXUSR if stat.S_ISDIR(status.st_mode) else stat.S_IRUSR
-        if not status.st_mode & bit >> 6:
-            mode &= ~0o007
-        if not status.st_mode & (bit >> 3 if status.st_gid == os.getegid() else bit >> 6):
-            mode &= ~0o070
-    return mode
+    result = 0o777
+    for mode, group in found:
+        bit = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
+        if not mode & bit:
+            result &= ~0o007
+        if not mode & (bit << 3 if group == os.getegid() else bit):
+            result &= ~0o070
+    return result
 
 
 def _narrowed(mode: int, path: AnyPath) -> int:
@@ -353,8 +359,15 @@ class NewFile:
             replaced = os.lstat(self.path)
             if stat.S_ISREG(replaced.st_mode):
                 mode &= replaced.st_mode
-        self.temporary = temporary_name(self.path)
-        self.fd = create_file(self.temporary, flags, mode=mode)
+        self.fd = -1
+        while self.fd < 0:
+            self.temporary = temporary_name(self.path)
+            self.fd = create_file(self.temporary, flags, mode=mode)
+            with contextlib.suppress(OSError):  # a file system without locks keeps leftovers
+                fcntl.flock(self.fd, fcntl.LOCK_EX)  # says that somebody writes it
+            if not os.path.lexists(self.temporary):
+                os.close(self.fd)  # `remove_leftovers` came before the lock
+                self.fd = -1
 
     def publish(self, *, sync: bool = True) -> None:
         """Gives the file its name, in the place of whatever stood there.
@@ -391,14 +404,18 @@ def temporary_name(path: AnyPath) -> str:
     return os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
 
 
-def remove_leftovers(path: AnyPath) -> None:
-    """Removes what killed writers of `path` left beside it. No other may be writing it now."""
-    folder, name = os.path.split(os.fsdecode(path))
-    start, end = f".{name}.", ".part"
-    for other in os.listdir(folder or "."):
-        if other.startswith(start) and other.endswith(end):
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, other))
+def remove_leftovers(folder: AnyPath) -> None:
+    """Removes what killed writers left in a folder under the names of `NewFile`."""
+    with os.scandir(os.fsdecode(folder)) as entries:
+        left = [entry.path for entry in entries if _TEMPORARY.fullmatch(entry.name)]
+    for path in left:
+        with contextlib.suppress(OSError):  # it was published meanwhile, or nobody may look
+            fd = open_file(path, os.O_RDWR, owned=True)
+            try:
+                if lock(fd):  # else somebody writes it
+                    os.unlink(path)
+            finally:
+                os.close(fd)
 
 
 def replace_file(path: AnyPath, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:

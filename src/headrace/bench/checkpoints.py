@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from headrace.base.files import sync_folder
 from headrace.bench.content import Content
 from headrace.checkpoint import Checkpointer, CheckpointOptions
 from headrace.errors import CheckpointNotFound, CorruptCheckpoint
 from headrace.store.output_file import BUFFER_BYTES, OutputFile, WriteBuffer, write_error
-from headrace.store.publish import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

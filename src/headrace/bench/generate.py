@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
+from headrace.base.files import remove_leftovers
 from headrace.bench.content import Content
 from headrace.bench.dataset_files import foreign_files
 from headrace.bench.formats import FileJob, format_of, layout_of
@@ -266,6 +267,8 @@ def _prepare(spec: DatasetSpec, expected: Manifest, *, overwrite: bool) -> None:
     for split in _SPLITS:
         for name in spec.subfolders(split):
             os.makedirs(os.path.join(folder, name), exist_ok=True)
+            remove_leftovers(os.path.join(folder, name))
+    remove_leftovers(folder)
     if found is None:
         expected.write(folder)
 
@@ -300,7 +303,7 @@ def _finish(spec: DatasetSpec, expected: Manifest, rank: int, world_size: int) -
             # The last one may have seen all and removed them already.
             now = read_manifest(spec.data_folder)
             return now is not None and now.complete
-    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder, rank)
+    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder)
     for marker in folder.glob(".generated-*"):
         marker.unlink(missing_ok=True)
     return True

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
 from headrace.bench.replay import fingerprint
 from headrace.errors import SourceError
-from headrace.store.publish import replace_file
 
 if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec
@@ -59,10 +59,10 @@ class Manifest:
             fields = {"requests": fingerprint(spec.requests), "seed": spec.seed}
         return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
 
-    def write(self, folder: str, rank: int = 0) -> None:
+    def write(self, folder: str) -> None:
         """Puts it in its place, durably. Several ranks may write the same at the same time."""
         text = _KIND.encode(dataclasses.asdict(self), indent=1)
-        replace_file(Path(folder, FILE_NAME), text, writer=f".{rank}")
+        replace_file(Path(folder, FILE_NAME), text)
 
 
 def read_manifest(folder: str) -> Manifest | None:

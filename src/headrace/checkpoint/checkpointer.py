@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.files import make_folder, remove_leftovers, sync_folder
 from headrace.base.job import start_of_job
 from headrace.checkpoint.folder import (
     RankRecord,
@@ -37,7 +38,6 @@ from headrace.checkpoint.tree import assemble, part_of, take_apart
 from headrace.closing import Closing
 from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
-from headrace.store.publish import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -265,8 +265,10 @@ class Checkpointer(Closing):
 
     def _write_to(self, at: _Place, leaves: Sequence[Leaf], outline: Any, step: int) -> None:
         place = step_folder(at.folder, step)
-        os.makedirs(place, exist_ok=True)
+        os.makedirs(at.folder, exist_ok=True)
+        make_folder(place, exist_ok=True)
         withdraw(place)
+        remove_leftovers(place)
         sync_folder(at.folder)
         groups = _share_out(leaves, self.options.writers)
         while len(self._buffers) < len(groups):

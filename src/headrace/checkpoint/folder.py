@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.documents import DocumentKind, Fields
+from headrace.base.files import read_file, replace_file, sync_folder
 from headrace.checkpoint.shard import OLDER, ShardRecord, damaged
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
-from headrace.store.publish import replace_file, sync_folder
 
 __all__ = [
     "Manifest",
@@ -124,7 +124,8 @@ def steps(folder: str | os.PathLike[str]) -> list[int]:
 
 def _all_steps(folder: str) -> list[int]:
     try:
-        names = os.listdir(folder)
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
     return [int(m[1]) for name in names if (m := _STEP.fullmatch(name))]
@@ -196,8 +197,8 @@ def _record(fields: Fields, rank: int, world_size: int) -> RankRecord:
 
 def _read(path: Path, kind: DocumentKind) -> Fields | None:
     try:
-        with path.open("rb") as f:
-            data = f.read(kind.bytes_max + 1)
+        name = os.path.join(path.parent.name, path.name)
+        data = read_file(name, kind.bytes_max + 1, within=path.parent.parent)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return kind.decode(data, str(path))
@@ -223,8 +224,8 @@ def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
         files[name] = (place / name).stat().st_size
     manifest = Manifest(step, record.world_size, files)
     text = _MANIFEST.encode(dataclasses.asdict(manifest))
-    # Ranks that finish at the same time write the same, each under a name of its own.
-    replace_file(place / "manifest.json", text, writer=f".{record.rank}")
+    # Ranks that finish at the same time write the same.
+    replace_file(place / "manifest.json", text)
     return manifest
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 
 from headrace import _native
+from headrace.base.files import open_file
 from headrace.checkpoint.tree import DTYPES, leaf_bytes
 from headrace.errors import CorruptCheckpoint
 from headrace.store.output_file import OutputFile, WriteBuffer
@@ -102,7 +103,7 @@ def read_headers(folder: str, record: ShardRecord) -> list[tuple[str, tuple[str,
         CorruptCheckpoint: the header is not what was saved.
     """
     path = os.path.join(folder, record.file)
-    with _open(path) as f:
+    with _open(folder, record.file) as f:
         return [(name, (dtype, shape)) for name, dtype, shape, _ in _arrays(f, path, record)]
 
 
@@ -116,7 +117,7 @@ def read_shard(
     """
     path = os.path.join(folder, record.file)
     found = {}
-    with _open(path) as f:
+    with _open(folder, record.file) as f:
         for name, dtype, shape, (at, nbytes) in _arrays(f, path, record):
             if names is not None and name not in names:
                 continue
@@ -150,11 +151,11 @@ def _arrays(
         yield name, dtype, shape, (at, last - first)
 
 
-def _open(path: str) -> BinaryIO:
+def _open(folder: str, name: str) -> BinaryIO:
     try:
-        return open(path, "rb", buffering=0)
+        return open(open_file(name, within=folder), "rb", buffering=0)
     except FileNotFoundError:
-        raise damaged(path, "the shard", "missing", "a file") from None
+        raise damaged(os.path.join(folder, name), "the shard", "missing", "a file") from None
 
 
 def _described(text: bytes, path: str) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from headrace.base.checksum import crc32c, crc32c_blocks
+from headrace.base.files import NewFile, remove_leftovers
 from headrace.errors import SourceError
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
@@ -119,12 +120,10 @@ def write_directory(columns: DirectoryColumns, target: str | Path | int) -> Dire
     _check(columns)
     if isinstance(target, int):
         return _write(columns, target)
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        header = _write(columns, fd)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    remove_leftovers(os.path.dirname(target))
+    with NewFile(target) as new:
+        header = _write(columns, new.fd)
+        new.publish()
     return header
 
 

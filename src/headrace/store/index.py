@@ -130,7 +130,7 @@ def _index(
     skipped = list(scan.skipped)
     with ExitStack() as stack:
         with disk_errors(place, _AGAIN):
-            partial = stack.enter_context(open_partial(partial_path(place)))
+            partial = stack.enter_context(open_partial(partial_path(place), scan.readers()))
         try:
             columns = scan.columns
             if checksum and columns.crc is None:

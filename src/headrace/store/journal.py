@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.files import open_or_create
 from headrace.store.directory_writer import write_all
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        records, self._end = _valid_records(path.read_bytes())
+        self._fd = open_or_create(path, owned=True)
+        with open(os.dup(self._fd), "rb") as file:
+            records, self._end = _valid_records(file.read())
         os.ftruncate(self._fd, self._end)
         self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
         self.done = PackedSamples.join([PackedSamples.from_bytes(r) for r in records[1:]])

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
+from headrace.base.files import read_file, remove_leftovers, replace_file
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
 from headrace.io.objects.location import is_url
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
-from headrace.store.publish import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,6 +122,7 @@ class Manifest:
                 path=str(folder),
                 next_step="Use fewer, larger volumes, or several stores.",
             )
+        remove_leftovers(folder)
         replace_file(folder / FILE_NAME, data)
 
     def first_segments(self, count: int, fingerprint: str) -> Manifest:
@@ -183,8 +184,7 @@ def segment_from_json(entry: Any, path: str) -> Segment:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as f:
-            data = f.read(BYTES_MAX + 1)
+        data = read_file(path, BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreNotFound(
             f"{path}: there is no store here.",

@@ -181,5 +181,5 @@ def store_of_scan(
     segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, scan.objects))
     return Store(
         where, manifest, [segment], reference=reference, direct=direct or content,
-        objects=scan.objects,
+        objects=scan.objects, modes=scan.modes,
     )  # fmt: skip

@@ -7,14 +7,15 @@ is one buffered write. The file has a temporary name, which no reader takes for 
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from headrace.base.files import NewFile
 from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _ALIGNMENT = 4096
 _DIRECT_BYTES_MIN = 64 << 10
 """Below it a direct write waits longer for the disk than the page cache costs."""
 _NO_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-_TEMPORARY = ".part"
 
 
 class WriteBuffer:
@@ -63,14 +63,11 @@ class OutputFile:
     ) -> None:
         self.path = path
         self.written = 0
-        folder, name = os.path.split(path)
-        self.temporary = os.path.join(folder, f".{name}{_TEMPORARY}")
         self._buffer = buffer
         self._held = 0
-        self._fd = -1
+        self._new: NewFile | None = None
         self._direct = direct
         self._sync = sync
-        self._done = False
         self._patches: list[tuple[int, bytes]] = []
 
     def __enter__(self) -> Self:
@@ -88,13 +85,25 @@ class OutputFile:
         except OSError as e:
             raise write_error(e, self.path) from e
         finally:
-            if self._fd >= 0:
-                os.close(self._fd)
-            if kind is not None or not self._done:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.temporary)
+            if self._new is not None:
+                self._new.discard()
         if isinstance(error, OSError) and not isinstance(error, VolumeError):
             raise write_error(error, self.path) from error
+
+    @property
+    def temporary(self) -> str:
+        """The name that it has until it is whole, for a library that writes by name and then `adopt`."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # the library may lock it itself
+        return self._file().temporary
+
+    @property
+    def _fd(self) -> int:
+        return self._file().fd
+
+    def _file(self) -> NewFile:
+        if self._new is None:
+            self._new = NewFile(self.path, os.O_WRONLY)
+        return self._new
 
     def tell(self) -> int:
         """Bytes that were written so far."""
@@ -121,14 +130,14 @@ class OutputFile:
     def adopt(self) -> None:
         """Takes over what a library wrote under the temporary name."""
         assert not self.written
-        self._fd = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
         self._direct = False
         self.written = os.fstat(self._fd).st_size
 
     def fill(self, offset: int, blocks: Iterable[NDArray[np.uint8]]) -> None:
         """Overwrites bytes of an adopted file, from an aligned offset directly."""
         assert not self._held
-        direct = offset % _ALIGNMENT == 0 and self._reopen_direct()
+        direct = offset % _ALIGNMENT == 0 and self._set_direct(on=True)
         for block in blocks:
             at = 0
             while at < block.size:
@@ -141,20 +150,23 @@ class OutputFile:
                     offset += BUFFER_BYTES
                     self._held = 0
         if direct and self._held:
-            self._buffered()
+            self._set_direct(on=False)
         self._pwrite(offset, self._held)
         self._held = 0
 
-    def _reopen_direct(self) -> bool:
+    def _set_direct(self, *, on: bool) -> bool:
+        """Writes on with O_DIRECT or without; returns whether it is with."""
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         try:
-            again = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+            fcntl.fcntl(
+                self._fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT
+            )
         except OSError as e:
             if e.errno not in _NO_DIRECT:
                 raise
-            return False
-        os.close(self._fd)
-        self._fd, self._direct = again, True
-        return True
+            on = False
+        self._direct = on
+        return on
 
     def _pwrite(self, offset: int, size: int) -> None:
         at = 0
@@ -164,32 +176,19 @@ class OutputFile:
             except OSError as e:
                 if not self._direct or e.errno not in _NO_DIRECT:
                     raise
-                self._buffered()
+                self._set_direct(on=False)
             else:
                 if self._direct and at % _ALIGNMENT:
-                    self._buffered()
+                    self._set_direct(on=False)
 
     def patch(self, offset: int, data: bytes) -> None:
         """Replaces bytes that were written before."""
         assert offset + len(data) <= self.written
         self._patches.append((offset, data))
 
-    def _open(self, *, direct: bool) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        if direct:
-            try:
-                self._fd = os.open(self.temporary, flags | os.O_DIRECT, 0o666)
-            except OSError as e:
-                if e.errno not in _NO_DIRECT:
-                    raise
-            else:
-                return
-        self._direct = False
-        self._fd = os.open(self.temporary, flags, 0o666)
-
     def _drain(self, size: int) -> None:
-        if self._fd < 0:
-            self._open(direct=self._direct)
+        if self._new is None and self._direct:
+            self._set_direct(on=True)
         at = 0
         while at < size:
             try:
@@ -197,22 +196,16 @@ class OutputFile:
             except OSError as e:
                 if not self._direct or e.errno not in _NO_DIRECT:
                     raise
-                self._buffered()
+                self._set_direct(on=False)
                 continue
             if self._direct and at % _ALIGNMENT:
-                self._buffered()  # a short write, near a full disk
+                self._set_direct(on=False)  # a short write, near a full disk
         self._held = 0
 
-    def _buffered(self) -> None:
-        """Writes on without O_DIRECT."""
-        again = os.open(self.temporary, os.O_WRONLY | os.O_CLOEXEC)
-        os.lseek(again, os.lseek(self._fd, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.close(self._fd)
-        self._fd, self._direct = again, False
-
     def _finish(self) -> None:
-        if self._fd < 0:
-            self._open(direct=self._direct and self._held >= _DIRECT_BYTES_MIN)
+        if self._new is None:
+            self._direct = self._held >= _DIRECT_BYTES_MIN and self._direct
+            self._set_direct(on=self._direct)
         if self._direct and self._held:
             # The tail is padded to whole blocks and cut: one more direct write, not a page cache full.
             end = -(-self._held // _ALIGNMENT) * _ALIGNMENT
@@ -224,13 +217,12 @@ class OutputFile:
             os.ftruncate(self._fd, self.written)
         if self._patches:
             if self._direct:
-                self._buffered()
+                self._set_direct(on=False)
             for offset, data in self._patches:
                 os.pwrite(self._fd, data, offset)
         if self._sync:
             os.fsync(self._fd)
-        os.rename(self.temporary, self.path)
-        self._done = True
+        self._file().publish(sync=False)
 
 
 def write_error(error: OSError, path: str) -> VolumeError:

@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.files import read_file, sync_folder
 from headrace.io.objects.location import is_url, local_path
 from headrace.store.fitting import fit_to_store
+from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
 from headrace.store.opening import object_engine
 from headrace.store.packing import PackingJob, PackOptions, WriteReport
 from headrace.store.partial import Partial, open_partial, partial_path
-from headrace.store.publish import check_target, disk_errors, locked, not_durable, sync_folder
+from headrace.store.publish import check_target, disk_errors, locked, not_durable
 from headrace.store.segment_writer import VOLUME_BYTES
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, Stream, source_options
@@ -120,7 +122,7 @@ def _pack(
     on_error = chosen.on_error
     with ExitStack() as stack:
         with disk_errors(place):
-            partial = stack.enter_context(open_partial(partial_path(place)))
+            partial = stack.enter_context(open_partial(partial_path(place), found.readers()))
             check_target(place, overwrite=overwrite)
             _begin(partial, found, options, 0, resume=resume)
         job = PackingJob(
@@ -159,7 +161,7 @@ def append(
     """
     options = _options(options, volume_bytes, workers)
     started = time.monotonic()
-    place = Path(os.path.abspath(os.fspath(store)))
+    place = Path(os.path.realpath(os.fspath(store)))
     manifest = load_manifest(place)
     with ExitStack() as stack:
         with disk_errors(place):
@@ -175,7 +177,7 @@ def append(
             found.columns = fit_to_store(found.columns, place)
         number = len(manifest.segments)
         with disk_errors(place):
-            partial = stack.enter_context(open_partial(place / "append.partial"))
+            partial = stack.enter_context(open_partial(place / "append.partial", found.readers()))
             _begin(partial, found, options, number, resume=resume)
         job = PackingJob(
             found=found, partial=partial, options=options, number=number, on_error=on_error,
@@ -222,14 +224,9 @@ def _adopt(
     for name in (segment.directory, *(v.path for v in segment.volumes)):
         (partial.store / name).replace(place / name)
     sync_folder(place)
-    pages = [_header_page(place / s.directory) for s in manifest.segments]
+    pages = [read_file(place / s.directory, PAGE_BYTES) for s in manifest.segments]
     replace(
         manifest,
         fingerprint=fingerprint_of([*pages, page]),
         segments=(*manifest.segments, segment),
     ).save(place)
-
-
-def _header_page(path: Path) -> bytes:
-    with path.open("rb") as f:
-        return f.read(4096)

@@ -12,17 +12,16 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import SourceChanged, StoreExists, VolumeError
-from headrace.store.journal import Journal
-from headrace.store.publish import (
-    busy,
-    check_target,
+from headrace.base.files import (
     exchange_folder,
-    locked,
-    not_durable,
+    lock_path,
+    make_folder,
     publish_folder,
     sync_folder,
 )
+from headrace.errors import SourceChanged, StoreExists, VolumeError
+from headrace.store.journal import Journal
+from headrace.store.publish import busy, check_target, not_durable, store_exists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +44,11 @@ class Partial:
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Starts over with an empty folder."""
-        shutil.rmtree(self.store, ignore_errors=True)
-        shutil.rmtree(self._finished, ignore_errors=True)
-        self.store.mkdir()
+        for left in (self.store, self._finished):
+            if left.is_symlink():
+                left.unlink()
+            shutil.rmtree(left, ignore_errors=True)
+        make_folder(self.store)
         sync_folder(self.path)
         self.journal.begin(identity)
 
@@ -60,7 +61,7 @@ class Partial:
         before = self.journal.identity
         # Without its folder, or for another segment, an earlier run had published and then died.
         published = before is not None and before.get("segment") != identity["segment"]
-        if before is None or published or not self.store.is_dir():
+        if before is None or published or not self.store.is_dir() or self.store.is_symlink():
             self.begin(identity)
             return
         different = sorted(k for k in identity if identity[k] != before.get(k))
@@ -96,7 +97,10 @@ class Partial:
 
     def _publish(self, target: Path, *, overwrite: bool) -> None:
         if not os.path.lexists(target):
-            publish_folder(self.store, target)
+            try:
+                publish_folder(self.store, target)
+            except FileExistsError as e:
+                raise store_exists(target) from e
             return
         check_target(target, overwrite=overwrite)
         # After the exchange the old store lies here. It must not stand at `store`, where a run after
@@ -115,45 +119,52 @@ def partial_path(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def open_partial(path: Path) -> Iterator[Partial]:
+def open_partial(path: Path, mode: int = 0o777) -> Iterator[Partial]:
     """Makes or takes the partial folder and locks it while the block runs.
+
+    Args:
+        path: of the folder.
+        mode: who may read what is built in it; see `base.files.readers`.
 
     Raises:
         StoreError: another process is building there.
+        StoreExists: something stands there that headrace has not made.
+        VolumeError: no folder of this user's stands there, or none can be made.
     """
     with contextlib.ExitStack() as stack:
-        for _ in range(_ATTEMPTS):
-            try:
-                _make(path)
-                stack.enter_context(locked(path, what="building"))
-                break
-            except FileNotFoundError:
-                continue  # its owner published it between our two steps
-        else:
-            raise busy(path, "building")
-        journal = Journal(path / "journal")
-        stack.callback(journal.close)
-        yield Partial(path, journal)
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        known = {"journal", "store", "finished"}
-        strange = sorted(p.name for p in path.iterdir() if p.name not in known)
+        stack.callback(os.close, _take(path, mode))
+        strange = sorted({p.name for p in path.iterdir()} - {"journal", "store", "finished"})
         if strange:
             raise StoreExists(
                 f"{path} holds {strange[0]!r}, expected a folder that headrace made.",
                 path=str(path),
                 next_step="Move it away or choose another target.",
-            ) from None
-    except FileNotFoundError:
-        raise
-    except OSError as e:
-        raise VolumeError(
-            f"{path}: cannot be made: {e.strerror}.",
-            path=str(path),
-            errno=e.errno,
-            next_step="Check the folder above it: its permissions, its space and its disk.",
-        ) from e
+            )
+        journal = Journal(path / "journal")
+        stack.callback(journal.close)
+        yield Partial(path, journal)
+
+
+def _take(path: Path, mode: int) -> int:
+    """A descriptor of the folder, made if need be, that holds its lock."""
+    for _ in range(_ATTEMPTS):
+        try:
+            make_folder(path, mode=mode, exist_ok=True)
+            fd = lock_path(path, make=False, owned=True)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            continue  # its owner published it between our two steps
+        except VolumeError:
+            raise
+        except OSError as e:
+            raise VolumeError(
+                f"{path}: cannot be made: {e.strerror}.",
+                path=str(path),
+                errno=e.errno,
+                next_step="Check the folder above it: its permissions, its space and its disk.",
+            ) from e
+        if fd is not None:
+            return fd
+        break
+    raise busy(path, "building")

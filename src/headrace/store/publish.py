@@ -1,105 +1,21 @@
-"""Publishing: how new files and folders appear whole or not at all, and who may write.
+"""Publishing a store: where it may be written, whether it fits, and what the system's refusals mean.
 
-Everything that must survive a kill or a power cut goes through here: write, sync, rename, sync the
-folder. Locks are `flock`s on descriptors, so they die with their process and leave nothing stale.
+How files and folders appear whole or not at all is told in `base.files`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
-import shutil
 from typing import TYPE_CHECKING
 
+from headrace.base.files import lock_path
 from headrace.errors import StoreError, StoreExists, VolumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-_AT_FDCWD = -100
-_RENAME_NOREPLACE = 1
-_RENAME_EXCHANGE = 2
-_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-
-def sync_folder(path: str | Path) -> None:
-    """Makes the folder's entries durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as e:
-        # Some network file systems sync names by themselves and refuse this.
-        if e.errno not in _UNSUPPORTED:
-            raise
-    finally:
-        os.close(fd)
-
-
-def replace_file(path: Path, data: bytes, *, writer: str = "") -> None:
-    """Replaces a file by new content: a reader sees the old or the new, nothing between.
-
-    Processes that may replace the same file at the same time give a `writer` of their own.
-    """
-    temporary = path.with_name(f"{path.name}{writer}.new")
-    try:
-        with temporary.open("wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def _renameat2(old: Path, new: Path, flags: int) -> bool:
-    """Renames with flags; False where the kernel or the file system has none."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    status = call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags)
-    if status == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _UNSUPPORTED:
-        return False
-    raise OSError(code, os.strerror(code), str(old), None, str(new))
-
-
-def publish_folder(built: Path, target: Path) -> None:
-    """Renames the folder `built` to `target`, which must not exist.
-
-    Raises:
-        StoreExists: something stands at `target`.
-    """
-    try:
-        if not _renameat2(built, target, _RENAME_NOREPLACE):
-            if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, "exists", str(target))
-            built.rename(target)
-    except OSError as e:
-        if e.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise store_exists(target) from e
-        raise
-    sync_folder(target.parent)
-
-
-def exchange_folder(built: Path, target: Path) -> None:
-    """Puts `built` in the place of the store `target`, and removes the old one."""
-    if not _renameat2(built, target, _RENAME_EXCHANGE):
-        # Without an atomic exchange there is a moment with no store; the old one is beside it.
-        aside = target.with_name(target.name + ".old")
-        target.rename(aside)
-        built.rename(target)
-        aside.rename(built)
-    sync_folder(target.parent)
-    shutil.rmtree(built)
 
 
 def store_exists(target: Path) -> StoreExists:
@@ -144,14 +60,10 @@ def locked(path: Path, *, what: str) -> Iterator[None]:
     Raises:
         StoreError: another process holds it.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = lock_path(path, make=False)
+    if fd is None:
+        raise busy(path, what)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            raise busy(path, what) from e
-        if not _same_file(fd, path):
-            raise busy(path, what)
         yield
     finally:
         os.close(fd)
@@ -164,14 +76,6 @@ def busy(path: Path, what: str) -> StoreError:
         path=str(path),
         next_step="Wait until it has ended, then try again.",
     )
-
-
-def _same_file(fd: int, path: Path) -> bool:
-    """Whether `path` still names what was locked: its holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def free_bytes(path: Path) -> int:

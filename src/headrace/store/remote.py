@@ -12,13 +12,19 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from headrace.base.files import NewFile
 from headrace.errors import CorruptStore, SourceChanged, StoreNotFound, VolumeError
 from headrace.io.objects.failure import Failure
 from headrace.io.objects.location import shown
 from headrace.io.objects.reading import RemoteObject
 from headrace.store.format import PAGE_BYTES, corrupt, parse_header
 from headrace.store.manifest import BYTES_MAX, FILE_NAME, Manifest, Segment, parse_manifest
-from headrace.store.segment import OpenSegment, check_directory, directory_class
+from headrace.store.segment import (
+    OpenSegment,
+    check_directory,
+    directory_class,
+    open_directory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,24 +117,14 @@ def _open_directory(
             _fetch_directory(where, entry, engine, fd)
             return kind.from_fd(fd, shown(where))  # type: ignore[no-any-return]
     path = os.path.join(folder, f"{entry.uuid}.hrd")
-    with contextlib.suppress(CorruptStore, VolumeError, FileNotFoundError):
-        if os.stat(path).st_size == entry.directory_bytes:
-            cached = kind.open(os.fsencode(path))
-            check_directory(cached, entry, path)
-            return cached  # type: ignore[no-any-return]
+    with contextlib.suppress(CorruptStore, VolumeError, StoreNotFound):
+        return open_directory(path, entry, reference=reference)
     os.makedirs(folder, exist_ok=True)
-    # No name until it is whole, then its own: runs that fetch the same one do not meet.
-    temporary = f"{path}.{os.getpid()}.new"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        _fetch_directory(where, entry, engine, fd)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    finally:
-        os.close(fd)
-    return kind.open(os.fsencode(path))  # type: ignore[no-any-return]
+    with NewFile(path, mode=0o600) as new:
+        _fetch_directory(where, entry, engine, new.fd)
+        directory = kind.from_fd(new.fd, path)
+        new.publish(sync=False)
+    return directory  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

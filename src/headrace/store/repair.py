@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
+from headrace.base.files import NewFile, open_file, read_file, remove_leftovers
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import load_manifest
 from headrace.store.names import split_names
-from headrace.store.publish import check_free_space, disk_errors, locked, sync_folder
+from headrace.store.publish import check_free_space, disk_errors, locked
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
@@ -71,7 +72,7 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> Repai
         StoreError: another process is writing to the store.
         VolumeError: the disk is full or fails.
     """
-    where = os.path.abspath(os.fsdecode(path))
+    where = os.path.realpath(os.fsdecode(path))
     load_manifest(where)  # says what is wrong where there is no store to lock
     with ExitStack() as stack:
         with disk_errors(Path(where), "Nothing was changed: check the folder, and repair again."):
@@ -125,8 +126,7 @@ def _obstacle(segment: OpenSegment, path: str) -> str | None:
     if entry.kind != "packed":
         return "it lies in a foreign file, which headrace never writes: restore that file"
     try:
-        with open(path, "rb") as f:
-            header = parse_volume_header(f.read(PAGE_BYTES), path)
+        header = parse_volume_header(read_file(path, PAGE_BYTES), path)
     except (OSError, CorruptStore):
         return None  # nothing there that could be another store's
     if header.uuid.hex() != entry.uuid:
@@ -234,11 +234,11 @@ def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: 
     entry = segment.volumes.entries[volume]
     size = entry.bytes or 0
     check_free_space(path.parent, size)
-    temporary = path.with_name(path.name + ".new")
     end = data_ends(segment)[volume]
     try:
-        with temporary.open("wb") as f:
-            fd = f.fileno()
+        remove_leftovers(path.parent)
+        with NewFile(path) as new:
+            fd = new.fd
             _copy(path, fd, end)
             for sample, pieces in source.read(found):
                 at = sample.offset_bytes
@@ -248,17 +248,13 @@ def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: 
             os.ftruncate(fd, size)
             uuid, segment_uuid = bytes.fromhex(entry.uuid or ""), bytes.fromhex(segment.entry.uuid)
             write_all(fd, VolumeHeader(uuid, segment_uuid, volume).to_page(), 0)
-            os.fsync(fd)
-        temporary.replace(path)
-        sync_folder(path.parent)
+            new.publish()
     except HeadraceError:
-        temporary.unlink(missing_ok=True)
         raise
     except OSError as e:
-        temporary.unlink(missing_ok=True)
         raise VolumeError(
-            f"{temporary}: writing failed: {e.strerror}.",
-            path=str(temporary),
+            f"{path}: writing it anew failed: {e.strerror}.",
+            path=str(path),
             errno=e.errno,
             next_step="The old volume is untouched: free some space and repair again.",
         ) from e
@@ -267,7 +263,7 @@ def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: 
 def _copy(path: Path, fd: int, end: int) -> None:
     """Copies the sample bytes of a volume, as far as they can be read."""
     try:
-        source = path.open("rb")
+        source = open(open_file(path), "rb")  # noqa: SIM115 - closed by the block below
     except FileNotFoundError:
         return  # of any other error it is not known that its good samples are lost
     with source:

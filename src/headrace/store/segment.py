@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from headrace import _native
-from headrace.errors import StoreNotFound
+from headrace.base.files import open_file
+from headrace.errors import StoreNotFound, VolumeError
 from headrace.store.directory_reference import ReferenceDirectory
 from headrace.store.format import corrupt
 from headrace.store.volumes import Volumes
@@ -207,21 +208,37 @@ def open_segment(
         CorruptStore: it is damaged, or not the one that the manifest means.
     """
     path = os.path.join(folder, entry.directory)
+    directory = open_directory(path, entry, reference=reference)
+    return OpenSegment(entry, base, directory, open_volumes(folder, entry, engine))
+
+
+def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Directory:
+    """Opens the directory of a segment, a file that others may have made; errors as for `open_segment`."""
     try:
-        size = os.stat(path).st_size
+        fd = open_file(path)
     except FileNotFoundError:
         raise StoreNotFound(
             f"{path}: the sample directory is missing.",
             path=path,
             next_step="Restore the file from a copy, or pack or index the source again.",
         ) from None
-    if size != entry.directory_bytes:
-        raise corrupt(
-            path, "file size in bytes", found=f"{size:,}", expected=f"{entry.directory_bytes:,}"
-        )
-    directory = directory_class(reference=reference).open(os.fsencode(path))
+    except OSError as e:
+        if isinstance(e, VolumeError):
+            raise
+        raise VolumeError(
+            f"{path}: cannot be opened: {e.strerror}.", path=path, errno=e.errno
+        ) from e
+    try:
+        size = os.fstat(fd).st_size
+        if size != entry.directory_bytes:
+            raise corrupt(
+                path, "file size in bytes", found=f"{size:,}", expected=f"{entry.directory_bytes:,}"
+            )
+        directory: Directory = directory_class(reference=reference).from_fd(fd, path)
+    finally:
+        os.close(fd)
     check_directory(directory, entry, path)
-    return OpenSegment(entry, base, directory, open_volumes(folder, entry, engine))
+    return directory
 
 
 def open_volumes(folder: str, entry: Segment, engine: RemoteEngine | None) -> Volumes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.files import open_or_create
 from headrace.errors import VolumeError
 from headrace.store.directory_writer import DirectoryColumns, write_all, write_directory
 from headrace.store.journal import Journal, PackedSamples
@@ -267,8 +268,7 @@ class SegmentWriter:
             # Volumes are filled in turn; only unsynced ones and the newest stay open.
             for other in [n for n in self._fds if n not in self._dirty]:
                 os.close(self._fds.pop(other))
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            fd = self._fds[number] = os.open(self._path(number), flags, 0o666)
+            fd = self._fds[number] = open_or_create(self._path(number), owned=True)
         return fd
 
     @contextlib.contextmanager

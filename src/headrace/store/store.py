@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from headrace import _native
+from headrace.base.files import readers
 from headrace.closing import Closing
 from headrace.errors import HeadraceError, SampleNotFound
-from headrace.io.objects.location import shown
+from headrace.io.objects.location import is_url, shown
 from headrace.store.failures import Failure
 from headrace.store.name_list import Names
 from headrace.store.names import printable
 from headrace.store.reader_reference import ReferenceReader
 from headrace.store.resident import resident_samples
+from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -49,8 +52,10 @@ class Store(Closing):
         reference: bool = False,
         direct: SourceOptions | bytes | None = None,
         objects: RemoteEngine | None = None,
+        modes: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> None:
         self.path = path
+        self._modes = modes
         self.objects = objects
         self.manifest = manifest
         self.segments = segments
@@ -120,6 +125,15 @@ class Store(Closing):
         if self._nbytes is None:
             self._nbytes = sum(int(lengths.sum()) for s in self.segments for lengths in _lengths(s))
         return self._nbytes
+
+    def readers(self) -> int:
+        """Who may read all of it, as the mode of a folder that holds a copy; see `base.files.readers`."""
+        if self.objects is not None or is_url(self.path):
+            return 0o700
+        paths = [path for s in self.segments for path in s.volumes.paths]
+        if self._direct is None:
+            paths += [os.path.join(self.path, s.entry.directory) for s in self.segments]
+        return readers(self._modes) & readers_of(paths)
 
     @property
     def labels(self) -> NDArray[Any] | None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.base.files import open_file
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError
 from headrace.store.format import PAGE_BYTES, corrupt
 from headrace.store.sources.extents import read_fully
@@ -156,7 +157,12 @@ class Volumes:
     def _open(self, number: int) -> int:
         entry, path = self.entries[number], self.paths[number]
         try:
+            if entry.kind == "packed":
+                return open_file(path)
+            # A source is where the user says, perhaps behind links.
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except VolumeError:
+            raise
         except OSError as e:
             raise _missing(entry.kind, path, e) from e
 

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from headrace.base.files import lock_path, make_folder, read_file
 from headrace.errors import CorruptStore, HeadraceError, StoreNotFound
-from headrace.plane.tiers.shelf import MARK, hold_folder, read_mark, take_lock, write_mark
+from headrace.plane.tiers.shelf import MARK, read_mark, take_lock, write_mark
 from headrace.plane.tiers.tail import INDEX_COLUMN, Tail, remove_stale_tails
+from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import SEGMENTS_MAX, Manifest, fingerprint_of, load_manifest
 from headrace.store.segment import OpenSegment, open_segment
 from headrace.store.store import Store
@@ -150,7 +152,7 @@ class Cache:
             except OSError as e:
                 self.why_not_writable = f"{e.filename or self.folder}: {e.strerror or e}."
             with contextlib.suppress(OSError):
-                self._held = hold_folder(self.folder)
+                self._held = lock_path(self.folder, make=False, shared=True, owned=True)
             if self._held is not None or self.why_not_writable:
                 break
             time.sleep(_PAUSE_S)
@@ -168,11 +170,14 @@ class Cache:
         Raises:
             OSError: it cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.shelf.path.mkdir(parents=True, exist_ok=True)
+        # What is no store of files (objects, a fabric) has readers that nobody here knows.
+        mode = getattr(self.source, "readers", lambda: 0o700)()
+        make_folder(self.folder, mode=mode, exist_ok=True)
         with take_lock(self.folder / "writer.lock"):
             if read_mark(self.folder) is None:
                 write_mark(self.folder, self._description())
-            os.utime(self.folder / MARK)
+            os.utime(self.folder / MARK, follow_symlinks=False)
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -353,10 +358,7 @@ class Cache:
                     (self.folder / name).unlink(missing_ok=True)
 
     def _save(self, manifest: Manifest) -> None:
-        pages = []
-        for segment in manifest.segments:
-            with (self.folder / segment.directory).open("rb") as f:
-                pages.append(f.read(4096))
+        pages = [read_file(self.folder / s.directory, PAGE_BYTES) for s in manifest.segments]
         replace(manifest, fingerprint=fingerprint_of(pages)).save(self.folder)
 
 

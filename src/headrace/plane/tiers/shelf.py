@@ -14,15 +14,14 @@ only folders with our mark are counted or touched.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import lock_path, read_file, replace_file, temporary_name
 from headrace.errors import StoreError
 from headrace.plane.tiers.policy import disk_reserve
 from headrace.store.manifest import load_manifest
@@ -35,7 +34,6 @@ __all__ = [
     "CacheInfo",
     "Shelf",
     "hold",
-    "hold_folder",
     "read_mark",
     "take_lock",
     "write_mark",
@@ -52,7 +50,6 @@ _MARK = DocumentKind(
     bytes_max=1 << 20,
 )
 _LOCK_S = 30.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +157,7 @@ class Shelf:
                 )
             size = _size(folder)
             # Out of sight by one step: a kill in the middle leaves no half cache under its name.
-            doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+            doomed = Path(temporary_name(folder))
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
         return size
@@ -170,21 +167,19 @@ class Shelf:
             entries = sorted(self.path.iterdir())
         except OSError:
             return []
-        return [p for p in entries if (p / MARK).is_file()]
+        return [p for p in entries if not p.is_symlink() and (p / MARK).is_file()]
 
 
 def write_mark(folder: Path, content: dict[str, Any]) -> None:
     """Say that headrace made this folder, and of what."""
-    temporary = folder / f"{MARK}.{os.getpid()}"
-    temporary.write_bytes(_MARK.encode(content, indent=1))
-    temporary.replace(folder / MARK)
+    replace_file(folder / MARK, _MARK.encode(content, indent=1), sync=False)
 
 
 def read_mark(folder: Path) -> dict[str, Any] | None:
     """What the mark says; None where there is none of ours."""
     try:
-        with (folder / MARK).open("rb") as f:
-            fields = _MARK.decode(f.read(_MARK.bytes_max + 1), str(folder / MARK))
+        data = read_file(folder / MARK, _MARK.bytes_max + 1)
+        fields = _MARK.decode(data, str(folder / MARK))
         fields.text("fingerprint"), fields.text("source"), fields.integer("samples", 0, 1 << 62)
     except (OSError, StoreError):
         return None
@@ -193,34 +188,17 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
-    """Hold a folder while the block runs; false where others hold it in the way."""
-    fd = hold_folder(folder, exclusive=exclusive)
+    """Hold a folder while the block runs; false where others hold it in the way.
+
+    Raises:
+        OSError: it is none, or another user's.
+    """
+    fd = lock_path(folder, make=False, shared=not exclusive, owned=True)
     try:
         yield fd is not None
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def hold_folder(folder: Path, *, exclusive: bool = False) -> int | None:
-    """A descriptor that holds a folder until it is closed; None where others are in the way.
-
-    Raises:
-        OSError: the folder cannot be opened.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        # Its remover may have held it when we opened it.
-        if os.path.samestat(os.fstat(fd), folder.stat()):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
 
 
 @contextlib.contextmanager
@@ -230,17 +208,10 @@ def take_lock(path: Path) -> Iterator[None]:
     Raises:
         OSError: it cannot be made, or (TimeoutError) somebody holds it for ever.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = lock_path(path, mode=0o666, wait_s=_LOCK_S)
+    if fd is None:
+        raise TimeoutError(f"{path} is locked by another process")
     try:
-        deadline = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{path} is locked by another process") from None
-                time.sleep(_POLL_S)
         yield
     finally:
         os.close(fd)

@@ -8,7 +8,6 @@ writer was killed. `finish` makes a segment of it, which `cache` then publishes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.base.files import create_file, lock, lock_path, make_folder, open_folder
 from headrace.store.directory_writer import DirectoryColumns, write_all, write_directory
 from headrace.store.manifest import Segment, VolumeEntry
 from headrace.store.names import join_names
@@ -80,11 +80,11 @@ class Tail:
         self._checksums: list[NDArray[np.uint32]] = []
         self._fd = -1
         self._direct: _native.DirectWriter | None = None
-        self.path.mkdir()
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        make_folder(self.path)
+        self._lock = open_folder(self.path)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._fd = os.open(self._volume, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock(self._lock)
+            self._fd = create_file(self._volume)
             # Counts against the quota from now on; takes no room on the disk yet.
             os.ftruncate(self._fd, DATA_OFFSET + capacity)
             self._direct = _direct_writer(self._fd) if direct else None
@@ -137,7 +137,7 @@ class Tail:
         os.ftruncate(self._fd, padded_size(DATA_OFFSET + self.bytes))
         columns = self._columns(source, keep)
         directory = self.path / "directory.hrd"
-        fd = os.open(directory, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = create_file(directory)
         try:
             header = write_directory(columns, fd)
         finally:
@@ -212,9 +212,7 @@ def remove_stale_tails(cache: Path) -> None:
     """Remove what killed writers have left in a cache's folder."""
     for path in cache.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = lock_path(path, make=False, owned=True)
+            if fd is not None:
                 shutil.rmtree(path, ignore_errors=True)
-            finally:
                 os.close(fd)

@@ -39,6 +39,7 @@ class _Listing:
     files: list[tuple[bytes, int, int]] = field(default_factory=list)
     folders: list[tuple[bytes, Ancestors]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    modes: set[tuple[int, int]] = field(default_factory=set)
 
 
 def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = None) -> Scan:
@@ -70,7 +71,9 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
         class_names=classes,
     )
     source = {"kind": "folder", "path": root, **options.to_json()}
-    return Scan(columns, (SourceVolume("tree", root),), source, listing.problems)
+    return Scan(
+        columns, (SourceVolume("tree", root),), source, listing.problems, modes=listing.modes
+    )
 
 
 def _list_tree(root: bytes, options: SourceOptions) -> _Listing:
@@ -88,6 +91,7 @@ def _list_tree(root: bytes, options: SourceOptions) -> _Listing:
                 listing = future.result()
                 total.files += listing.files
                 total.problems += listing.problems
+                total.modes |= listing.modes
                 pending += listing.folders
     total.problems.sort(key=lambda p: p.path)
     return total
@@ -115,6 +119,7 @@ def _list_folder(
     if identity in ancestors:
         return
     below = (*ancestors, identity)
+    listing.modes.add((status.st_mode, status.st_gid))
     prefix = folder + b"/" if folder else b""
     with os.scandir(path) as entries:
         for entry in entries:
@@ -148,6 +153,7 @@ def _list_entry(
     if not os.access(entry.path, os.R_OK):
         raise PermissionError(None, "not readable for this user")
     listing.files.append((name, status.st_size, status.st_mtime_ns))
+    listing.modes.add((status.st_mode, status.st_gid))
 
 
 def _label(

@@ -269,6 +269,7 @@ def _scan_files(
     root = os.path.commonpath([os.path.dirname(p) for p in paths])
     names, sizes, times, kept = [], [], [], []
     problems: list[Problem] = []
+    modes = set()
     for i, path in enumerate(paths):
         try:
             status = os.stat(path)
@@ -278,6 +279,7 @@ def _scan_files(
         names.append(os.fsencode(os.path.relpath(path, root)))
         sizes.append(status.st_size)
         times.append(status.st_mtime_ns)
+        modes.add((status.st_mode, status.st_gid))
         kept.append(i)
     if options.on_error == "raise":
         raise_problems(_WHAT, problems)
@@ -298,7 +300,9 @@ def _scan_files(
         labels=None if labels is None else labels[kept],
         class_names=classes,
     )  # fmt: skip
-    return Scan(columns, (SourceVolume("tree", root),), {**source, "path": root}, problems)
+    return Scan(
+        columns, (SourceVolume("tree", root),), {**source, "path": root}, problems, modes=modes
+    )
 
 
 # -- values in memory -----------------------------------------------------------------------------

@@ -6,17 +6,19 @@ read once, front to back (an iterable, a compressed tar), is a `Stream` instead,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.files import readers
 from headrace.errors import SourceChanged, SourceError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.directory_writer import DirectoryColumns
@@ -128,6 +130,7 @@ class Scan:
         source: how to scan this again; goes into the manifest.
         skipped: what was left out (only with `on_error="skip"`).
         objects: reads volumes that are objects.
+        modes: st_mode and st_gid of a tree's files and folders, each once.
     """
 
     columns: DirectoryColumns
@@ -135,6 +138,12 @@ class Scan:
     source: dict[str, Any]
     skipped: list[Problem] = field(default_factory=list)
     objects: ObjectEngine | None = None
+    modes: set[tuple[int, int]] = field(default_factory=set)
+
+    def readers(self) -> int:
+        """Who may read all of it, as the mode of a folder that holds a copy."""
+        files = [v.path for v in self.volumes if v.kind == "file"]
+        return readers(self.modes) & readers_of(files)
 
     def listing_hash(self) -> bytes:
         """Names, places, sizes, times and labels in 32 bytes: has the source changed?"""
@@ -176,6 +185,23 @@ class Stream:
     repeatable: bool = True
     reason: str = ""
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None
+
+    def readers(self) -> int:
+        """Who may read all of it, as the mode of a folder that holds a copy."""
+        return readers_of(self.source.get("paths") or [self.source.get("path")])
+
+
+def readers_of(paths: Iterable[Any]) -> int:
+    """Who may read all of these files, as the mode of a folder that holds a copy; URLs do not count."""
+    found = set()
+    for path in paths:
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            if os.fsdecode(path).startswith("/proc/"):
+                continue  # memory of this process
+            for each in (path, os.path.dirname(os.path.abspath(path))):
+                status = os.stat(each)
+                found.add((status.st_mode, status.st_gid))
+    return readers(found)
 
 
 def because(stream: Stream) -> str:
