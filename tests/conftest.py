@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -24,6 +25,12 @@ def _ctrl_c_is_heard() -> None:
     """Also where the tests run in the background, for which shells have SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the tests index and agree to is not written down for this machine's users."""
+    os.environ["HEADRACE_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -77,6 +77,7 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
 ) -> Store:
     """Opens a packed store, an index, a source directly, or a job's global store.
 
@@ -88,12 +89,15 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
         column: sources that are tables or arrays: as for `index`.
         label: the same.
         storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md.
+        trust: folders, files or URLs outside the store's folder that an index from elsewhere may read.
+            This is asked once; what was indexed on this machine needs none. See docs/howto/trust.md.
 
     Raises:
         StoreNotFound: there is nothing at `path`.
         CorruptStore: the store is damaged, or a volume is missing or not the right one.
         SourceChanged: an indexed file is not as it was.
         SourceError: `path` is neither a store nor a source that can be opened directly.
+        StoreError: its volumes lie outside its folder, and nobody on this machine has agreed to that.
         VolumeError: an object cannot be read.
         JobError: the job's nodes have not met.
     """
@@ -102,8 +106,9 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
 
         return open_job(path, reference=reference, storage_options=storage_options)
     return open_store(
-        path, reference=reference, column=column, label=label, storage_options=storage_options
-    )
+        path, reference=reference, column=column, label=label, storage_options=storage_options,
+        trust=trust,
+    )  # fmt: skip
 
 
 def order_for(

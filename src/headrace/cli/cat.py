@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.output import Json, Output, Verbose
-from headrace.cli.storage import StorageOptions, storage_options
+from headrace.cli.storage import StorageOptions, TrustOptions, storage_options
 
 
 def cat(
@@ -23,6 +23,7 @@ def cat(
     part: Annotated[str | None, typer.Option(help="Which part, where there are several.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Binary to a terminal, too.")] = False,
     storage: StorageOptions = None,
+    trust: TrustOptions = None,
     as_json: Json = False,
     verbose: Verbose = False,  # noqa: ARG001 - read where errors are printed
 ) -> None:
@@ -32,7 +33,7 @@ def cat(
     """
     from headrace.api import open as open_store
 
-    with open_store(store, storage_options=storage_options(storage)) as opened:
+    with open_store(store, storage_options=storage_options(storage), trust=trust) as opened:
         index = opened.index_of(sample if by_name or not _is_integer(sample) else int(sample))
         data = opened.read(index, start=start, size=size, part=part)
         if as_json:

@@ -8,7 +8,7 @@ import typer
 
 from headrace.base.text import binary_text, bytes_text, count_text
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
-from headrace.cli.storage import StorageOptions, storage_options
+from headrace.cli.storage import StorageOptions, TrustOptions, storage_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,7 @@ def info(
     store: Annotated[str, typer.Argument(help="A store, or a source that can be opened directly.")],
     *,
     storage: StorageOptions = None,
+    trust: TrustOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -34,7 +35,7 @@ def info(
     from headrace.store.summary import summarise
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    with open_store(store, storage_options=storage_options(storage)) as opened:
+    with open_store(store, storage_options=storage_options(storage), trust=trust) as opened:
         summary = summarise(opened)
     if as_json:
         output.document(_document(summary))

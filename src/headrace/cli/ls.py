@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.output import Json, printable
-from headrace.cli.storage import StorageOptions, storage_options
+from headrace.cli.storage import StorageOptions, TrustOptions, storage_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,12 +37,13 @@ def ls(
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", "-1", help="Names only.")] = False,
     storage: StorageOptions = None,
+    trust: TrustOptions = None,
     as_json: Json = False,
 ) -> None:
     """List samples: index, bytes, class and name."""
     from headrace.api import open as open_store
 
-    with open_store(store, storage_options=storage_options(storage)) as opened:
+    with open_store(store, storage_options=storage_options(storage), trust=trust) as opened:
         classes = opened.classes or []
         rows = _select(opened, _matcher(pattern), limit)
         if as_json:

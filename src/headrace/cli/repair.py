@@ -9,6 +9,7 @@ import typer
 from headrace.base.text import count_text
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.cli.storage import TrustOptions
 
 if TYPE_CHECKING:
     from headrace.store.repair import RepairReport
@@ -20,6 +21,7 @@ def repair(
     store: Annotated[str, typer.Argument(help="The store's folder.")],
     *,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
+    trust: TrustOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -31,7 +33,7 @@ def repair(
     from headrace.store import repair as repair_store
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    report = repair_store(store, workers=workers)
+    report = repair_store(store, workers=workers, trust=trust)
     if as_json:
         output.document({"ok": report.ok, "report": report})
     else:

@@ -19,6 +19,16 @@ StorageOptions = Annotated[
     ),
 ]
 
+TrustOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        help="A folder, file or URL that a store made elsewhere may read, once and from now on; "
+        "may be repeated.",
+        metavar="PLACE",
+    ),
+]
+
 _WORDS = {"true": True, "false": False, "none": None}
 
 

@@ -9,7 +9,7 @@ import typer
 from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, Verbose, printable
-from headrace.cli.storage import StorageOptions, storage_options
+from headrace.cli.storage import StorageOptions, TrustOptions, storage_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ def verify(
     *,
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that read.")] = None,
     storage: StorageOptions = None,
+    trust: TrustOptions = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -40,7 +41,11 @@ def verify(
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with progress(output, "verifying") as tell:
         report = verify_store(
-            store, workers=workers, progress=tell, storage_options=storage_options(storage)
+            store,
+            workers=workers,
+            progress=tell,
+            storage_options=storage_options(storage),
+            trust=trust,
         )
     if as_json:
         output.document({"ok": report.ok, "report": report})

@@ -32,13 +32,13 @@ from headrace.store.publish import check_target, disk_errors
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
 from headrace.store.sources.scan import Problem, Scan, because, no_samples, source_options
+from headrace.store.trust import record_trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.store.packing import Progress
-    from headrace.store.sources.scan import SourceOptions
-
+from headrace.store.sources.scan import SourceOptions
 
 _AGAIN = "Nothing is left behind: run the same command again."
 
@@ -140,8 +140,9 @@ def _index(
                 raise no_samples(str(place))
             with disk_errors(place, _AGAIN):
                 partial.begin({"version": 1, "index": True})
-                _write(columns, scan, partial.store)
+                manifest = _write(columns, scan, partial.store)
                 partial.publish(place, overwrite=overwrite)
+                record_trust(str(place), manifest)
         finally:
             # Nothing of an index is worth keeping for a second try.
             partial.remove()
@@ -153,7 +154,7 @@ def _index(
     )  # fmt: skip
 
 
-def _write(columns: DirectoryColumns, scan: Scan, folder: Path) -> None:
+def _write(columns: DirectoryColumns, scan: Scan, folder: Path) -> Manifest:
     header = write_directory(columns, folder / "segment-0000.hrd")
     segment = Segment(
         directory="segment-0000.hrd",
@@ -164,7 +165,9 @@ def _write(columns: DirectoryColumns, scan: Scan, folder: Path) -> None:
         volumes=volume_entries(scan.volumes),
         source=scan.source,
     )
-    Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,)).save(folder)
+    manifest = Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,))
+    manifest.save(folder)
+    return manifest
 
 
 def _add_checksums(

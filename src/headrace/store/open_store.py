@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.opening import RemoteEngine
+    from headrace.store.trust import Trust
 
 __all__ = ["open_directly", "open_folder", "open_store", "store_of_scan"]
 
@@ -38,6 +39,7 @@ def open_store(
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Trust = None,
 ) -> Store:
     """Opens a packed store, an index, or a source directly: whatever `index` can index.
 
@@ -50,12 +52,15 @@ def open_store(
         label: the same.
         storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
             docs/howto/fabric.md.
+        trust: folders, files or URLs outside the store's folder that an index from elsewhere may read;
+            see docs/howto/trust.md.
 
     Raises:
         StoreNotFound: there is nothing at `path`.
         CorruptStore: the store is damaged, or a volume is missing or not the right one.
         SourceChanged: an indexed file is not as it was.
         SourceError: `path` is neither a store nor a source that can be opened directly.
+        StoreError: its volumes lie outside its folder, and nobody on this machine has agreed to that.
         VolumeError: an object cannot be read.
     """
     chosen = source_options(column=column, label=label)
@@ -64,9 +69,12 @@ def open_store(
         engine = engine_for(where, storage_options)
         return open_folder(where, None, reference=reference, engine=engine)
     if is_url(where):
-        return _open_url(where, chosen, object_engine(storage_options), reference=reference)
+        engine = object_engine(storage_options)
+        return _open_url(where, chosen, engine, reference=reference, trust=trust)
     if os.path.lexists(os.path.join(where, FILE_NAME)):
-        return open_folder(where, None, reference=reference, storage_options=storage_options)
+        return open_folder(
+            where, None, reference=reference, storage_options=storage_options, trust=trust
+        )
     if not os.path.lexists(where) and not _has_magic(where):
         raise StoreNotFound(
             f"{where}: there is no store and no data.",
@@ -80,10 +88,12 @@ def _has_magic(path: str) -> bool:
     return any(c in path for c in "*?[")
 
 
-def _open_url(url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool) -> Store:
+def _open_url(
+    url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool, trust: Trust
+) -> Store:
     if not is_pattern(url):
         try:
-            return open_folder(url, None, reference=reference, engine=engine)
+            return open_folder(url, None, reference=reference, engine=engine, trust=trust)
         except StoreNotFound:
             if not os.path.splitext(base_name(url))[1] or base_name(url).endswith(".hr"):
                 raise  # a store's name; it would be confusing to be told that it is no tar
@@ -97,6 +107,7 @@ def open_folder(
     reference: bool,
     storage_options: Mapping[str, Any] | None = None,
     engine: RemoteEngine | None = None,
+    trust: Trust = None,
 ) -> Store:
     """Opens a packed store or an index, in a folder or at a URL.
 
@@ -106,8 +117,9 @@ def open_folder(
         reference: use the plain-Python directory and reader.
         storage_options: for an index of objects.
         engine: one that exists already.
+        trust: as for `open_store`.
     """
-    manifest, engine = manifest_at(where, engine, storage_options)
+    manifest, engine = manifest_at(where, engine, storage_options, trust)
     kept = manifest.segments[:segments]
     opened: list[OpenSegment] = []
     base = 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.io.objects.location import is_url, scheme_of
 from headrace.store.manifest import load_manifest
 from headrace.store.segment import open_segment
+from headrace.store.trust import check_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.store.namespace_engine import NamespaceEngine
     from headrace.store.remote_volumes import RemoteVolumes
     from headrace.store.segment import OpenSegment
+    from headrace.store.trust import Trust
 
     RemoteEngine: TypeAlias = ObjectEngine | NamespaceEngine
     """What reads volumes that are no files."""
@@ -46,21 +48,34 @@ def object_engine(storage_options: Mapping[str, Any] | None) -> ObjectEngine:
 
 
 def manifest_at(
-    where: str, engine: RemoteEngine | None, storage_options: Mapping[str, Any] | None = None
+    where: str,
+    engine: RemoteEngine | None,
+    storage_options: Mapping[str, Any] | None = None,
+    trust: Trust = None,
 ) -> tuple[Manifest, RemoteEngine | None]:
     """The manifest of the store at a folder or URL, and an engine if the store needs one.
+
+    Args:
+        where: the folder or URL.
+        engine: one that exists already.
+        storage_options: for a new one.
+        trust: places outside the store's folder that its volumes may lie in; see `trust`.
 
     Raises:
         StoreNotFound: there is none.
         CorruptStore: it is damaged or contradicts itself.
+        StoreError: volumes lie outside the store's folder, and nobody has agreed to that.
         VolumeError: it cannot be read.
     """
     if is_url(where):
         from headrace.store.remote import fetch_manifest
 
         engine = engine or engine_for(where, storage_options)
-        return fetch_manifest(where, engine), engine
+        manifest = fetch_manifest(where, engine)
+        check_volumes(where, manifest, trust)
+        return manifest, engine
     manifest = load_manifest(where)
+    check_volumes(where, manifest, trust)
     if engine is None and any(v.kind == "object" for s in manifest.segments for v in s.volumes):
         engine = object_engine(storage_options)
     return manifest, engine

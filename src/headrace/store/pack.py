@@ -27,6 +27,7 @@ from headrace.store.publish import check_target, disk_errors, locked, not_durabl
 from headrace.store.segment_writer import VOLUME_BYTES
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, Stream, source_options
+from headrace.store.trust import record_trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,8 +131,10 @@ def _pack(
         )
         segment, page = job.run()
         with disk_errors(partial.path):
-            Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,)).save(partial.store)
+            manifest = Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,))
+            manifest.save(partial.store)
             partial.publish(place, overwrite=overwrite)
+            record_trust(str(place), manifest)
         partial.remove()
     return job.report(str(place), time.monotonic() - started)
 
@@ -225,8 +228,10 @@ def _adopt(
         (partial.store / name).replace(place / name)
     sync_folder(place)
     pages = [read_file(place / s.directory, PAGE_BYTES) for s in manifest.segments]
-    replace(
+    whole = replace(
         manifest,
         fingerprint=fingerprint_of([*pages, page]),
         segments=(*manifest.segments, segment),
-    ).save(place)
+    )
+    whole.save(place)
+    record_trust(str(place), whole)

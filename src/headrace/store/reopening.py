@@ -13,6 +13,7 @@ from headrace.store.manifest import Manifest, Segment, fingerprint_of
 from headrace.store.open_store import open_directly, open_folder
 from headrace.store.segment import OpenSegment, directory_class, open_volumes
 from headrace.store.store import Store
+from headrace.store.trust import ANYWHERE
 
 if TYPE_CHECKING:
     from headrace.io.objects.engine import ObjectEngine
@@ -91,7 +92,8 @@ def reopen_pickled(  # noqa: PLR0917 - pickle calls it
             path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)
         )
     else:
-        store = open_folder(path, segments, reference=reference, engine=objects)
+        # Another process of this program has opened it, or was refused.
+        store = open_folder(path, segments, reference=reference, engine=objects, trust=ANYWHERE)
     if store.fingerprint != fingerprint:
         raise SourceChanged(
             f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "

@@ -24,6 +24,7 @@ from headrace.store.publish import check_free_space, disk_errors, locked
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
+from headrace.store.trust import check_sources
 from headrace.store.verify import BadSample, VerifyReport, data_ends, open_leniently, verify
 from headrace.store.volume_format import DATA_OFFSET, VolumeHeader, parse_volume_header
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.store.segment import OpenSegment
+    from headrace.store.trust import Trust
 
 _COPY_BYTES = 16 << 20
 
@@ -59,25 +61,31 @@ class RepairReport:
         return not self.unrepairable
 
 
-def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> RepairReport:
+def repair(
+    path: str | os.PathLike[str], *, workers: int | None = None, trust: Trust = None
+) -> RepairReport:
     """Verifies a store and mends what its sources still have.
 
     Args:
         path: the store's folder.
         workers: threads that read.
+        trust: where volumes and sources may lie of a store that was made elsewhere; see
+            docs/howto/trust.md.
 
     Raises:
         StoreNotFound: there is no store.
         CorruptStore: `store.json` is damaged.
-        StoreError: another process is writing to the store.
+        StoreError: another process is writing to the store, or it names sources that nobody on this
+            machine has agreed to.
         VolumeError: the disk is full or fails.
     """
     where = os.path.realpath(os.fsdecode(path))
-    load_manifest(where)  # says what is wrong where there is no store to lock
+    # Says what is wrong where there is no store to lock.
+    check_sources(where, load_manifest(where), trust)
     with ExitStack() as stack:
         with disk_errors(Path(where), "Nothing was changed: check the folder, and repair again."):
             stack.enter_context(locked(Path(where), what="writing to"))
-        before = verify(where, workers=workers)
+        before = verify(where, workers=workers, trust=trust)
         report = RepairReport(where, before)
         manifest = load_manifest(where)
         for problem in before.problems:

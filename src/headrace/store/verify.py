@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Manifest
     from headrace.store.opening import RemoteEngine
     from headrace.store.segment import OpenSegment
+    from headrace.store.trust import Trust
 
     Progress = Callable[[int, int | None, int, int | None], None]
     Extents = dict[str, NDArray[np.int64]]
@@ -123,6 +124,7 @@ def verify(
     workers: int | None = None,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    trust: Trust = None,
 ) -> VerifyReport:
     """Checks a store, completely.
 
@@ -131,9 +133,11 @@ def verify(
         workers: threads that read.
         progress: called with (samples done, samples, bytes done, None).
         storage_options: for URLs; see docs/howto/object-stores.md.
+        trust: where the volumes of an index from elsewhere may lie; see docs/howto/trust.md.
 
     Raises:
         StoreNotFound: there is no store.
+        StoreError: volumes lie outside its folder, and nobody on this machine has agreed to that.
         CorruptStore: `store.json` itself is damaged, so nothing else can be checked.
     """
     started = time.monotonic()
@@ -142,7 +146,7 @@ def verify(
     if is_url(where) or storage_options is not None:
         engine = engine_for(where, storage_options)
     try:
-        return _verify(where, engine, started, workers, progress)
+        return _verify(where, engine, started, workers, progress, trust=trust)
     finally:
         if engine is not None:
             engine.close()
@@ -154,8 +158,10 @@ def _verify(
     started: float,
     workers: int | None,
     progress: Progress | None,
+    *,
+    trust: Trust,
 ) -> VerifyReport:
-    manifest, engine = manifest_at(where, engine)
+    manifest, engine = manifest_at(where, engine, trust=trust)
     report = VerifyReport(shown(where), manifest.samples)
     segments = open_leniently(where, manifest, report, engine)
     threads = workers or min(8, 2 * (os.cpu_count() or 1))

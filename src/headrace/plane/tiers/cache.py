@@ -258,6 +258,8 @@ class Cache:
         return opened, bad
 
     def _open_one(self, entry: Segment) -> OpenSegment:
+        if any(v.kind != "packed" for v in entry.volumes):
+            raise CorruptStore(f"{entry.directory} has volumes that are not the cache's own.")
         segment = open_segment(str(self.folder), entry, 0)
         segment.volumes.check_all()
         indices = segment.directory.columns.get(INDEX_COLUMN)
