@@ -30,6 +30,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -177,6 +178,7 @@ def _open_beneath(folder: int, name: bytes, flags: int) -> int:
 def _openat2(folder: int, name: bytes, flags: int) -> int:
     import ctypes
 
+    sys.audit("open", f"/proc/self/fd/{folder}/{os.fsdecode(name)}", None, flags)  # as os.open does
     # RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
     how = (ctypes.c_uint64 * 3)(flags & ~os.O_NOFOLLOW, 0, 0x02 | 0x04 | 0x08)
     fd: int = _libc().syscall(437, folder, name, how, ctypes.sizeof(how))
@@ -369,15 +371,23 @@ class NewFile:
                 os.close(self.fd)  # `remove_leftovers` came before the lock
                 self.fd = -1
 
-    def publish(self, *, sync: bool = True) -> None:
-        """Gives the file its name, in the place of whatever stood there.
+    def publish(self, *, sync: bool = True, replace: bool = True) -> None:
+        """Gives the file its name.
 
         Args:
             sync: whether the disk has the content before, and the name when this returns.
+            replace: put it in the place of whatever stands there.
+
+        Raises:
+            FileExistsError: without `replace`, something stands there.
         """
         if sync:
             os.fsync(self.fd)
-        os.rename(self.temporary, self.path)
+        if replace:
+            os.rename(self.temporary, self.path)
+        else:
+            os.link(self.temporary, self.path)
+            os.unlink(self.temporary)
         fd, self.fd = self.fd, -1
         os.close(fd)
         if sync:

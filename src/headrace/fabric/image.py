@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.base.files import lock
 from headrace.errors import CorruptStore, StoreExists, VolumeError
 from headrace.fabric.catalog import PAGE_BYTES, CatalogEntry, aligned, lay_out, pack_catalog
 from headrace.fabric.store_files import MANIFEST, StoreFiles, files_of
@@ -90,7 +91,8 @@ def _check_target(fd: int, text: str, total: int, *, force: bool) -> None:
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
         raise VolumeError(f"{text} is neither a file nor a block device.", path=text)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not lock(fd):
+        raise VolumeError(f"{text}: another process writes it.", path=text, errno=errno.EAGAIN)
     regular = stat.S_ISREG(mode)
     used = os.fstat(fd).st_size > 0 if regular else any(os.pread(fd, _LOOKED_AT_BYTES, 0))
     if used and not force:

@@ -11,15 +11,15 @@ A kill leaves the folder but no lock: `sweep` removes what nobody holds.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
 from typing import TYPE_CHECKING
 
+from headrace.base.files import NewFile, lock, lock_path
 from headrace.closing import Closing
-from headrace.errors import CorruptStore, JobError, VolumeError
-from headrace.store.segment import check_directory, directory_class
+from headrace.errors import CorruptStore, JobError, StoreNotFound, VolumeError
+from headrace.store.segment import open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,34 +71,23 @@ class Directories(Closing):
         path = self.folder / f"{entry.uuid}.hrd"
         if (found := self._opened(path, entry, reference=reference)) is not None:
             return found
-        with _locked(self.folder / f"{entry.uuid}.lock"):
+        with self._fetching(entry):
             if (found := self._opened(path, entry, reference=reference)) is not None:
                 return found
-            temporary = path.with_suffix(f".{os.getpid()}.new")
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(fd, entry.directory_bytes)
-                fetch(fd)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            finally:
-                os.close(fd)
+            with NewFile(path, mode=0o600) as new:
+                os.ftruncate(new.fd, entry.directory_bytes)
+                fetch(new.fd)
+                new.publish(sync=False)
             self.fetched += 1
-        directory: Directory = directory_class(reference=reference).open(os.fsencode(path))
-        check_directory(directory, entry, str(path))
-        return directory
+        return open_directory(str(path), entry, reference=reference)
 
     def close(self) -> None:
         """Leaves the folder; the last process on the node removes it. Mapped directories stay valid."""
         fd, self._lock = self._lock, -1
         if fd < 0:
             return
-        if self._pid == os.getpid():
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(self.folder, ignore_errors=True)
+        if self._pid == os.getpid() and lock(fd):
+            shutil.rmtree(self.folder, ignore_errors=True)
         os.close(fd)
 
     def __del__(self) -> None:
@@ -107,12 +96,18 @@ class Directories(Closing):
 
     @staticmethod
     def _opened(path: Path, entry: Segment, *, reference: bool) -> Directory | None:
-        with contextlib.suppress(FileNotFoundError, CorruptStore, VolumeError):
-            if path.stat().st_size == entry.directory_bytes:
-                directory: Directory = directory_class(reference=reference).open(os.fsencode(path))
-                check_directory(directory, entry, str(path))
-                return directory
+        with contextlib.suppress(StoreNotFound, CorruptStore, VolumeError):
+            return open_directory(str(path), entry, reference=reference)
         return None
+
+    @contextlib.contextmanager
+    def _fetching(self, entry: Segment) -> Iterator[None]:
+        fd = lock_path(self.folder / f"{entry.uuid}.lock", wait_s=None)
+        assert fd is not None
+        try:
+            yield
+        finally:
+            os.close(fd)
 
 
 def sweep(local: Path) -> list[Path]:
@@ -121,10 +116,12 @@ def sweep(local: Path) -> list[Path]:
     for folder in local.glob(f"{PREFIX}*"):
         if not folder.is_dir() or folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             continue
-        with contextlib.suppress(OSError), (folder / "lock").open("rb") as f:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
+        with contextlib.suppress(OSError):
+            fd = lock_path(folder / "lock", make=False)
+            if fd is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+                os.close(fd)
     return removed
 
 
@@ -140,24 +137,8 @@ def _enter(folder: Path) -> int:
                 path=str(folder),
                 next_step="Remove it.",
             )
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = lock_path(folder / "lock", shared=True, wait_s=None)
     except FileNotFoundError:
         return -1
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.path.samestat(os.fstat(fd), (folder / "lock").lstat()):
-            return fd
-    except FileNotFoundError:
-        pass
-    os.close(fd)
-    return -1
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+    assert fd is not None
+    return fd

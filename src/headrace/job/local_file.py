@@ -13,6 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from headrace.base.files import create_file
 from headrace.closing import Closing
 from headrace.errors import VolumeError
 
@@ -65,7 +66,8 @@ def _unnamed(folder: str) -> int:
 
 
 def _named(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    Path(path).unlink(missing_ok=True)
+    return create_file(path, mode=0o600)
 
 
 def _allocate(fd: int, size: int) -> None:

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.files import make_folder
+from headrace.base.files import NewFile, make_folder, read_file, replace_file
 from headrace.errors import JobError
 from headrace.fabric.secret import Secret
 from headrace.job.document import KIND, JobDocument, NodeDocument
@@ -207,12 +207,10 @@ class Meeting:
         """
         target = self.folder / f"agreed-{session}-{name}.json"
         if not target.exists():
-            temporary = target.with_name(f"{target.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
-            temporary.write_bytes(KIND.encode({"agreed": proposal}))
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, target)  # whole or not at all, and once
-            temporary.unlink()
-        fields = KIND.decode(target.read_bytes(), str(target))
+            with NewFile(target) as new, contextlib.suppress(FileExistsError):
+                os.write(new.fd, KIND.encode({"agreed": proposal}))
+                new.publish(sync=False, replace=False)  # whole or not at all, and once
+        fields = KIND.decode(read_file(target, KIND.bytes_max + 1), str(target))
         try:
             return tuple((int(a), int(b)) for a, b in fields.value("agreed"))
         except (TypeError, ValueError):
@@ -275,7 +273,8 @@ class Meeting:
         with contextlib.suppress(FileNotFoundError):
             names = sorted(path.name for path in self.folder.iterdir())
         starts = (prefix,) if prefix else (*_OURS, *_NUMBERED)
-        return [self.folder / n for n in names if n.startswith(starts)]
+        # What a killed writer left begins with a dot.
+        return [self.folder / n for n in names if n.removeprefix(".").startswith(starts)]
 
     def _make_folder(self) -> None:
         """Makes the folder, or closes it to others, if it is this user's.
@@ -298,8 +297,7 @@ class Meeting:
 
     def _bytes(self, name: str) -> bytes | None:
         try:
-            with (self.folder / name).open("rb") as f:
-                return f.read(KIND.bytes_max + 1)
+            return read_file(self.folder / name, KIND.bytes_max + 1)
         except FileNotFoundError:
             return None
 
@@ -312,13 +310,7 @@ class Meeting:
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replaces a file as a whole. Not synced: after a power cut the job is gone anyway."""
-        temporary = self.folder / f"{name}.{os.getpid()}.{secrets.token_hex(4)}.new"
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(self.folder / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self.folder / name, data, sync=False)
 
     def _nobody(self, deadline_s: float) -> JobError:
         head = self._read("meeting.json")

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.files import read_file
 from headrace.base.job import NodePlace, job_id
 from headrace.closing import Closing
 from headrace.config import reader_options
@@ -413,7 +414,7 @@ class NodeServer(Closing):
         if self._kept is None:
             return
         entry = segment_from_json(segment, str(self._kept))
-        page = (self._kept / entry.directory).read_bytes()[:PAGE_BYTES]
+        page = read_file(self._kept / entry.directory, PAGE_BYTES)
         Manifest(secrets.token_hex(16), fingerprint_of([page]), (entry,)).save(self._kept)
         self._kept_whole = True
 

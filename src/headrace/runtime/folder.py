@@ -14,12 +14,13 @@ connects checks the folder first, so that no other user can pose as the daemon.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.files import lock_path, locked_by
 from headrace.errors import NodeError
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class RuntimeFolder:
                 self.path.mkdir(mode=0o700)
             try:
                 self.check()
-                if (claim := self._try_claim()) is not None:
-                    return claim
+                return self._try_claim()
             except FileNotFoundError:  # a daemon that ends removes the folder
                 continue
             except OSError:
@@ -147,7 +147,7 @@ class RuntimeFolder:
         None if there is none: the process that the lock file names must have that very file open.
         """
         try:
-            pid = int(self.lock.read_text())
+            pid = int(locked_by(self.lock))
             pidfd = os.pidfd_open(pid)
         except (OSError, ValueError):
             return None
@@ -160,37 +160,22 @@ class RuntimeFolder:
         os.close(pidfd)
         return None
 
-    def _try_claim(self) -> Claim | None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.lock, flags, 0o600)
+    def _try_claim(self) -> Claim:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A daemon that ends removes the file that we may have opened before.
-            if not os.path.samestat(os.fstat(fd), self.lock.lstat()):
-                os.close(fd)
-                return None
-            self._sign(fd)
-        except BlockingIOError:
-            owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
+            fd = lock_path(self.lock, sign=True)
+        except FileNotFoundError:
+            raise
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.lock.unlink(missing_ok=True)
+            raise
+        if fd is None:
             raise NodeError(
-                f"{self.path}: a {self.title} runs already, process {owner}.",
+                f"{self.path}: a {self.title} runs already, process {locked_by(self.lock)}.",
                 path=str(self.path),
                 next_step=f"Use it, or stop it first: headrace {self.command} stop.",
-            ) from None
-        except BaseException:
-            os.close(fd)
-            raise
+            )
         return Claim(self, fd)
-
-    def _sign(self, fd: int) -> None:
-        """Write into the lock, which is held, who holds it."""
-        try:
-            os.ftruncate(fd, 0)
-            os.write(fd, f"{os.getpid()}\n".encode())
-        except OSError:  # the disk is full
-            self.lock.unlink(missing_ok=True)
-            raise
 
 
 class Claim:

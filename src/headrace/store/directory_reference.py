@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c, crc32c_blocks
+from headrace.base.files import open_file
 from headrace.errors import SampleNotFound, VolumeError
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
@@ -56,7 +57,9 @@ class ReferenceDirectory:
         """The directory in the file at `path`."""
         text = os.fsdecode(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_file(path)
+        except VolumeError:
+            raise
         except OSError as e:
             raise VolumeError(
                 f"{text}: cannot be opened: {e.strerror}.", path=text, errno=e.errno

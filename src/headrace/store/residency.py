@@ -38,7 +38,7 @@ class _CacheStat(ctypes.Structure):
 def resident_bytes(path: str | os.PathLike[str]) -> int | None:
     """Bytes of the file that lie in the page cache, in whole pages; None where nobody can tell."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:

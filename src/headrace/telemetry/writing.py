@@ -8,7 +8,6 @@ agreed with the monotonic one for an hour.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.files import lock_path, locked_by
 from headrace.errors import TelemetryError
 from headrace.telemetry.database import SUFFIX, open_database
 from headrace.telemetry.ledger import PEAKS
@@ -345,24 +345,17 @@ def _locked(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock")
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = lock_path(lock, mode=0o644, sign=True)
     except OSError as e:
         raise TelemetryError(
             f"{path.parent}: no history can be kept there: {e.strerror}.",
             path=str(path.parent),
             next_step="Name a folder that you may write: --history DIR.",
         ) from e
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
+    if fd is None:
         raise TelemetryError(
-            f"{path}: another agent writes this history, process {owner}.",
+            f"{path}: another agent writes this history, process {locked_by(lock)}.",
             path=str(path),
             next_step="Use that one, or give this one a folder of its own: --history DIR.",
-        ) from None
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        )
     return fd

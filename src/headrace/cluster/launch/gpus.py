@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from headrace.base.files import lock_path
 from headrace.closing import Closing
 from headrace.cluster.launch.node_folder import base_folder
 from headrace.errors import LaunchError
@@ -53,7 +52,7 @@ class GpuClaim(Closing):
             if len(self.gpus) == wanted:
                 break
             name = "".join(c if c.isalnum() else "-" for c in f"gpu-{owner}-{gpu}")
-            if (fd := _locked(base / f"{name}.lock")) is not None:
+            if (fd := lock_path(base / f"{name}.lock")) is not None:
                 self.gpus.append(gpu)
                 self._held.append((base / f"{name}.lock", fd))
         if len(self.gpus) < wanted:
@@ -71,18 +70,3 @@ class GpuClaim(Closing):
             path.unlink(missing_ok=True)
             os.close(fd)
         self._held.clear()
-
-
-def _locked(path: Path) -> int | None:
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        # Whoever held it may have removed the very file that we have locked.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), path.lstat()):
-                return fd
-        os.close(fd)

@@ -15,7 +15,6 @@ processes are those with its mark, and both can be removed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -23,6 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.base.files import lock_path
 from headrace.cluster.launch.processes import end_marked
 from headrace.errors import LaunchError
 
@@ -83,8 +83,7 @@ class NodeFolder:
             self.path = base_folder(local) / name
             new = self.path.with_name(f".new-{name}")
             new.mkdir(mode=0o700)
-            self._lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock = lock_path(new / "lock", wait_s=None)
             (new / "mark").write_text(mark)
             for inner in ("run", "local"):
                 (new / inner).mkdir(mode=0o700)
@@ -142,22 +141,22 @@ def sweep(local: Path) -> list[Leftover]:
 
 def remove_if_free(path: Path) -> None:
     """Removes a lock file that nobody holds."""
-    with contextlib.suppress(OSError), path.open("rb") as f:
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
+    with contextlib.suppress(OSError):
+        fd = lock_path(path, make=False)
+        if fd is not None:
+            path.unlink()
+            os.close(fd)
 
 
 def _sweep_one(folder: Path) -> Leftover | None:
     try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = lock_path(folder / "lock", make=False)
     except FileNotFoundError:
         shutil.rmtree(folder, ignore_errors=True)
         return Leftover(str(folder), 0, 0)
+    if fd is None:
+        return None
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
         mark = ""
         with contextlib.suppress(OSError):
             mark = (folder / "mark").read_text().strip()

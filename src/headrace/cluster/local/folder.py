@@ -17,7 +17,6 @@ A job's folder goes a day after its end.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import lock_path, replace_file
 from headrace.cluster.executor import JobState
 from headrace.cluster.local.request import Request
 from headrace.errors import ClusterError
@@ -127,15 +127,9 @@ class Task:
     def take(self) -> int | None:
         """Its lock, to hold as its keeper; None: a keeper has it."""
         try:
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return lock_path(self.folder / "lock")
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +232,9 @@ class JobsFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else numbers or starts jobs meanwhile."""
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = lock_path(self.path / "lock", wait_s=None)
+        assert fd is not None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
@@ -302,12 +296,4 @@ def _write(path: Path, said: dict[str, Any]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as f:  # noqa: PTH123 - of a descriptor
-            f.write(text)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode(), mode=0o600, sync=False)

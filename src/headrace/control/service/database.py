@@ -8,13 +8,13 @@ that it rules no more. A lock (flock) beside the file keeps honest ones from try
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import lock_path, locked_by
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -235,21 +235,11 @@ class Database:
 def _locked(path: Path) -> int:
     """Hold the lock beside the database; it is left there: it may lie in a folder of others."""
     lock = path.with_name(path.name + "-lock")
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(lock, flags, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-    except BlockingIOError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
+    fd = lock_path(lock, sign=True)
+    if fd is None:
         raise ControlError(
-            f"{path}: another controller rules with this database, process {owner}.",
+            f"{path}: another controller rules with this database, process {locked_by(lock)}.",
             path=str(path),
             next_step="Use it, or stop it first: headrace control stop.",
-        ) from None
-    except BaseException:
-        os.close(fd)
-        raise
+        )
     return fd

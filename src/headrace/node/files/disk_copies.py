@@ -17,7 +17,7 @@ daemon left is not used before its crc was checked.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +29,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.base.files import (
+    create_file,
+    lock_path,
+    make_folder,
+    open_or_create,
+    read_file,
+    replace_file,
+)
 from headrace.errors import StoreError
 from headrace.plane.tiers.policy import disk_reserve
 
@@ -89,13 +97,10 @@ class DiskFolder:
         self.quota_bytes = quota_bytes
         self.used_bytes = 0
         os.makedirs(self.path, mode=0o700, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._lock = os.open(os.path.join(self.path, b"lock"), flags, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise
+        lock = lock_path(os.path.join(self.path, b"lock"), owned=True)
+        if lock is None:
+            raise BlockingIOError(errno.EAGAIN, "another daemon uses it", os.fsdecode(self.path))
+        self._lock = lock
 
     def room(self) -> int:
         """Bytes that may still be written."""
@@ -170,8 +175,7 @@ class DiskCopies:
         temporary = os.path.join(self.path, b"tmp-%d" % number)
         final = self._file(number)
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(temporary, flags, 0o400)
+            fd = create_file(temporary, os.O_WRONLY, mode=0o400)
             try:
                 at = 0
                 while at < len(view):
@@ -194,8 +198,7 @@ class DiskCopies:
     def check(self, copy: DiskCopy) -> bool:
         """Whether a copy has the bytes that it had. Reads it; may run without the owner's lock."""
         try:
-            with open(self._file(copy.number), "rb") as f:
-                data = f.read(copy.size + 1)
+            data = read_file(self._name(copy.number), copy.size + 1, within=self.path)
         except OSError:
             return False
         return len(data) == copy.size and _native.crc32c(np.frombuffer(data, np.uint8)) == copy.crc
@@ -218,23 +221,24 @@ class DiskCopies:
         os.close(self._journal)
 
     def _file(self, number: int) -> bytes:
-        return os.path.join(self.path, b"%d" % (number // _NUMBERS_A_FOLDER), b"%d" % number)
+        return os.path.join(self.path, self._name(number))
+
+    @staticmethod
+    def _name(number: int) -> bytes:
+        return b"%d/%d" % (number // _NUMBERS_A_FOLDER, number)
 
     def _mark(self, root: bytes) -> None:
         """Make the folder, or see that it is ours."""
         mark = os.path.join(self.path, b"files.json")
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.path, 0o700)
+        make_folder(self.path, mode=0o700, exist_ok=True)
         wanted = {"format": _FORMAT, "version": 1, "root": root.decode("latin-1")}
         try:
-            with open(mark, "rb") as f:
-                found = json.loads(f.read(1 << 16))
+            found = json.loads(read_file(mark, 1 << 16, owned=True))
         except FileNotFoundError:
             if os.listdir(self.path):
                 found = None
             else:
-                with open(mark, "x", encoding="utf-8") as f:
-                    json.dump(wanted, f)
+                replace_file(mark, json.dumps(wanted).encode(), sync=False)
                 return
         except ValueError:
             found = None
@@ -245,14 +249,15 @@ class DiskCopies:
                 next_step="Remove what lies there, or name another folder as --cache-dir.",
             )
 
-    def _open_journal(self, name: bytes, more: int = 0) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | more
-        return os.open(os.path.join(self.path, name), flags, 0o600)
+    def _open_journal(self, name: bytes) -> int:
+        path = os.path.join(self.path, name)
+        return open_or_create(path, os.O_RDWR | os.O_APPEND, mode=0o600, owned=True)
 
     def _rewrite(self) -> None:
         """Write the journal anew, without what was removed: the old one or the new one is there."""
-        old, self._journal = self._journal, self._open_journal(b"journal-new", os.O_TRUNC)
+        old, self._journal = self._journal, self._open_journal(b"journal-new")
         try:
+            os.ftruncate(self._journal, 0)
             for path, copy in self.copies.items():
                 self._record(path, copy)
             new = os.path.join(self.path, b"journal-new")
