@@ -83,7 +83,8 @@ def prepare(base: Path) -> None:
     for i in range(3):
         (more / f"more{i}.txt").write_bytes(b"more %d " % i * 100)
     pack(source, base / "tree/whole.hr")
-    checkpoint.Checkpointer(base / "tree/checkpoints").save({"a": np.arange(10)}, 1)
+    with checkpoint.Checkpointer(base / "tree/checkpoints") as saver:
+        saver.save({"a": np.arange(10)}, 1)
 
 
 def _info(base: Path) -> None:
@@ -150,11 +151,11 @@ def in_child(work: Callable[[], str], user: int) -> str:
         except BaseException as e:  # noqa: BLE001 - what a user would see as a traceback
             answer = f"untyped: {e!r}"
         finally:
-            os.write(here, answer.encode(errors="replace")[:4000])
+            os.write(here, answer.encode(errors="replace")[:60000])
             os._exit(0)
     os.close(here)
     ready, _, _ = select.select([there], [], [], HANG_S)
-    answer = os.read(there, 4000).decode() if ready else ""
+    answer = os.read(there, 60000).decode() if ready else ""
     if not ready:
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -178,7 +179,7 @@ def names_opened(command: str, base: Path) -> list[str]:
         COMMANDS[command](base)
         root = os.path.realpath(base / "tree")
         found = set()
-        for path in heard:
+        for path in sorted(heard):
             folder, name = os.path.split(path.rstrip("/"))
             with contextlib.suppress(OSError, ValueError):
                 inside = os.path.relpath(os.path.join(os.path.realpath(folder), name), root)
@@ -186,7 +187,9 @@ def names_opened(command: str, base: Path) -> list[str]:
                     found.add(inside)
         return json.dumps(sorted(found))
 
-    return list(json.loads(in_child(work, 0)))
+    answer = in_child(work, 0)
+    assert answer.startswith("["), f"{command} fails undisturbed: {answer or 'it hangs'}"
+    return list(json.loads(answer))
 
 
 # -- planting -----------------------------------------------------------------------------------------
