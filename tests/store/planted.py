@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing.util  # noqa: F401 - another user may be unable to read the interpreter
 import os
 import re
 import select
@@ -259,6 +260,8 @@ def attempts(commands: list[str], kinds: list[str], users: list[int]) -> Iterato
             names = sorted({*names_opened(command, base), *FORMER.get(command, ())})
             for name in names:
                 for kind in kinds:
+                    if kind == "folder-link" and name in ("checkpoints", "cache"):
+                        continue  # the user's own word for where they are
                     for user in users:
                         yield (
                             command,
@@ -287,6 +290,9 @@ def _attempt(
     for each in (victim, victim / "file"):
         each.chmod(0o777 if each.is_dir() else 0o666)
     plant(kind, base / "tree" / name, victim)
+    for each in (base / "tree").rglob("*"):  # folders that were made for what is planted in them
+        if user and each.is_dir() and not each.is_symlink() and each.stat().st_uid == 0:
+            os.chown(each, user, user)
     before = state_of(victim)
     answer = in_child(lambda: (COMMANDS[command](base), "harmless")[1], user)
     outcome = (answer or "hang").partition(":")[0]

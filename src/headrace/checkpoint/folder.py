@@ -128,6 +128,12 @@ def _all_steps(folder: str) -> list[int]:
             names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
+    except NotADirectoryError as e:
+        raise CheckpointError(
+            f"{folder} is no folder, expected one of checkpoints.",
+            path=folder,
+            next_step="Name another folder, or move away what stands there.",
+        ) from e
     return [int(m[1]) for name in names if (m := _STEP.fullmatch(name))]
 
 

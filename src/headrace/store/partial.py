@@ -45,8 +45,8 @@ class Partial:
     def begin(self, identity: dict[str, Any]) -> None:
         """Starts over with an empty folder."""
         for left in (self.store, self._finished):
-            if left.is_symlink():
-                left.unlink()
+            if left.is_symlink() or not left.is_dir():
+                left.unlink(missing_ok=True)  # rmtree would wait for a FIFO
             shutil.rmtree(left, ignore_errors=True)
         make_folder(self.store)
         sync_folder(self.path)
