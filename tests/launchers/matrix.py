@@ -272,7 +272,9 @@ def _srun_exported(run: Run) -> Ended:
 
 
 def _srun_lightning(run: Run) -> Ended:
-    # Lightning wants to be told so much, and takes interactive jobs for none.
+    # Lightning wants to be told so much, and takes interactive jobs for none. It would look for the first node
+    # by its name, which the tests' nodes have in Slurm only.
+    run.environment["MASTER_ADDR"] = "127.0.0.1"
     words = [
         "srun",
         "--nodes=1",
