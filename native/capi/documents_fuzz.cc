@@ -59,12 +59,13 @@ void read_catalog(std::string text) {
 
 // The header page of a packed volume: any bytes, of any number, and with a right checksum.
 void read_volume_page(const std::string& text) {
-  std::vector<std::byte> page(text.size());
-  std::memcpy(page.data(), text.data(), text.size());
-  if (page.size() >= kPageBytes && text[0] % 2 == 0) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  std::vector<std::byte> page(bytes, bytes + text.size());
+  if (!text.empty() && text[0] % 2 == 0) {
+    page.resize(kPageBytes);
     std::memcpy(page.data(), "HRVOL\0\r\n", 8);
     std::memset(page.data() + 12, 0, 4);
-    const uint32_t crc = crc32c(std::span(page).first(kPageBytes));
+    const uint32_t crc = crc32c(page);
     std::memcpy(page.data() + 12, &crc, sizeof crc);
   }
   SegmentEntry entry;
