@@ -47,11 +47,13 @@ def lives(launch) -> list[list[tuple[int, list[int]]]]:
     return [made[life] for life in sorted(made)]
 
 
-def lose_a_node(slurm, launch, photos, nodes: int, *options: str) -> str:
+def lose_a_node(
+    slurm, launch, photos, nodes: int, *more: str, options: tuple[str, ...] = ()
+) -> str:
     """A job whose node dies for good when its ranks are behind a checkpoint."""
     job = submit(
         slurm, launch, photos, "--epochs", "1", "--batch", "1", "--pace", "0.4", "--save-every", "2",
-        options=options, sbatch=("--requeue",), nodes=nodes,
+        *more,        options=options, sbatch=("--requeue",), nodes=nodes,
     )  # fmt: skip
 
     def behind_a_checkpoint() -> bool:
@@ -89,4 +91,17 @@ def test_a_job_that_loses_a_node_is_requeued_without_it(slurm, launch, photos):
     assert "NodeList=node[0,2-3]" in known
     assert "restart 1: completed, 3 nodes, 3 ranks" in output(launch)
     assert slurm.node_states(LOST)[0] != "down"  # Slurm itself has not missed it yet
+    each_sample_was_seen_once(launch)
+
+
+@pytest.mark.slow
+def test_a_job_that_may_have_fewer_nodes_goes_on_at_once_with_those_left(slurm, launch, photos):
+    job = lose_a_node(slurm, launch, photos, 3, "--no-counts", options=("--nodes", "2-3"))
+    state = slurm.wait_for_job(job, seconds=120.0)
+    assert state == "COMPLETED", output(launch)
+    assert "Restarts=0" in slurm.command("scontrol", "show", "job", job)
+    assert f"node {LOST} is lost" in output(launch)
+    assert f"job {job}: continued" in output(launch)
+    assert "completed, 2 nodes, 2 ranks" in output(launch)
+    assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
     each_sample_was_seen_once(launch)

@@ -1,10 +1,11 @@
 """A training script that resumes exactly: counts each sample it has seen, and needs nothing but numpy.
 
     trainer.py CHECKPOINTS [--data FOLDER] [--epochs 2] [--pace 0.0] [--save-every N] [--log FOLDER]
-        [--fail-at STEP] [--ignore-stop] [--batch 2]
+        [--fail-at STEP] [--ignore-stop] [--batch 2] [--no-counts]
 
 The counts are part of what is saved, so they say what the model has learned from: after the run every sample of
-every epoch has been seen once, however often it was stopped. `--log` writes a line per step as it happens.
+every epoch has been seen once, however often it was stopped. They are each rank's own, so another number of
+ranks cannot load them: `--no-counts` leaves them out. `--log` writes a line per step as it happens.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path)
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--ignore-stop", action="store_true")
+    parser.add_argument("--no-counts", action="store_true")
     given = parser.parse_args()
 
     rank = int(os.environ.get("RANK", "0"))
@@ -73,9 +75,8 @@ def main() -> None:
         seen = Seen(len(store), given.epochs)
         run: Any = Deaf()
         if not given.ignore_stop:
-            run = hr.cluster.resume(
-                given.checkpoints, save_every=given.save_every, loader=loader, seen=seen
-            )
+            parts = {"loader": loader} | ({} if given.no_counts else {"seen": seen})
+            run = hr.cluster.resume(given.checkpoints, save_every=given.save_every, **parts)
         print(f"rank {rank} begins at step {run.steps}", flush=True)
         while loader.epoch < given.epochs:
             epoch = loader.epoch
