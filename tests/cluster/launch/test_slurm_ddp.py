@@ -40,6 +40,7 @@ def logged(log: Path, life: int) -> list[tuple[int, int, list[int]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_ddp_job_whose_node_is_killed_sees_each_sample_of_the_epoch_once(slurm, launch):
     source = write_real_images(launch.folder / "images", PER_CLASS)
     if CLIPART.is_dir():  # real images, as `make demo` uses them
