@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from browser import Browser
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--module-order-seed", type=int, metavar="N",
+        help="Run the modules in a random order of this seed: none may rely on what another one left.",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = config.getoption("--module-order-seed")
+    if seed is not None:
+        modules = sorted({str(item.path) for item in items})
+        random.Random(seed).shuffle(modules)
+        place = {module: at for at, module in enumerate(modules)}
+        items.sort(key=lambda item: place[str(item.path)])
 
 
 @pytest.fixture(scope="session", autouse=True)
