@@ -116,7 +116,7 @@ void FileReader::grow_locked(size_t tasks) {
       ++alive_;
     }
   } catch (const std::system_error&) {  // RLIMIT_NPROC or a cgroup's pids.max: fewer serve as well
-  } catch (const std::bad_alloc&) {  // the same
+  } catch (const std::bad_alloc&) {     // the same
   }
 }
 
