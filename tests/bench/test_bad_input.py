@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.documents import seal
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
 from headrace.bench.manifest import FILE_NAME
@@ -90,7 +91,9 @@ def test_another_format_than_was_generated_is_named(made, tmp_path):
 def test_a_half_generated_data_set_is_not_run(made, tmp_path):
     words = made()
     manifest = tmp_path / "data" / FILE_NAME
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
+    document = json.loads(manifest.read_text()) | {"complete": False}
+    del document["crc32c"]
+    manifest.write_bytes(seal(json.dumps(document).encode()))
     with pytest.raises(SourceError, match="data: the data set is half-generated"):
         run_session(words)
     assert no_result(tmp_path)

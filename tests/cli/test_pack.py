@@ -94,8 +94,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2, "one every five seconds"
     assert (
-        lines[0]
-        == "packing: 5,000 of 26,000 samples, 25.0 MB, 1,000 samples/s, 5.0 MB/s, 21.0 s left"
+        lines[0] == "packing: 5,000 of 26,000 samples, 25 MB, 1,000 samples/s, 5 MB/s, 21.0 s left"
     )
 
 
@@ -109,7 +108,7 @@ def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch
         tell(1_000_000, None, 10**9, None)
         now = 10.0
         tell(1_000_010, None, 10**9 + 1000, None)
-    assert capsys.readouterr().err == ("packing: 1,000,010 samples, 1.0 GB, 1 samples/s, 100 B/s\n")
+    assert capsys.readouterr().err == ("packing: 1,000,010 samples, 1 GB, 1 samples/s, 100 B/s\n")
 
 
 def test_quiet_says_nothing_beside_the_result(run, photos, tmp_path):

@@ -71,6 +71,8 @@ _STRANGE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.ENOTDIR,
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.part")
 _ATTEMPTS = 20
+_RACES_MAX = 10_000
+"""Others may make and remove a lock file all the time; a loop of ours still ends."""
 _POLL_S = 0.02
 
 # -- opening ------------------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def open_or_create(
     Raises:
         VolumeError: something else than a regular file stands there, or (with `owned`) somebody else's.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(_RACES_MAX):
         with contextlib.suppress(FileNotFoundError):
             return open_file(path, flags, owned=owned)
         with contextlib.suppress(FileExistsError):
@@ -498,7 +500,7 @@ def lock_path(
         VolumeError: what stands there is neither a file nor a folder, or (with `owned`) somebody else's.
         OSError: the system refuses.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(_RACES_MAX):
         fd = _open_lock(path, make=make, mode=mode, owned=owned)
         held = False
         try:
