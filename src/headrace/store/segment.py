@@ -226,8 +226,9 @@ def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Dir
         if isinstance(e, VolumeError):
             raise
         raise VolumeError(
-            f"{path}: cannot be opened: {e.strerror}.", path=path, errno=e.errno
-        ) from e
+            f"{path}: cannot be opened: {e.strerror}.", path=path, errno=e.errno,
+            next_step="Check the file's permissions and the disk.",
+        ) from e  # fmt: skip
     try:
         size = os.fstat(fd).st_size
         if size != entry.directory_bytes:
