@@ -275,3 +275,10 @@ def test_options_come_from_the_environment_too(store, monkeypatch):
     monkeypatch.setenv("HEADRACE_VERIFY", "perhaps")
     with pytest.raises(ValueError, match="HEADRACE_VERIFY is 'perhaps'"):
         hr.loader(store, 8)
+
+
+def test_nothing_is_remarked_where_no_sample_comes_twice(packed_photos, caplog):
+    """One rank's last batch is smaller by default: nothing is padded."""
+    with hr.open(packed_photos) as store:
+        assert sum(len(batch) for batch in hr.loader(store, 8)) == len(store)
+    assert caplog.text == ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Crowd", "peer_name", "peer_user", "prepare"]
+__all__ = ["Crowd", "hold", "peer_name", "peer_user", "release"]
 
 _MemberT = TypeVar("_MemberT")
 
@@ -67,18 +67,32 @@ def _address(name: tuple[object, ...]) -> ipaddress.IPv4Address | ipaddress.IPv6
 
 
 class _Kernel:
-    """One socket per process that asks the kernel whose sockets are whose (sock_diag(7)). Thread-safe."""
+    """Asks the kernel whose sockets are whose (sock_diag(7)), over one socket while it is held. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pid = 0
         self._asked = 0
+        self._holders = 0
 
-    def open(self) -> None:
-        """Opens the socket, unless it is: a process that is confined later can open none then."""
+    def hold(self) -> None:
+        """Opens the socket, and keeps it: a process that is confined later can open none then."""
         with self._lock:
-            self._open()
+            self._holders += 1
+            with contextlib.suppress(OSError):
+                self._open()
+
+    def release(self) -> None:
+        """The end of a `hold`."""
+        with self._lock:
+            self._holders -= 1
+            self._close()
+
+    def _close(self) -> None:
+        if self._socket is not None and not self._holders:
+            self._socket.close()
+            self._socket = None
 
     def _open(self) -> socket.socket:
         if (
@@ -99,16 +113,21 @@ class _Kernel:
         question += struct.pack("!HH", there[1], here[1]) + b"".join(ends)
         question += struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
         with self._lock:
-            netlink = self._open()
-            self._asked += 1
-            size = _HEADER.size + len(question)
-            header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, 1, self._asked & 0xFFFFFFFF, 0)
-            netlink.sendto(header + question, (0, 0))
-            while True:
-                answer = netlink.recv(4096)
-                _, kind, _, number, _ = _HEADER.unpack_from(answer)
-                if number == self._asked & 0xFFFFFFFF:  # and not to a question that was given up
-                    break
+            try:
+                netlink = self._open()
+                self._asked += 1
+                size = _HEADER.size + len(question)
+                header = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, 1, self._asked & 0xFFFFFFFF, 0)
+                netlink.sendto(header + question, (0, 0))
+                while True:
+                    answer = netlink.recv(4096)
+                    _, kind, _, number, _ = _HEADER.unpack_from(answer)
+                    if (
+                        number == self._asked & 0xFFFFFFFF
+                    ):  # and not to a question that was given up
+                        break
+            finally:
+                self._close()
         if kind != _SOCK_DIAG_BY_FAMILY or len(answer) < _ANSWER_UID_AT + 4:
             return None
         return int(struct.unpack_from("=I", answer, _ANSWER_UID_AT)[0])
@@ -117,10 +136,14 @@ class _Kernel:
 _kernel = _Kernel()
 
 
-def prepare() -> None:
-    """Opens what asking about peers takes: for a process that gives up opening sockets later."""
-    with contextlib.suppress(OSError):
-        _kernel.open()
+def hold() -> None:
+    """Keeps open what asking about peers takes, until `release`: for who gives up opening sockets later."""
+    _kernel.hold()
+
+
+def release() -> None:
+    """The end of a `hold`."""
+    _kernel.release()
 
 
 class Crowd(Generic[_MemberT]):

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import _native
-from headrace.base.peers import prepare
+from headrace.base import peers
 from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.associations import Associations, Joined
@@ -90,8 +90,8 @@ class Target(Closing):
         self._joined = self._associations.joined
         self._soon: deque[Callable[[], None]] = deque()
         self._stopping = False
-        prepare()
         self._listener = _listen(address)
+        peers.hold()
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._queues = _native.FabricTargetQueues(
             loops=self.options.loops,
@@ -127,6 +127,7 @@ class Target(Closing):
             self._close(line)
         self._queues.close()
         self._listener.close()
+        peers.release()
         self._selector.close()
         os.close(self._wake)
 

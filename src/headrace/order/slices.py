@@ -229,7 +229,7 @@ class Share:
                 self._steps, rank, steps,
             )  # fmt: skip
         twice = steps * slices.global_batch - slices.length
-        if self._tail is None and twice > 0 and rank.is_first:
+        if self._tail is None and slices.tail == "pad" and twice > 0 and rank.is_first:
             _log.warning(
                 "%s samples do not fill %s steps of %d ranks with %d samples each: %s samples come twice "
                 "in an epoch. tail='exact' gives each once (the last batch is smaller), tail='drop' "
