@@ -18,7 +18,7 @@ from headrace.errors import ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Directive", "Script", "read_script"]
+__all__ = ["Directive", "Script", "node_daemon_lines", "read_script"]
 
 _SLURM: Final = b"#SBATCH"
 _OURS: Final = b"#HEADRACE"
