@@ -91,9 +91,13 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = open_or_create(path, owned=True)
-        with open(os.dup(self._fd), "rb") as file:
-            records, self._end = _valid_records(file.read())
-        os.ftruncate(self._fd, self._end)
+        try:
+            with open(self._fd, "rb", closefd=False) as file:
+                records, self._end = _valid_records(file.read())
+            os.ftruncate(self._fd, self._end)
+        except BaseException:
+            os.close(self._fd)
+            raise
         self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
         self.done = PackedSamples.join([PackedSamples.from_bytes(r) for r in records[1:]])
 
