@@ -79,7 +79,7 @@ def test_fsdp_refuses_another_number_of_ranks_and_says_why(undisturbed, data):
     more = arguments(data, folder / "whole", "--epochs", "4")
     with by_hand(recipe, 1, log, more) as ranks:
         assert ranks.codes() != [0]
-    assert "was saved by 2 ranks, and is loaded by 1" in log.read_text()
+    assert "and is loaded by 1. Load it with 2 ranks" in log.read_text()
 
 
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp"])

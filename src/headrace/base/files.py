@@ -33,7 +33,7 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from headrace.errors import VolumeError
 
@@ -54,6 +54,7 @@ __all__ = [
     "open_file",
     "open_folder",
     "open_or_create",
+    "open_stream",
     "publish_folder",
     "read_file",
     "readers",
@@ -112,8 +113,20 @@ def read_file(
     owned: bool = False,
 ) -> bytes:
     """The first `limit_bytes` of a regular file; arguments and errors as for `open_file`."""
-    with open(open_file(path, within=within, owned=owned), "rb") as file:
+    with open_stream(path, within=within, owned=owned) as file:
         return file.read(limit_bytes)
+
+
+def open_stream(
+    path: AnyPath, *, within: AnyPath | int | None = None, owned: bool = False, buffering: int = -1
+) -> BinaryIO:
+    """A regular file to read from; `buffering` as of `open`, the rest as for `open_file`."""
+    fd = open_file(path, within=within, owned=owned)
+    try:
+        return open(fd, "rb", buffering=buffering)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def open_folder(path: AnyPath, *, within: AnyPath | int | None = None, owned: bool = False) -> int:

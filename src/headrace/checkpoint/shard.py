@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 
 from headrace import _native
-from headrace.base.files import open_file
+from headrace.base.files import open_stream
 from headrace.checkpoint.tree import DTYPES, leaf_bytes
 from headrace.errors import CorruptCheckpoint
 from headrace.store.output_file import OutputFile, WriteBuffer
@@ -153,7 +153,7 @@ def _arrays(
 
 def _open(folder: str, name: str) -> BinaryIO:
     try:
-        return open(open_file(name, within=folder), "rb", buffering=0)
+        return open_stream(name, within=folder, buffering=0)
     except FileNotFoundError:
         raise damaged(os.path.join(folder, name), "the shard", "missing", "a file") from None
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _FRAME = struct.Struct("<4sIQ")
 _MAGIC = b"HRJ1"
 _COUNTS = struct.Struct("<QQ")
+_PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ class Journal:
         self.path = path
         self._fd = open_or_create(path, owned=True)
         try:
-            with open(self._fd, "rb", closefd=False) as file:
-                records, self._end = _valid_records(file.read())
+            content = bytearray()
+            while piece := os.pread(self._fd, _PIECE_BYTES, len(content)):
+                content += piece
+            records, self._end = _valid_records(bytes(content))
             os.ftruncate(self._fd, self._end)
         except BaseException:
             os.close(self._fd)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
-from headrace.base.files import NewFile, open_file, read_file, remove_leftovers
+from headrace.base.files import NewFile, open_stream, read_file, remove_leftovers
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
 from headrace.store.directory_writer import write_all
 from headrace.store.format import PAGE_BYTES
@@ -271,7 +271,7 @@ def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: 
 def _copy(path: Path, fd: int, end: int) -> None:
     """Copies the sample bytes of a volume, as far as they can be read."""
     try:
-        source = open(open_file(path), "rb")  # noqa: SIM115 - closed by the block below
+        source = open_stream(path)
     except FileNotFoundError:
         return  # of any other error it is not known that its good samples are lost
     with source:
