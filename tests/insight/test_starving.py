@@ -161,7 +161,7 @@ def test_the_job_report_is_true(seen, job_id):
     text = cli("job-report", job_id, "--history", str(history))
     assert text == report.text() + "\n"
     assert f"train-{job_id}" in text
-    assert "waited for slow answers on simulated slow" in text
+    assert "waited for slow answers of the storage on simulated slow" in " ".join(text.split())
 
 
 def test_a_job_that_does_not_starve_is_not_said_to(seen):

@@ -13,7 +13,14 @@ import pytest
 
 import headrace as hr
 from headrace.base.checksum import crc32c
-from headrace.errors import CorruptSample, CorruptStore, SourceChanged, StoreNotFound, VolumeError
+from headrace.errors import (
+    CorruptSample,
+    CorruptStore,
+    SourceChanged,
+    StoreError,
+    StoreNotFound,
+    VolumeError,
+)
 from headrace.io.objects.listing import list_objects, remove, write
 from objects.conftest import ask, client_options, put_store
 
@@ -268,8 +275,10 @@ def test_a_hostile_manifest_is_refused_before_anything_is_fetched_or_allocated(
 ) -> None:  # fmt: skip
     manifest = {"store.json": _rewrite(packed_files["store.json"], change)}
     put_store(moto_port, f"{bucket}/x.hr", packed_files | manifest)
-    with pytest.raises(CorruptStore, match=said):
+    with pytest.raises(StoreError):
         hr.open(f"{bucket}/x.hr", storage_options=options)
+    with pytest.raises(CorruptStore, match=said):
+        hr.open(f"{bucket}/x.hr", storage_options=options, trust="*")
     assert not any("secret" in line or "latest" in line for line, _ in proxy.requests)
 
 
