@@ -67,7 +67,10 @@ JobSegment parse_job_segment(const Json& json, const std::string& path, const st
 JobDocument parse_job(std::string_view text, const std::string& path) {
   const Json json = Json::parse(text, path);
   const Json* version = json.find("version");
-  if (version == nullptr || version->integer() != 1) fail_manifest(path, "version", version, "1");
+  // 2 adds a checksum, which Python's readers compare.
+  if (version == nullptr || (version->integer() != 1 && version->integer() != 2)) {
+    fail_manifest(path, "version", version, "1 or 2");
+  }
   JobDocument out;
   out.session = word_of(json, "session", path);
   out.fingerprint = word_of(json, "fingerprint", path);

@@ -6,14 +6,11 @@ import secrets
 from typing import TYPE_CHECKING
 
 from headrace.closing import Closing
-from headrace.fabric.dh import DhGroup
-from headrace.fabric.secret import HostSecret
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
 from headrace.job.engine import identity_of
 
 if TYPE_CHECKING:
-    from headrace.fabric.secret import Secret
     from headrace.job.local_file import LocalFile
 
 __all__ = ["NodeExports"]
@@ -27,7 +24,6 @@ class NodeExports(Closing):
 
     Args:
         session: of the job.
-        secret: what its hosts authenticate with.
         node: our rank.
         host: the address to listen on.
         port: 0 takes a free one.
@@ -36,15 +32,13 @@ class NodeExports(Closing):
         FabricError: the address cannot be listened on.
     """
 
-    def __init__(self, session: str, secret: Secret, node: int, host: str, port: int = 0) -> None:
+    def __init__(self, session: str, node: int, host: str, port: int = 0) -> None:
         # A server that is started again is another subsystem: nobody must take its files for the old.
         self.nqn = f"nqn.2026-11.io.headrace:job:{session}:node-{node}:{secrets.token_hex(4)}"
-        self.subsystem = Subsystem(
-            self.nqn, hosts=[identity_of(session).nqn], secret=HostSecret(secret)
+        self.subsystem = Subsystem(self.nqn, hosts=[identity_of(session).nqn])
+        self.target = Target(
+            [self.subsystem], (host, port), TargetOptions(associations_max=_ASSOCIATIONS_MAX)
         )
-        # The secret is random and this job's alone: a Diffie-Hellman exchange would add nothing but time.
-        options = TargetOptions(associations_max=_ASSOCIATIONS_MAX, dhchap_groups=(DhGroup.NULL,))
-        self.target = Target([self.subsystem], (host, port), options)
 
     @property
     def address(self) -> str:

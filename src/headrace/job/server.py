@@ -165,10 +165,7 @@ class NodeServer(Closing):
             )
         begin, end = cut_shares(self._listing, self.place.nodes)[self.place.rank]
         address = self.options.address or own_address(self.place.nodes, head.get("address"))
-        self._exports = NodeExports(
-            self._session, self.meeting.secret(self._session), self.place.rank, address,
-            self.options.port,
-        )  # fmt: skip
+        self._exports = NodeExports(self._session, self.place.rank, address, self.options.port)
         planned = NodeDocument(
             session=self._session, node=self.place.rank, host=socket.gethostname(), pid=os.getpid(),
             address=self._exports.address, nqn=self._exports.nqn, local=str(self._local),
