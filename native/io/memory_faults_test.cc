@@ -31,6 +31,9 @@ void* allocate_or_throw(size_t bytes, size_t alignment) {
   throw std::bad_alloc();
 }
 
+// Where only one of a pair is inlined, GCC takes the pair for a mismatch: neither is.
+[[gnu::noinline]] void release(void* memory) { std::free(memory); }
+
 }  // namespace
 
 void* operator new(size_t bytes) { return allocate_or_throw(bytes, 1); }
@@ -40,14 +43,14 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
 }
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
 void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete(void* memory, size_t) noexcept { release(memory); }
+void operator delete[](void* memory, size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { release(memory); }
 
 using namespace headrace;
 using namespace headrace::io::reader_testing;
