@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.machine.memory import available_memory, fits_in_free_memory
+from headrace.machine.host import available_memory, fits_in_free_memory
 
 
 def test_memory_of_the_cgroup_counts(tmp_path):

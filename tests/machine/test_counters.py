@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.machine.counters import Growth, grown
+from headrace.machine.sensors import Growth, grown
 
 
 @given(st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 31) - 1))

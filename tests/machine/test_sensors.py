@@ -4,15 +4,7 @@ import random
 
 import pytest
 
-from headrace.machine.sensors import all_sensors
-from headrace.machine.sensors.beegfs import BeeGFS
-from headrace.machine.sensors.cpu import CPU
-from headrace.machine.sensors.disk import Disks
-from headrace.machine.sensors.lustre import Lustre
-from headrace.machine.sensors.memory import Memory
-from headrace.machine.sensors.network import Network
-from headrace.machine.sensors.nfs import NFS
-from headrace.machine.sensors.psi import Pressure
+from headrace.machine.sensors import Sensor, all_sensors
 
 DISK = "   8       0 sda {reads} 0 {sectors} {read_ms} 10 0 80 5 0 {busy_ms} 0 0 0 0 0 0 0\n"
 
@@ -52,7 +44,7 @@ def put(root, path, text):
 
 
 def test_disks_tell_bytes_and_seconds_and_survive_a_wrap_of_milliseconds(tmp_path):
-    disks = Disks(tmp_path)
+    disks = Sensor("disk", tmp_path)
     almost = (1 << 32) - 100
     put(tmp_path, "sys/block/sda/stat", "")
     put(tmp_path, "proc/diskstats",
@@ -71,7 +63,7 @@ def test_disks_tell_bytes_and_seconds_and_survive_a_wrap_of_milliseconds(tmp_pat
 
 
 def test_a_disk_that_vanishes_and_comes_back_is_new(tmp_path):
-    disks = Disks(tmp_path)
+    disks = Sensor("disk", tmp_path)
     line = DISK.format(reads=5, sectors=100, read_ms=1, busy_ms=1)
     put(tmp_path, "proc/diskstats", line)
     disks.read()
@@ -87,7 +79,11 @@ def test_cpu_memory_and_pressure(tmp_path):
     put(tmp_path, "proc/meminfo", "MemTotal:  1000 kB\nMemFree: 5 kB\nMemAvailable:  600 kB\n")
     put(tmp_path, "proc/pressure/io",
         "some avg10=0.00 avg60=0.12 total=1000000\nfull avg10=0.00 total=500000\n")  # fmt: skip
-    cpu, memory, pressure = CPU(tmp_path), Memory(tmp_path), Pressure(tmp_path)
+    cpu, memory, pressure = (
+        Sensor("cpu", tmp_path),
+        Sensor("memory", tmp_path),
+        Sensor("psi", tmp_path),
+    )
     cpu.read(), pressure.read()
     assert memory.read().gauges == {
         ("memory_bytes", ""): 1024000, ("memory_available_bytes", ""): 614400,
@@ -102,7 +98,7 @@ def test_cpu_memory_and_pressure(tmp_path):
 
 
 def test_nfs_mounts_tell_wire_bytes_operations_and_waiting(tmp_path):
-    nfs = NFS(tmp_path)
+    nfs = Sensor("nfs", tmp_path)
     begin = "device tmpfs mounted on /tmp with fstype tmpfs\ndevice x mounted on /proc with fstype proc\n"
     now = {"read": 1000, "written": 50, "reads": 100, "read_ms": 4000, "open_ms": 70}
     put(tmp_path, "proc/self/mountstats", begin + NFS_MOUNT.format(**now))
@@ -121,7 +117,7 @@ def test_nfs_mounts_tell_wire_bytes_operations_and_waiting(tmp_path):
 
 @pytest.mark.parametrize("folder", ["proc/fs/lustre/llite", "sys/kernel/debug/lustre/llite"])
 def test_lustre_clients_tell_bytes_operations_and_waiting(tmp_path, folder):
-    lustre, file = Lustre(tmp_path), f"{folder}/scratch-ffff8800/stats"
+    lustre, file = Sensor("lustre", tmp_path), f"{folder}/scratch-ffff8800/stats"
     put(tmp_path, file, LUSTRE.format(reads=10, read_bytes=1000, read_us=500, open_us=900))
     lustre.read()
     put(
@@ -138,9 +134,9 @@ def test_lustre_clients_tell_bytes_operations_and_waiting(tmp_path, folder):
 
 
 def test_beegfs_is_named_though_it_counts_nothing(tmp_path):
-    assert BeeGFS(tmp_path).read().gauges == {}
+    assert Sensor("beegfs", tmp_path).read().gauges == {}
     put(tmp_path, "proc/fs/beegfs/AB-1234-node7/status", "")
-    beegfs = BeeGFS(tmp_path)
+    beegfs = Sensor("beegfs", tmp_path)
     assert beegfs.read().gauges == {("fs_mounted", "AB-1234-node7"): 1.0}
     assert "keeps no counters" in beegfs.why
 
@@ -149,7 +145,7 @@ def test_network_counts_wires_and_rdma_ports_and_not_bridges(tmp_path):
     head = "Inter-|   Receive\n face |bytes\n"
     line = "{}: {} 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n"
     counters = "sys/class/infiniband/mlx5_0/ports/1/counters"
-    network = Network(tmp_path)
+    network = Sensor("network", tmp_path)
     for received in (100, 350):
         put(tmp_path, "proc/net/dev",
             head + line.format("eth0", received, 7) + line.format("veth1", received, 9)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.machine.sensors.gpu import GPU
+from headrace.machine.gpu import GPU
 from headrace.telemetry.accounts import KEPT_S
 from headrace.telemetry.groups import GroupUse
 from headrace.telemetry.inference import Observed, infer

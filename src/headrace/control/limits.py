@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.control.history import Knobs
-from headrace.machine.cgroup import cpu_quota, memory_usages
-from headrace.machine.kernel_files import byte_fields
+from headrace.machine.host import byte_fields, cpu_quota, memory_usages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

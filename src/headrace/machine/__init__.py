@@ -1,1 +1,7 @@
-"""What the machine, and the control groups that we run in, let us take, and what its counters say."""
+"""What the machine, and the control groups that we run in, let us take, and what its counters say.
+
+* host: memory and CPUs that we may take, and how busy the processors are
+* mounts: which file system a path lies on
+* sensors: counters of CPUs, disks, networks and file systems
+* gpu: what GPUs do, through NVML
+"""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.errors import HeadraceError, SourceChanged
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.node.quota import share_out
 from headrace.node.served import ServedData
 from headrace.node.wire import Status

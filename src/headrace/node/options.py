@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ReaderOptions, TierOptions
 from headrace.control.metrics_http import address_of
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.plane.tiers.policy import ram_quota
 
 if TYPE_CHECKING:

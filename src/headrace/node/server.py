@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.base.causes import Cause
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.node.files.service import FileService
 from headrace.node.governed import Governed
 from headrace.node.holdings import Holdings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from headrace.base.causes import Cause
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.node.lent import Lent
 from headrace.node.requests import REQUESTS_MAX, Asked, Requests
 from headrace.node.wire import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause
-from headrace.machine.counters import grown
+from headrace.machine.sensors import grown
 from headrace.telemetry.inference import Observed, infer
 from headrace.telemetry.ledger import JobFacts
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace.base.job import JobIdentity
-    from headrace.machine.sensors.gpu import GPU
+    from headrace.machine.gpu import GPU
     from headrace.telemetry.groups import GroupUse
     from headrace.telemetry.ledger import Ledger
     from headrace.telemetry.processes import JobProcesses

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.machine.gpu import GPUs
 from headrace.machine.sensors import all_sensors
-from headrace.machine.sensors.gpu import GPUs
 from headrace.telemetry.accounts import Accounts, Now, Seen
 from headrace.telemetry.groups import job_groups
 from headrace.telemetry.ledger import NODE, Ledger
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from headrace.base.causes import Cause
     from headrace.control.metrics import Figures
-    from headrace.machine.sensors import Key, Sensor
+    from headrace.machine.sensors import Sensor, SensorKey
     from headrace.telemetry.listening import Listener
     from headrace.telemetry.writing import HistoryWriter
 
@@ -251,9 +251,9 @@ class Agent:
             self.messages += 1
             self.accounts.told(told, Now(heard.mono_s, heard.unix_s))
 
-    def _sense(self, now: Now) -> dict[Key, float]:
+    def _sense(self, now: Now) -> dict[SensorKey, float]:
         """Ask each sensor; what grew."""
-        found: dict[Key, float] = {}
+        found: dict[SensorKey, float] = {}
         self.ledger.gauges.clear()
         for sensor in self._sensors:
             try:
@@ -343,7 +343,7 @@ class Agent:
         }
 
 
-def _busiest(grown: dict[Key, float]) -> str:
+def _busiest(grown: dict[SensorKey, float]) -> str:
     """The file system whose client waited longest, or, where none tells that, read most."""
     waits: dict[str, float] = {}
     reads: dict[str, float] = {}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.machine.sensors import lines_of, number
-from headrace.machine.sensors.psi import pressure_of
+from headrace.machine.sensors import lines_of, number, pressure_of
 from headrace.telemetry.attribution import job_of_group
 
 if TYPE_CHECKING:

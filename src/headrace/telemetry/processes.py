@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import JobIdentity, identity_of
-from headrace.machine.counters import grown
+from headrace.machine.sensors import grown
 from headrace.telemetry.attribution import environment_of, job_of_groups
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.control.plane import Change, Plane
-    from headrace.machine.sensors import Key
+    from headrace.machine.sensors import SensorKey
     from headrace.plane.stage import StageStats
 
 __all__ = ["HostLook", "decision", "planes_look"]
@@ -117,7 +117,7 @@ class HostLook:
         }
 
 
-def _named(found: Iterable[tuple[Key, float]]) -> dict[str, float]:
+def _named(found: Iterable[tuple[SensorKey, float]]) -> dict[str, float]:
     return {
         f"{name}/{of}" if of else name: round(value, _DIGITS)
         for (name, of), value in found

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.control.limits import READS_MAX
 from headrace.control.stalls.evidence import Evidence
 from headrace.control.stalls.verdict import Verdict, verdict_of
-from headrace.machine.cgroup import cpu_quota
-from headrace.machine.host import read_host
+from headrace.machine.host import cpu_quota, read_host
 from headrace.machine.mounts import file_system_of
 from headrace.plane.interpreter import Contention, contention
 

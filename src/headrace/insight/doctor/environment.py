@@ -18,9 +18,7 @@ from headrace.insight.doctor.findings import Environment, Place
 from headrace.insight.doctor.pieces import Piece
 from headrace.insight.doctor.reads import PieceReads
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
-from headrace.machine.cgroup import cpu_quota, memory_usages
-from headrace.machine.kernel_files import byte_fields, read_text
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
 from headrace.machine.mounts import Mount, mounts
 
 if TYPE_CHECKING:
@@ -127,7 +125,7 @@ def _pressure(root: Path, kind: str) -> float:
 
 def _gpus() -> tuple[tuple[str, ...], str]:
     """Names of the GPUs that NVML knows, and why none is seen."""
-    from headrace.machine.sensors.gpu import GPUs
+    from headrace.machine.gpu import GPUs
 
     sensor = GPUs()
     try:

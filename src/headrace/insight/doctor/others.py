@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.machine.kernel_files import read_text
+from headrace.machine.host import read_text
 
 if TYPE_CHECKING:
     from headrace.insight.doctor.findings import Findings

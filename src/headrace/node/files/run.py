@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.node.files.far_reader import BIG_BYTES
 from headrace.node.files.figures import OpenFigures
 from headrace.node.files.foresight import Foresight, GivenOrder

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from headrace.machine.memory import fits_in_free_memory
+from headrace.machine.host import fits_in_free_memory
 
 if TYPE_CHECKING:
     from headrace.plane.ahead.options import Cold

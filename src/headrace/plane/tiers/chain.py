@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.io import BatchReader
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.plane.tiers.cache import Cache
 from headrace.plane.tiers.disk import DiskTier
 from headrace.plane.tiers.policy import ram_quota

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace import _native
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 from headrace.plane.stage import StageStats
 from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
 from headrace.plane.tiers.reads_over import ReadsOver

@@ -17,7 +17,7 @@ from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.emulate.engines.base import Delivered, Engine, batches_ahead
 from headrace.errors import BenchError
 from headrace.io.simulation import simulation_of
-from headrace.machine.memory import available_memory
+from headrace.machine.host import available_memory
 
 if TYPE_CHECKING:
     from headrace.bench.emulate.engines.base import EngineContext

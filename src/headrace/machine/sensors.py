@@ -1,0 +1,422 @@
+"""Sensors: what this node's CPUs, memory, disks, networks and file systems have done.
+
+Each sensor reads one thing, cheaply. It never raises for what the machine lacks or writes in a form that nobody
+knows: that is left out, and `why` says so.
+
+Counters of kernels and drivers wrap, begin anew (a device that came back, a module that was reloaded) and
+vanish. A counter that is seen for the first time has grown by nothing: what it counted before is not ours.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.base.job import clean
+from headrace.machine.host import byte_fields, read_text
+from headrace.machine.mounts import unescaped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = [
+    "Growth",
+    "Reading",
+    "Sensor",
+    "SensorKey",
+    "all_sensors",
+    "grown",
+    "lines_of",
+    "number",
+    "pressure_of",
+]
+
+LINES_MAX: Final = 4096
+DEVICES_MAX: Final = 64
+"""Disks, interfaces, ports or mounts of one sensor."""
+
+_BYTES_MAX: Final = 1 << 20
+
+SensorKey = tuple[str, str]
+"""Name of a figure, and what it is of (a device, an interface, a mount; "")."""
+
+_FRESH: Final = 0.5
+"""A counter that wrapped has come less far than this share of its range since; one that comes from the
+lower half of it cannot have wrapped."""
+
+
+def grown(before: float, now: float, bits: int = 64) -> float:
+    """How much a counter has grown between two readings; never negative.
+
+    Args:
+        before: the first.
+        now: the second.
+        bits: after which it begins again at 0.
+    """
+    if not (math.isfinite(before) and math.isfinite(now)):
+        return 0.0
+    if now >= before:
+        return now - before
+    span = float(1 << bits)
+    around = now + span - before
+    if before < span and before > _FRESH * span and around < _FRESH * span:
+        return around
+    return max(0.0, now)  # it began anew
+
+
+class Growth:
+    """Remembers the last values of counters.
+
+    Args:
+        bits: of each of them.
+    """
+
+    def __init__(self, bits: int = 64) -> None:
+        self._bits = bits
+        self._before: Mapping[SensorKey, float] = {}
+
+    def since(self, values: Mapping[SensorKey, float]) -> dict[SensorKey, float]:
+        """How much each has grown since the last call; a new counter has grown by 0.
+
+        A counter that is not named any more is forgotten: if it comes back it is new.
+        """
+        before, self._before = self._before, dict(values)
+        return {
+            key: grown(before[key], value, self._bits) if key in before else 0.0
+            for key, value in values.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of a sensor."""
+
+    grown: dict[SensorKey, float] = field(default_factory=dict)
+    """How much counters grew since the last reading."""
+    gauges: dict[SensorKey, float] = field(default_factory=dict)
+
+
+class _Values(NamedTuple):
+    """What a file says now."""
+
+    why: str
+    """Why there is nothing; '' if there is something."""
+    counters: dict[SensorKey, float]
+    gauges: dict[SensorKey, float]
+    milliseconds: dict[SensorKey, float]
+    """Counters of times in 32 bits, which wrap after 49 days of work."""
+
+
+class Sensor:
+    """Reads one thing of this node.
+
+    Args:
+        name: `cpu`, `memory`, `psi`, `disk`, `network`, `nfs`, `lustre` or `beegfs`.
+        root: where `proc` and `sys` are.
+
+    Attributes:
+        why: why nothing is seen; '' if something is.
+    """
+
+    def __init__(self, name: str, root: Path = Path("/")) -> None:
+        self.name = name
+        self.why = ""
+        self._values, self._root = _VALUES[name], root
+        self._counters, self._milliseconds = Growth(), Growth(bits=32)
+
+    def read(self) -> Reading:
+        """Read it now."""
+        self.why, counters, gauges, milliseconds = self._values(self._root)
+        times = self._milliseconds.since(milliseconds).items()
+        return Reading(
+            self._counters.since(counters) | {key: ms / 1e3 for key, ms in times}, gauges
+        )
+
+
+def all_sensors(root: Path = Path("/")) -> list[Sensor]:
+    """One of each, except the GPUs' (see `headrace.machine.gpu`)."""
+    return [Sensor(name, root) for name in _VALUES]
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file of the kernel, at most `LINES_MAX`; [] where it cannot be read."""
+    return read_text(path, _BYTES_MAX).splitlines()[:LINES_MAX]
+
+
+def number(word: str) -> float | None:
+    """A counter's value; None if it is none."""
+    word = word.strip()
+    return float(word) if word.isascii() and word.isdigit() and len(word) <= 20 else None
+
+
+def _counted(counters: dict[SensorKey, float], why: str) -> _Values:
+    return _Values("" if counters else why, counters, {}, {})
+
+
+def _add(counters: dict[SensorKey, float], name: str, of: str, value: float | None) -> None:
+    if value is not None:
+        counters[name, of] = counters.get((name, of), 0.0) + value
+
+
+def _cpu(root: Path) -> _Values:
+    """CPU seconds from /proc/stat: busy, waiting for I/O, and in all."""
+    path = root / "proc/stat"
+    words = next(iter(lines_of(path)), "").split()
+    ticks = [number(word) for word in words[1:9]]
+    if words[:1] != ["cpu"] or len(ticks) < 5 or None in ticks:
+        return _counted({}, f"{path} cannot be understood")
+    seconds = [(tick or 0.0) / os.sysconf("SC_CLK_TCK") for tick in ticks]
+    idle, iowait = seconds[3:5]
+    counters: dict[SensorKey, float] = {
+        ("cpu_busy_s", ""): sum(seconds) - idle - iowait,
+        ("cpu_iowait_s", ""): iowait,
+        ("cpu_s", ""): sum(seconds),
+    }
+    return _counted(counters, "")
+
+
+def _memory(root: Path) -> _Values:
+    """Bytes of memory from /proc/meminfo; what the kernel would give back counts as available."""
+    path = root / "proc/meminfo"
+    fields = byte_fields(path)
+    gauges: dict[SensorKey, float] = {
+        (name, ""): float(fields[field])
+        for field, name in (
+            ("MemTotal", "memory_bytes"),
+            ("MemAvailable", "memory_available_bytes"),
+        )
+        if field in fields
+    }
+    return _Values("" if gauges else f"{path} cannot be understood", {}, gauges, {})
+
+
+def _psi(root: Path) -> _Values:
+    """Seconds that tasks waited for CPU, memory and I/O, from /proc/pressure.
+
+    Kernels since 4.20 have it, unless they were started without.
+    """
+    folder = root / "proc/pressure"
+    counters: dict[SensorKey, float] = {
+        (f"{kind}_pressure_s", share): seconds
+        for kind in ("cpu", "memory", "io")
+        for share, seconds in pressure_of(folder / kind).items()
+    }
+    return _counted(counters, f"{folder} is not there: this kernel tells no pressure")
+
+
+def pressure_of(path: Path) -> dict[str, float]:
+    """Seconds of a pressure file, of the node or of a control group; {} without one.
+
+    `some`: at least one task waited. `full`: nobody did anything else.
+    """
+    seconds = {}
+    for line in lines_of(path):
+        words = line.split()
+        total = next((word for word in words[1:] if word.startswith("total=")), "")
+        value = number(total.removeprefix("total="))
+        if words[:1] in (["some"], ["full"]) and value is not None:
+            seconds[words[0]] = value / 1e6
+    return seconds
+
+
+_SECTOR_BYTES: Final = 512
+"""Of /proc/diskstats, whatever the device has."""
+
+_VIRTUAL_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
+
+
+def _disk(root: Path) -> _Values:
+    """Bytes and seconds of each disk, from /proc/diskstats.
+
+    Whole disks only: a partition's figures are its disk's too, and those of a RAID or a volume manager are
+    those of what they lie on.
+    """
+    path = root / "proc/diskstats"
+    try:
+        whole = {entry.name.replace("!", "/") for entry in (root / "sys/block").iterdir()}
+    except OSError:
+        whole = set()  # partitions are counted too
+    counters: dict[SensorKey, float] = {}
+    milliseconds: dict[SensorKey, float] = {}
+    disks = 0
+    for line in lines_of(path):
+        words = line.split()
+        if len(words) < 14 or disks >= DEVICES_MAX or words[2].startswith(_VIRTUAL_DISKS):
+            continue
+        values = [number(word) for word in words[3:14]]
+        if None in values or (whole and words[2] not in whole):
+            continue
+        disks += 1
+        disk = clean(words[2])
+        reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, _, busy_ms, _ = (
+            value or 0.0 for value in values
+        )
+        counters["disk_read_bytes", disk] = _SECTOR_BYTES * sectors_read
+        counters["disk_written_bytes", disk] = _SECTOR_BYTES * sectors_written
+        counters["disk_reads", disk] = reads
+        counters["disk_writes", disk] = writes
+        milliseconds["disk_read_s", disk] = read_ms
+        milliseconds["disk_write_s", disk] = write_ms
+        milliseconds["disk_busy_s", disk] = busy_ms
+    return _Values("" if disks else f"{path} names no disk", counters, {}, milliseconds)
+
+
+_VIRTUAL_INTERFACES: Final = (
+    "lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "cali", "tap", "tun",
+)  # fmt: skip
+
+
+def _network(root: Path) -> _Values:
+    """Bytes of each interface, from /proc/net/dev.
+
+    Interfaces of containers and bridges are left out: their bytes pass a real one too, or no wire at all.
+    RDMA passes none of these; its ports count in words of 4 bytes, below /sys/class/infiniband.
+    """
+    path = root / "proc/net/dev"
+    counters: dict[SensorKey, float] = {}
+    for line in lines_of(path)[2:]:
+        name, colon, rest = line.rpartition(":")
+        words = rest.split()
+        if not colon or len(words) < 16 or len(counters) >= 2 * DEVICES_MAX:
+            continue
+        interface = clean(name.strip())
+        received, sent = number(words[0]), number(words[8])
+        if interface.startswith(_VIRTUAL_INTERFACES) or received is None or sent is None:
+            continue
+        counters["network_received_bytes", interface] = received
+        counters["network_sent_bytes", interface] = sent
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*/counters"))
+    for folder in ports[:DEVICES_MAX]:
+        port = clean(f"{folder.parts[-4]}/{folder.parts[-2]}")
+        for file, name in (("port_rcv_data", "received"), ("port_xmit_data", "sent")):
+            words_of_4 = number(next(iter(lines_of(folder / file)), ""))
+            if words_of_4 is not None:
+                counters[f"network_{name}_bytes", port] = 4 * words_of_4
+    return _counted(counters, f"{path} names no interface with a wire")
+
+
+def _nfs(root: Path) -> _Values:
+    """Bytes, operations and seconds of each NFS mount, from /proc/self/mountstats.
+
+    For each mount the kernel lists bytes (`bytes:`, the 5th and 6th number are what crossed the wire) and, by
+    operation, requests, transmissions, timeouts, bytes sent and received, and milliseconds in the queue, on
+    the wire and in all.
+    """
+    counters: dict[SensorKey, float] = {}
+    mount, in_operations, mounts = "", False, 0
+    for line in lines_of(root / "proc/self/mountstats"):
+        words = line.split()
+        if words[:1] == ["device"]:
+            mount, in_operations = _nfs_mount(words), False
+            mounts += bool(mount)
+            mount = mount if mounts <= DEVICES_MAX else ""
+        elif not mount:
+            continue
+        elif words[:1] == ["bytes:"] and len(words) >= 7:
+            _add(counters, "fs_read_bytes", mount, number(words[5]))
+            _add(counters, "fs_written_bytes", mount, number(words[6]))
+        elif words[:2] == ["per-op", "statistics"]:
+            in_operations = True
+        elif in_operations and len(words) >= 9 and words[0].endswith(":"):
+            values = [number(word) for word in words[1:9]]
+            if None in values:
+                continue
+            # A commit is the end of a write.
+            kind = {"READ:": "read", "WRITE:": "write", "COMMIT:": "write"}.get(
+                words[0], "metadata"
+            )
+            _add(counters, f"fs_{kind}_operations", mount, values[0])
+            _add(counters, f"fs_{kind}_s", mount, (values[7] or 0.0) / 1e3)
+    return _Values("" if mounts else "no NFS is mounted here", counters, {}, {})
+
+
+def _nfs_mount(words: list[str]) -> str:
+    """`device SERVER:/EXPORT mounted on /POINT with fstype nfs4 ...`; '' for other file systems."""
+    if not {"fstype", "on", "with"}.issubset(words):
+        return ""
+    kind = words[words.index("fstype") + 1 :][:1]
+    if not kind or not kind[0].startswith("nfs") or kind[0] == "nfsd":
+        return ""
+    return clean(unescaped(" ".join(words[words.index("on") + 1 : words.index("with")])))
+
+
+_LUSTRE_FOLDERS: Final = ("proc/fs/lustre/llite", "sys/kernel/debug/lustre/llite")
+_LUSTRE_METADATA: Final = frozenset(
+    {
+        "open", "close", "getattr", "setattr", "statfs", "alloc_inode", "getxattr", "create", "link",
+        "unlink", "symlink", "mkdir", "rmdir", "mknod", "rename", "readdir", "inode_permission",
+    }
+)  # fmt: skip
+
+
+def _lustre(root: Path) -> _Values:
+    """Bytes, operations and seconds of each Lustre mount, named as the file system, from llite's `stats`.
+
+        read_bytes                1234 samples [bytes] 4096 4194304 5000000000
+        open                      88 samples [usecs] 3 900 12345
+
+    One folder for each mount, `FSNAME-INSTANCE`; which lies below /sys/kernel/debug (readable by root) or
+    /proc/fs, by version. Sums are there since 2.10; without them the mean is not known, and only operations
+    are counted.
+    """
+    counters: dict[SensorKey, float] = {}
+    seen = False
+    for folder in _LUSTRE_FOLDERS:
+        try:
+            mounts = sorted((root / folder).iterdir())[:DEVICES_MAX]
+        except OSError:
+            continue
+        for mount in mounts:
+            lines = lines_of(mount / "stats")
+            seen |= bool(lines)
+            _add_lustre(counters, clean(mount.name.rpartition("-")[0] or mount.name), lines)
+        if seen:
+            break
+    why = "" if seen else "no Lustre client's counters can be read here"
+    return _Values(why, counters, {}, {})
+
+
+def _add_lustre(counters: dict[SensorKey, float], mount: str, lines: list[str]) -> None:
+    for line in lines:
+        words = line.split()
+        if len(words) < 4 or words[2] != "samples":
+            continue
+        name, count = words[0], number(words[1])
+        total = number(words[6]) if len(words) >= 7 else None
+        seconds = total / 1e6 if total is not None and words[3].startswith("[usec") else None
+        if count is None:
+            continue
+        if name in ("read_bytes", "write_bytes"):
+            kind = name.removesuffix("_bytes")
+            _add(counters, f"fs_{kind}_operations", mount, count)
+            _add(counters, "fs_read_bytes" if kind == "read" else "fs_written_bytes", mount, total)
+        elif name in ("read", "write"):
+            _add(counters, f"fs_{name}_s", mount, seconds)
+        elif name in _LUSTRE_METADATA:
+            _add(counters, "fs_metadata_operations", mount, count)
+            _add(counters, "fs_metadata_s", mount, seconds)
+
+
+def _beegfs(root: Path) -> _Values:
+    """That BeeGFS is mounted here: its client keeps no counters that can be read.
+
+    Clients' figures are kept by BeeGFS's servers, and asking those from every node all the time would be a
+    load of its own. What jobs read is known from their own processes' counters, and from headrace.
+    """
+    try:
+        clients = sorted(path.name for path in (root / "proc/fs/beegfs").iterdir())
+    except OSError:
+        return _Values("no BeeGFS is mounted here", {}, {}, {})
+    gauges: dict[SensorKey, float] = {
+        ("fs_mounted", clean(name)): 1.0 for name in clients[:DEVICES_MAX]
+    }
+    return _Values("BeeGFS's client keeps no counters: its servers do", {}, gauges, {})
+
+
+_VALUES: Final[dict[str, Callable[[Path], _Values]]] = {
+    "cpu": _cpu, "memory": _memory, "psi": _psi, "disk": _disk, "network": _network, "nfs": _nfs,
+    "lustre": _lustre, "beegfs": _beegfs,
+}  # fmt: skip
