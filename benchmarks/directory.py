@@ -109,7 +109,7 @@ def random_names(samples: int, wanted: int) -> tuple[list[str], NDArray[np.int64
 
 def write(path: Path, samples: int) -> None:
     """Writes a directory of `samples` names, with extents, checksums and labels."""
-    from headrace.store.directory_writer import DirectoryColumns, write_directory
+    from headrace.store.directory import DirectoryColumns, write_directory
 
     names = all_names(samples)
     rng = np.random.default_rng(_SEED)

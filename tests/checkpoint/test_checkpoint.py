@@ -16,8 +16,8 @@ import headrace as hr
 from base.flips import outcomes
 from checkpoint.killing import equal
 from headrace.checkpoint import Checkpointer, CheckpointOptions, latest, steps
+from headrace.checkpoint.checkpointer import Snapshot
 from headrace.checkpoint.folder import read_manifest, read_record
-from headrace.checkpoint.snapshot import Snapshot
 from headrace.checkpoint.tree import take_apart
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, VolumeError
 from headrace.store import output_file

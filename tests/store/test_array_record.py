@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.store import index, open_store, pack
-from headrace.store.sources.array_record import RIEGELI_MAGIC
+from headrace.store.sources.tfrecord import RIEGELI_MAGIC
 
 from .rows import read_all, some_values
 

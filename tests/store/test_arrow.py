@@ -13,7 +13,7 @@ import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 from headrace.errors import SourceError  # noqa: E402
 from headrace.store import index, open_store, pack  # noqa: E402
 from headrace.store.sources import arrow  # noqa: E402
-from headrace.store.sources.arrow_column import values_of  # noqa: E402
+from headrace.store.sources.arrow import values_of  # noqa: E402
 
 from .rows import (  # noqa: E402
     check_in_place,

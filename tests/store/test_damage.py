@@ -20,7 +20,7 @@ from headrace.errors import (
     StoreNotFound,
 )
 from headrace.store import PackOptions, index, open_store, pack, repair, verify
-from headrace.store.reader_reference import ReferenceReader
+from headrace.store.reference import ReferenceReader
 
 from .conftest import contents, flip, make_folder
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from headrace import _native
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceError
-from headrace.store.directory_reference import ReferenceDirectory
-from headrace.store.directory_writer import (
+from headrace.store.directory import (
     DirectoryColumns,
     create_memory_directory,
     write_directory,
 )
 from headrace.store.format import PAGE_BYTES, level_counts, parse_header
 from headrace.store.names import join_names
+from headrace.store.reference import ReferenceDirectory
 from headrace.store.segment import directory_class
 
 

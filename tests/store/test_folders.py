@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.store import append, open_store, pack
-from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.folders import FOLDER, FolderTree
 from headrace.store.names import join_names
 from headrace.store.segment import directory_class

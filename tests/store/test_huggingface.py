@@ -16,7 +16,7 @@ datasets = pytest.importorskip("datasets")
 
 import headrace as hr  # noqa: E402
 from headrace.errors import SourceError  # noqa: E402
-from headrace.store.sources.mappings import Mappings  # noqa: E402
+from headrace.store.sources.huggingface import Mappings  # noqa: E402
 from tests_shared import write_photos  # noqa: E402
 
 from .rows import read_all, some_values  # noqa: E402

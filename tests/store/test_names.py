@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headrace import _native
 from headrace.errors import CorruptStore, SourceError
-from headrace.store.directory_reference import ReferenceDirectory
-from headrace.store.directory_writer import DirectoryColumns, create_memory_directory
+from headrace.store.directory import DirectoryColumns, create_memory_directory
 from headrace.store.names import (
     build_levels,
     build_levels_reference,
@@ -18,6 +17,7 @@ from headrace.store.names import (
     join_names,
     split_names,
 )
+from headrace.store.reference import ReferenceDirectory
 
 PREFIXES = st.sampled_from([b"", b"train/n01440764/", b"a" * 300, b"\xff\xfe", b"\x00"])
 NAME = st.builds(lambda p, s: p + s, PREFIXES, st.binary(max_size=12))

@@ -13,11 +13,10 @@ import pyarrow.parquet as pq  # noqa: E402
 
 from headrace.errors import HeadraceError, SourceError  # noqa: E402
 from headrace.store import index, open_store, pack  # noqa: E402
-from headrace.store.sources import parquet_pages  # noqa: E402
-from headrace.store.sources.parquet_pages import ColumnChunk, list_values  # noqa: E402
-from headrace.store.sources.rows import NotInPlace  # noqa: E402
+from headrace.store.sources import parquet  # noqa: E402
+from headrace.store.sources.parquet import BadThrift, ColumnChunk, list_values, parse_struct  # noqa: E402  # noqa: E402
+from headrace.store.sources.scan import NotInPlace  # noqa: E402
 from headrace.store.sources.shards import Window  # noqa: E402
-from headrace.store.sources.thrift import BadThrift, parse_struct  # noqa: E402
 
 from .rows import (  # noqa: E402
     check_in_place,
@@ -226,7 +225,7 @@ def test_deep_and_endless_headers_are_refused(tmp_path):
     ):
         path.write_bytes(b"PAR1" + header)
         with Window(str(path)) as window, pytest.raises(SourceError, match="header of a page"):
-            parquet_pages.read_page_header(window, 4, 4 + len(header))
+            parquet.read_page_header(window, 4, 4 + len(header))
 
 
 @settings(max_examples=400, deadline=None)

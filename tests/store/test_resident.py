@@ -7,7 +7,7 @@ import pytest
 
 import headrace as hr
 from headrace.order import Opportunistic
-from headrace.store.resident import ranges_of
+from headrace.store.residency import ranges_of
 
 
 def drop(path):

@@ -14,27 +14,32 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from headrace.base.files import make_folder, remove_leftovers, sync_folder
 from headrace.base.job import start_of_job
 from headrace.checkpoint.folder import (
+    Durability,
     RankRecord,
+    ShardRecord,
     check_new,
     commit,
+    damaged,
     read_manifest,
     read_record,
+    read_shard,
     remove_old,
     shard_name,
     step_folder,
     steps,
     withdraw,
+    write_shard,
 )
 from headrace.checkpoint.resharding import PartsElsewhereError, Resharding
-from headrace.checkpoint.shard import Durability, ShardRecord, damaged, read_shard, write_shard
-from headrace.checkpoint.snapshot import Snapshot
-from headrace.checkpoint.tree import assemble, part_of, take_apart
+from headrace.checkpoint.tree import DTYPES, assemble, leaf_bytes, part_of, take_apart
 from headrace.closing import Closing
 from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
@@ -43,10 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from numpy.typing import NDArray
+
     from headrace.checkpoint.folder import Manifest
     from headrace.checkpoint.tree import Leaf
 
-__all__ = ["Checkpoint", "CheckpointOptions", "Checkpointer", "SaveReport"]
 
 _SHARD_BYTES_MIN = 16 << 20
 """Smaller shards gain nothing from being written side by side."""
@@ -422,3 +428,51 @@ def _find(
         if far is None or far.run == record.run:
             return near, record
     return None if far is None else (target, far)
+
+
+_ALIGNMENT = 64
+_THREADS = 4
+"""That copy: one core does not reach the memory's bandwidth."""
+_ALONE_BYTES = 32 << 20
+"""Smaller trees are copied by one."""
+
+
+class Snapshot:
+    """Memory for one copy of a tree's arrays."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+        """Copies the arrays; what it returned before is overwritten."""
+        starts, end = [], 0
+        for leaf in leaves:
+            starts.append(end)
+            end += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if self._memory.size < end:
+            self._memory = np.empty(0, np.uint8)  # not both at once
+            self._memory = np.empty(end, np.uint8)
+        places = [self._memory[s : s + leaf.nbytes] for s, leaf in zip(starts, leaves, strict=True)]
+        if end < _ALONE_BYTES:
+            for leaf, place in zip(leaves, places, strict=True):
+                place[:] = leaf_bytes(leaf)
+        else:
+            with ThreadPoolExecutor(_THREADS, "snapshot") as pool:
+                list(pool.map(_copy, leaves, places))
+        return [_copied(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds."""
+        return self._memory.size
+
+
+def _copy(leaf: Leaf, place: NDArray[np.uint8]) -> None:
+    place[:] = leaf_bytes(leaf)
+
+
+def _copied(leaf: Leaf, place: NDArray[np.uint8]) -> Leaf:
+    """The leaf with its bytes in the snapshot. Of types that numpy lacks the bytes are enough."""
+    kind = DTYPES[leaf.dtype]
+    known = kind != "bfloat16" and not kind.startswith("float8")
+    return replace(leaf, source=place.view(kind) if known else place)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headrace.checkpoint.shard import read_headers, read_shard
+from headrace.checkpoint.folder import read_headers, read_shard
 from headrace.checkpoint.tree import Sharded, array_of, is_array, part_of
 from headrace.errors import CheckpointError
 from headrace.order import OrderState
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.checkpoint.folder import RankRecord
-    from headrace.checkpoint.shard import ShardArray
+    from headrace.checkpoint.folder import RankRecord, ShardArray
 
 __all__ = ["PartsElsewhereError", "Resharding"]
 

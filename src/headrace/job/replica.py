@@ -12,7 +12,7 @@ from headrace.errors import CorruptSample, FabricError
 from headrace.fabric.engine import FabricEngine
 from headrace.job.engine import connect_options, identity_of
 from headrace.job.local_file import LocalFile
-from headrace.store.directory_writer import write_all
+from headrace.store.directory import write_all
 from headrace.store.segment import directory_class
 
 if TYPE_CHECKING:

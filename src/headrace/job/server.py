@@ -38,7 +38,7 @@ from headrace.job.share import Share, cut_shares, plan_share, write_share_direct
 from headrace.job.stager import Stager
 from headrace.latch import Latch
 from headrace.store import Store, index, open_store
-from headrace.store.directory_writer import write_all
+from headrace.store.directory import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import FILE_NAME, Manifest, fingerprint_of, segment_from_json
 from headrace.store.opening import manifest_at

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
+from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry
 from headrace.store.names import join_names
 from headrace.store.segment_writer import Placer
-from headrace.store.volume_format import VolumeHeader, padded_size, volume_uuid
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

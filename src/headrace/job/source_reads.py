@@ -19,7 +19,7 @@ import numpy as np
 from headrace.config import ReaderOptions
 from headrace.errors import HeadraceError
 from headrace.io.batch_reader import BatchReader
-from headrace.store.volume_format import DATA_OFFSET
+from headrace.store.format import DATA_OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable

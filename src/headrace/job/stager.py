@@ -15,7 +15,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.config import ReaderOptions
 from headrace.io.batch_reader import BatchReader
-from headrace.store.directory_writer import write_all
+from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

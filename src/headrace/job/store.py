@@ -27,7 +27,7 @@ from headrace.job.share import plan_share, write_share_directory
 from headrace.job.source_reads import SharePart
 from headrace.job.volumes import JobVolumes
 from headrace.store import Store, open_store
-from headrace.store.directory_writer import write_all
+from headrace.store.directory import write_all
 from headrace.store.manifest import Manifest
 from headrace.store.segment import OpenSegment, directory_class
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, JobError
 from headrace.job.engine import volume_name
+from headrace.store.segment import Volumes
 from headrace.store.sources.extents import read_fully
-from headrace.store.volumes import Volumes
 
 if TYPE_CHECKING:
     from headrace.job.engine import JobEngine

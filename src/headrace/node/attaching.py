@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
 from headrace.node.wire import Direct, Hurry, Open, Opened, Status
-from headrace.store.reopening import recipe_of
+from headrace.store.opening import recipe_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
-    from headrace.store.reopening import Recipe
+    from headrace.store.opening import Recipe
 
 __all__ = ["Attached", "Attaching"]
 

@@ -21,7 +21,7 @@ from headrace.node.quota import share_out
 from headrace.node.served import ServedData
 from headrace.node.wire import Status
 from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
-from headrace.store.reopening import reopen
+from headrace.store.opening import reopen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,12 +1,13 @@
-"""The sample directory's frame: header page and section entries of `.hrd`, as docs/format.md says.
+"""The headers of a store's binary files, as docs/format.md says: sample directory (`.hrd`) and volume (`.hrv`).
 
-Turns `DirectoryHeader` into 4,096 bytes and back. Parsing believes nothing: every number is checked
-against the file's real size before anything is allocated or mapped from it, so that a reader may
-index the sections without looking again. What the sections hold is the directory's business.
+Turns headers into 4,096 bytes and back. Parsing believes nothing: every number is checked against the
+file's real size before anything is allocated or mapped from it, so that a reader may index the sections
+without looking again. What the sections hold is the directory's business.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -437,3 +438,78 @@ def _check_presence(header: DirectoryHeader, path: str) -> None:
             path, "list of sections", found=f"without {', '.join(missing)}" if missing else surplus,
             expected="every section that the counts ask for",
         )  # fmt: skip
+
+
+VOLUME_MAGIC = b"HRVOL\x00\r\n"
+VOLUME_VERSION = 1
+DATA_OFFSET = PAGE_BYTES
+"""Where the first sample's bytes begin."""
+
+_VOLUME_HEADER = struct.Struct("<8sII16s16sI")
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeHeader:
+    """Who a packed volume is: its own uuid, its segment's, and its number there."""
+
+    uuid: bytes
+    segment_uuid: bytes
+    number: int
+
+    def to_page(self) -> bytes:
+        """The header's 4,096 bytes, CRC included."""
+        page = bytearray(PAGE_BYTES)
+        _VOLUME_HEADER.pack_into(
+            page, 0, VOLUME_MAGIC, VOLUME_VERSION, 0, self.uuid, self.segment_uuid, self.number
+        )
+        page[12:16] = crc32c(page).to_bytes(4, "little")
+        return bytes(page)
+
+
+def volume_uuid(segment_uuid: bytes, number: int) -> bytes:
+    """The uuid of volume `number` of a segment: made of its content, like the segment's."""
+    return hashlib.sha256(b"headrace volume" + segment_uuid + struct.pack("<I", number)).digest()[
+        :16
+    ]
+
+
+def parse_volume_header(page: bytes, path: str) -> VolumeHeader:
+    """Parses a volume's first 4,096 bytes.
+
+    Raises:
+        CorruptStore: it is no volume, or its header is damaged.
+    """
+    check_page(page, VOLUME_MAGIC, VOLUME_VERSION, path, "packed volume")
+    _, _, _, uuid, segment_uuid, number = _VOLUME_HEADER.unpack_from(page)
+    if any(page[_VOLUME_HEADER.size : PAGE_BYTES]):
+        raise corrupt(
+            path,
+            "rest of the header page",
+            found="not zero",
+            expected="zero",
+            offset=_VOLUME_HEADER.size,
+        )
+    return VolumeHeader(uuid, segment_uuid, number)
+
+
+def check_volume_header(page: bytes, expected: VolumeHeader, path: str) -> None:
+    """Checks that a volume is the one that the store means.
+
+    Raises:
+        CorruptStore: the header is damaged, or belongs to another volume or segment.
+    """
+    found = parse_volume_header(page, path)
+    for what, offset in (("uuid", 16), ("segment_uuid", 32), ("number", 48)):
+        have, want = getattr(found, what), getattr(expected, what)
+        if have != want:
+            raise corrupt(
+                path, f"volume's {what.replace('_', ' ')}", offset=offset,
+                found=have.hex() if isinstance(have, bytes) else have,
+                expected=want.hex() if isinstance(want, bytes) else want,
+                next_step="Another volume stands in its place: put the right file back.",
+            )  # fmt: skip
+
+
+def padded_size(data_end: int) -> int:
+    """The size of a volume whose last sample ends at `data_end`."""
+    return -(-data_end // PAGE_BYTES) * PAGE_BYTES

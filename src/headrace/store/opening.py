@@ -1,23 +1,50 @@
-"""A store's manifest and segments, from a folder or from a URL: of objects, or of an NVMe/TCP namespace."""
+"""Opening: a store from its folder or URL, a source directly, and the same data in another process."""
 
 from __future__ import annotations
 
+import mmap
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.io.objects.location import is_url, scheme_of
-from headrace.store.manifest import load_manifest
-from headrace.store.segment import open_segment
-from headrace.store.trust import check_volumes
+import numpy as np
+
+from headrace.base.checksum import crc32c
+from headrace.errors import SourceChanged, SourceError, StoreNotFound
+from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
+from headrace.store.directory import DirectoryColumns, create_memory_directory, write_all
+from headrace.store.manifest import (
+    FILE_NAME,
+    Manifest,
+    Segment,
+    fingerprint_of,
+    load_manifest,
+    volume_entries,
+)
+from headrace.store.names import join_names
+from headrace.store.segment import OpenSegment, directory_class, open_segment, open_volumes
+from headrace.store.sources.detect import open_source
+from headrace.store.sources.huggingface import is_dataset, open_dataset
+from headrace.store.sources.scan import (
+    Scan,
+    SourceOptions,
+    SourceVolume,
+    Stream,
+    because,
+    no_samples,
+    source_options,
+)
+from headrace.store.store import Store
+from headrace.store.trust import ANYWHERE, check_volumes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
     from headrace.io.objects.engine import ObjectEngine
-    from headrace.store.manifest import Manifest, Segment
     from headrace.store.namespace_engine import NamespaceEngine
-    from headrace.store.remote_volumes import RemoteVolumes
-    from headrace.store.segment import OpenSegment
+    from headrace.store.remote import RemoteVolumes
+    from headrace.store.sources.scan import SourceOptions
     from headrace.store.trust import Trust
 
     RemoteEngine: TypeAlias = ObjectEngine | NamespaceEngine
@@ -102,9 +129,352 @@ def open_segment_at(
 
 def _remote_volumes(where: str, entry: Segment, engine: RemoteEngine) -> RemoteVolumes:
     if is_namespace(where):
-        from headrace.store.fabric_volumes import FabricVolumes
+        from headrace.store.remote import FabricVolumes
 
         return FabricVolumes(where, entry, cast("NamespaceEngine", engine))
-    from headrace.store.remote_volumes import RemoteVolumes
+    from headrace.store.remote import RemoteVolumes
 
     return RemoteVolumes(where, entry, engine, remote=True)
+
+
+def open_store(
+    path: str | os.PathLike[str],
+    *,
+    reference: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    trust: Trust = None,
+) -> Store:
+    """Opens a packed store, an index, or a source directly: whatever `index` can index.
+
+    Args:
+        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), an NVMe/TCP
+            namespace that carries it (`nvme+tcp://host:port/nqn?ns=1`), or the source. A source opened
+            directly is listed anew each time and has no checksums (TFRecord excepted).
+        reference: use the plain-Python directory and reader.
+        column: sources that are tables or arrays: as for `index`.
+        label: the same.
+        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
+            docs/howto/fabric.md.
+        trust: folders, files or URLs outside the store's folder that an index from elsewhere may read;
+            see docs/howto/trust.md.
+
+    Raises:
+        StoreNotFound: there is nothing at `path`.
+        CorruptStore: the store is damaged, or a volume is missing or not the right one.
+        SourceChanged: an indexed file is not as it was.
+        SourceError: `path` is neither a store nor a source that can be opened directly.
+        StoreError: its volumes lie outside its folder, and nobody on this machine has agreed to that.
+        VolumeError: an object cannot be read.
+    """
+    chosen = source_options(column=column, label=label)
+    where = local_path(path)
+    if is_namespace(where):
+        engine = engine_for(where, storage_options)
+        return open_folder(where, None, reference=reference, engine=engine)
+    if is_url(where):
+        engine = object_engine(storage_options)
+        return _open_url(where, chosen, engine, reference=reference, trust=trust)
+    if os.path.lexists(os.path.join(where, FILE_NAME)):
+        return open_folder(
+            where, None, reference=reference, storage_options=storage_options, trust=trust
+        )
+    if not os.path.lexists(where) and not _has_magic(where):
+        raise StoreNotFound(
+            f"{where}: there is no store and no data.",
+            path=where,
+            next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
+        )
+    return open_directly(where, chosen, reference=reference)
+
+
+def _has_magic(path: str) -> bool:
+    return any(c in path for c in "*?[")
+
+
+def _open_url(
+    url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool, trust: Trust
+) -> Store:
+    if not is_pattern(url):
+        try:
+            return open_folder(url, None, reference=reference, engine=engine, trust=trust)
+        except StoreNotFound:
+            if not os.path.splitext(base_name(url))[1] or base_name(url).endswith(".hr"):
+                raise  # a store's name; it would be confusing to be told that it is no tar
+    return open_directly(url, options, reference=reference, engine=engine)
+
+
+def open_folder(
+    where: str,
+    segments: int | None,
+    *,
+    reference: bool,
+    storage_options: Mapping[str, Any] | None = None,
+    engine: RemoteEngine | None = None,
+    trust: Trust = None,
+) -> Store:
+    """Opens a packed store or an index, in a folder or at a URL.
+
+    Args:
+        where: the folder or URL.
+        segments: open the first ones only.
+        reference: use the plain-Python directory and reader.
+        storage_options: for an index of objects.
+        engine: one that exists already.
+        trust: as for `open_store`.
+    """
+    manifest, engine = manifest_at(where, engine, storage_options, trust)
+    kept = manifest.segments[:segments]
+    opened: list[OpenSegment] = []
+    base = 0
+    for entry in kept:
+        opened.append(open_segment_at(where, entry, base, engine, reference=reference))
+        base += entry.samples
+    fingerprint = fingerprint_of([s.directory.header() for s in opened])
+    manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
+    if fingerprint != manifest.fingerprint:
+        from headrace.store.format import corrupt
+
+        raise corrupt(
+            join(where, FILE_NAME), "fingerprint", found=fingerprint,
+            expected=manifest.fingerprint,
+        )  # fmt: skip
+    for segment in opened:
+        segment.volumes.check_all()
+    return Store(where, manifest, opened, reference=reference, objects=engine)
+
+
+def open_directly(
+    where: str,
+    options: SourceOptions,
+    *,
+    reference: bool,
+    engine: ObjectEngine | None = None,
+) -> Store:
+    """Opens a source that is no store, listed anew.
+
+    Args:
+        where: its path, pattern or URL.
+        options: how it is listed.
+        reference: use the plain-Python directory and reader.
+        engine: for objects.
+    """
+    scan = open_source(where, options, engine)
+    if not isinstance(scan, Scan):
+        raise SourceError(
+            f"{where} can only be read front to back{because(scan)}.",
+            path=where,
+            next_step="Pack it: headrace.pack(source, target).",
+        )
+    return store_of_scan(where, scan, reference=reference, direct=options)
+
+
+def store_of_scan(
+    where: str, scan: Scan, *, reference: bool = False, direct: SourceOptions | None = None
+) -> Store:
+    """A store over a scan, its directory in memory.
+
+    Args:
+        where: what it is called.
+        scan: what it holds.
+        reference: use the plain-Python directory and reader.
+        direct: how `where` is listed again in another process; if None, the directory goes along.
+    """
+    fd, header = create_memory_directory(scan.columns)
+    try:
+        directory = directory_class(reference=reference).from_fd(fd, where)
+        content = b""
+        if direct is None:
+            with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
+                content = mapped[:]
+    finally:
+        os.close(fd)
+    entry = Segment(
+        "segment-0000.hrd", header.file_bytes, header.uuid.hex(), header.samples, header.extents,
+        volume_entries(scan.volumes), scan.source,
+    )  # fmt: skip
+    manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
+    segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, scan.objects))
+    return Store(
+        where, manifest, [segment], reference=reference, direct=direct or content,
+        objects=scan.objects, modes=scan.modes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What opens a store again."""
+
+    path: str
+    """Absolute, or a URL."""
+    segments: int
+    """How many of its segments."""
+    fingerprint: str
+    """What must be found there."""
+    direct: SourceOptions | None
+    """How a source that is no store is listed; None: it is a store."""
+
+
+def recipe_of(store: Store) -> Recipe | str:
+    """What a process that shares nothing with this one needs to open the same data.
+
+    Returns:
+        The recipe, or why there is none.
+    """
+    direct = store._direct  # noqa: SLF001 - a store's other half
+    if isinstance(direct, bytes):
+        return "its directory lies in the memory of this process"
+    if store.objects is not None and store.objects.storage_options:
+        return "its storage_options are not passed on"
+    path = store.path if is_url(store.path) else os.path.abspath(store.path)
+    return Recipe(path, len(store.segments), store.fingerprint, direct)
+
+
+def reopen(path: str, segments: int, fingerprint: str, direct: SourceOptions | None) -> Store:
+    """Open a store by its recipe.
+
+    Raises:
+        SourceChanged: other data lies there.
+        StoreNotFound, CorruptStore, SourceError, VolumeError: as for `open_store`.
+    """
+    return reopen_pickled(path, segments, fingerprint, False, direct, None)
+
+
+def reopen_memory(
+    path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
+) -> Store:
+    """Opens a pickled store whose directory is in memory."""
+    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
+    try:
+        write_all(fd, content, 0)
+        directory = directory_class(reference=reference).from_fd(fd, path)
+    finally:
+        os.close(fd)
+    segment = OpenSegment(entry, 0, directory, open_volumes(path, entry, objects))
+    segment.volumes.check_all()
+    manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
+    return Store(path, manifest, [segment], reference=reference, direct=content, objects=objects)
+
+
+def reopen_pickled(  # noqa: PLR0917 - pickle calls it
+    path: str,
+    segments: int,
+    fingerprint: str,
+    reference: bool,
+    direct: SourceOptions | None,
+    objects: RemoteEngine | None,
+) -> Store:
+    """Opens a pickled store again: the same samples, or an error."""
+    if direct is not None:
+        store = open_directly(
+            path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)
+        )
+    else:
+        # Another process of this program has opened it, or was refused.
+        store = open_folder(path, segments, reference=reference, engine=objects, trust=ANYWHERE)
+    if store.fingerprint != fingerprint:
+        raise SourceChanged(
+            f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "
+            "changed after the store was opened.",
+            path=path,
+            next_step="Open it again in the main process.",
+        )
+    return store
+
+
+def from_hf(
+    dataset: Any,
+    *,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+    on_error: str = "raise",
+) -> Store:
+    """A store over a `datasets.Dataset`: sample i is the encoded value of row i.
+
+    The data set's own order counts: after `select`, `shuffle` or `sort` the store has the rows that the
+    data set shows. Mapped Arrow files are read where they lie; rows in memory are copied once, into
+    anonymous memory. Decoding, transforms and formats of the data set play no part.
+
+    Args:
+        dataset: a `datasets.Dataset` (one split).
+        column: the column of the samples' bytes, or several, which become parts. By default the only
+            column of images, sounds or bytes.
+        label: the column of integer labels; `label`, `labels` or `y` is found by itself, an empty
+            string means none. A `ClassLabel` names the classes.
+        on_error: `raise`, or `skip` rows that are null.
+
+    Raises:
+        SourceError: no column fits, a row is null, or it is no such data set.
+        SourceChanged: a file behind it was replaced.
+    """
+    if not is_dataset(dataset):
+        splits = list(dataset) if isinstance(dataset, dict) else []
+        raise SourceError(
+            f"The source is a {type(dataset).__name__}, expected a datasets.Dataset.",
+            next_step=f"Choose one of its splits: {splits}." if splits else "Load one split of it.",
+        )
+    options = source_options(on_error=on_error, column=column, label=label)
+    found = open_dataset(dataset, options)
+    where = f"datasets.Dataset {getattr(dataset, '_fingerprint', '')}".rstrip()
+    if isinstance(found, Scan):
+        store = store_of_scan(where, found)
+        for segment in store.segments:
+            segment.volumes.check_all()
+        return store
+    memory = MemoryVolume()
+    store = store_of_scan(where, _copy_to_memory(found, memory))
+    store.keep(memory)
+    return store
+
+
+class MemoryVolume:
+    """A file in anonymous memory that other processes of this user can open while it lives."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("headrace-volume", os.MFD_CLOEXEC)
+        self._owner = os.getpid()
+        self.path = f"/proc/{self._owner}/fd/{self._fd}"
+        self.size = 0
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Adds bytes; returns where they begin."""
+        at, self.size = self.size, self.size + len(data)
+        write_all(self._fd, data, at)
+        return at
+
+    def volume(self) -> SourceVolume:
+        """What it is to a store."""
+        return SourceVolume("file", self.path, self.size, os.fstat(self._fd).st_mtime_ns)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
+    names, labels, offset, length, crc, parts = [], [], [], [], [], []
+    for item in stream.items():
+        names.append(item.name)
+        labels.append(item.label)
+        for part, data in item.parts:
+            view = memoryview(data).cast("B")
+            offset.append(memory.append(view))
+            length.append(len(view))
+            crc.append(crc32c(view))
+            parts.append(part)
+    if not names:
+        raise no_samples("the data set")
+    blob, name_offsets = join_names(names)
+    part_names = tuple(sorted(set(parts)))
+    n, k = len(names), len(part_names)
+    columns = DirectoryColumns(
+        blob, name_offsets,
+        np.zeros(n * k, np.uint8), np.array(offset, np.uint64), np.array(length, np.uint64),
+        crc=np.array(crc, np.uint32),
+        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
+        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
+        part_names=part_names,
+        labels=np.array(labels, np.int64) if max(labels) >= 0 else None,
+        class_names=None if stream.class_names is None else stream.class_names(),
+    )  # fmt: skip
+    return Scan(columns, (memory.volume(),), stream.source)

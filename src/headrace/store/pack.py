@@ -1,8 +1,11 @@
-"""Packing: copies a source's samples into volumes that headrace reads fast.
+"""Writing stores: `pack` copies a source's samples, `append` adds a segment, `index` records where they lie.
 
-One segment is packed (`packing`), a journal makes it resumable (`journal`), and the finished folder
-appears at the target by one rename (`publish`); until then nothing stands there. `append` does the same
-for one more segment of an existing store.
+One segment is packed (`packing`), a journal makes it resumable (`segment_writer`), and the finished folder
+appears at the target by one rename (`publish`); until then nothing stands there.
+
+An index has the source's own files as volumes. With checksums (the default) each sample is read once, in
+parallel, so that later reads are checked; TFRecord files carry them already. Without, the recorded sizes
+and modification times are all that stands between a changed file and the training.
 """
 
 from __future__ import annotations
@@ -10,30 +13,51 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from headrace.base.checksum import crc32c
 from headrace.base.files import read_file, sync_folder
+from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
-from headrace.store.fitting import fit_to_store
+from headrace.store.directory import DirectoryColumns, keep_samples, write_directory
 from headrace.store.format import PAGE_BYTES
-from headrace.store.manifest import Manifest, fingerprint_of, load_manifest
+from headrace.store.manifest import Manifest, Segment, fingerprint_of, load_manifest, volume_entries
 from headrace.store.opening import object_engine
-from headrace.store.packing import PackingJob, PackOptions, WriteReport
-from headrace.store.partial import Partial, open_partial, partial_path
-from headrace.store.publish import check_target, disk_errors, locked, not_durable
-from headrace.store.segment_writer import VOLUME_BYTES
+from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store
+from headrace.store.publish import (
+    Partial,
+    check_target,
+    disk_errors,
+    locked,
+    not_durable,
+    open_partial,
+    partial_path,
+)
+from headrace.store.segment_writer import VOLUME_BYTES, PackedSamples
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.scan import Scan, Stream, source_options
+from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
+from headrace.store.sources.scan import (
+    Problem,
+    Scan,
+    SourceOptions,
+    Stream,
+    because,
+    no_samples,
+    source_options,
+)
 from headrace.store.trust import record_trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.io.objects.engine import ObjectEngine
-    from headrace.store.manifest import Segment
     from headrace.store.packing import Progress
     from headrace.store.sources.scan import SourceOptions
 
@@ -95,7 +119,7 @@ def pack(
             source, Path(where), chosen, options, engine, overwrite=overwrite, resume=resume,
             progress=progress,
         )  # fmt: skip
-    from headrace.store.remote_publish import publish_remotely
+    from headrace.store.remote import publish_remotely
 
     def build(folder: Path) -> WriteReport:
         return _pack(
@@ -235,3 +259,191 @@ def _adopt(
     )
     whole.save(place)
     record_trust(str(place), whole)
+
+
+_AGAIN = "Nothing is left behind: run the same command again."
+
+
+def index(
+    source: Any,
+    target: str | os.PathLike[str],
+    *,
+    checksum: bool = True,
+    workers: int | None = None,
+    overwrite: bool = False,
+    on_error: str = "raise",
+    extensions: tuple[str, ...] | None = None,
+    prefix_names: bool = False,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> WriteReport:
+    """Makes a store whose volumes are the source's own files.
+
+    Args:
+        source: a folder, an uncompressed tar, TFRecord, npy, npz, HDF5, Parquet or Arrow file, MDS
+            shards, or a `datasets.Dataset`; several files of one kind as a list or a pattern. URLs of
+            tar, TFRecord, MDS and Parquet objects too.
+        target: the store's folder, or the URL of one.
+        checksum: read every sample once to record its checksum.
+        workers: threads that read.
+        overwrite: replace the store at `target`, atomically.
+        on_error: `raise`, or `skip` samples that cannot be read and report them.
+        extensions: folders: take only files that end so.
+        prefix_names: several files: put the file's name before the samples' names.
+        column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
+            samples, or several, which become parts.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
+            empty string means none.
+        progress: called with (samples done, samples, bytes done, bytes).
+        storage_options: for URLs; see docs/howto/object-stores.md.
+
+    Raises:
+        StoreExists: something stands at `target`.
+        SourceError: the source cannot be indexed as it is.
+        SourceChanged: it changed meanwhile.
+        VolumeError: an object cannot be read or written.
+    """
+    threads = workers or min(8, 2 * (os.cpu_count() or 1))
+    options = source_options(
+        extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
+        column=column, label=label,
+    )  # fmt: skip
+    where = local_path(target)
+    if not is_url(where):
+        return _index(
+            source, Path(where), options, storage_options, checksum=checksum, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    from headrace.store.remote import publish_remotely
+
+    def build(folder: Path) -> WriteReport:
+        return _index(
+            source, folder, options, storage_options, checksum=checksum, overwrite=False,
+            progress=progress,
+        )  # fmt: skip
+
+    return publish_remotely(build, where, storage_options, overwrite=overwrite)
+
+
+def _index(
+    source: Any,
+    place: Path,
+    options: SourceOptions,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    checksum: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> WriteReport:
+    started = time.monotonic()
+    threads, on_error = options.workers, options.on_error
+    check_target(place, overwrite=overwrite)
+    engine = object_engine(storage_options) if storage_options is not None else None
+    scan = open_source(source, options, engine)
+    if not isinstance(scan, Scan):
+        raise SourceError(
+            f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so its "
+            f"samples have no place that could be indexed{because(scan)}.",
+            next_step="Pack it instead, or decompress it first.",
+        )
+    skipped = list(scan.skipped)
+    with ExitStack() as stack:
+        with disk_errors(place, _AGAIN):
+            partial = stack.enter_context(open_partial(partial_path(place), scan.readers()))
+        try:
+            columns = scan.columns
+            if checksum and columns.crc is None:
+                columns, problems = _add_checksums(scan, threads, on_error, progress)
+                skipped += problems
+            if not columns.samples:
+                raise no_samples(str(place))
+            with disk_errors(place, _AGAIN):
+                partial.begin({"version": 1, "index": True})
+                manifest = _write_index(columns, scan, partial.store)
+                partial.publish(place, overwrite=overwrite)
+                record_trust(str(place), manifest)
+        finally:
+            # Nothing of an index is worth keeping for a second try.
+            partial.remove()
+            if scan.objects is not None:
+                scan.objects.close()
+    return WriteReport(
+        str(place), columns.samples, int(columns.length.sum()), 0, skipped,
+        time.monotonic() - started,
+    )  # fmt: skip
+
+
+def _write_index(columns: DirectoryColumns, scan: Scan, folder: Path) -> Manifest:
+    header = write_directory(columns, folder / "segment-0000.hrd")
+    segment = Segment(
+        directory="segment-0000.hrd",
+        directory_bytes=header.file_bytes,
+        uuid=header.uuid.hex(),
+        samples=header.samples,
+        extents=header.extents,
+        volumes=volume_entries(scan.volumes),
+        source=scan.source,
+    )
+    manifest = Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,))
+    manifest.save(folder)
+    return manifest
+
+
+def _add_checksums(
+    scan: Scan, workers: int, on_error: str, progress: Progress | None
+) -> tuple[DirectoryColumns, list[Problem]]:
+    """Reads every sample once."""
+    reader = ScanReader(scan, on_error=on_error)
+    pieces: list[PackedSamples] = []
+    problems: list[Problem] = []
+    total = int(scan.columns.length.sum())
+    samples = done = 0
+
+    def take(future: Future[SourceBatch]) -> None:
+        nonlocal samples, done
+        batch = future.result()
+        pieces.append(PackedSamples(batch.counts, batch.length, batch.crc))
+        problems.extend(batch.problems)
+        samples += len(batch.counts)
+        done += batch.plan.size_bytes
+        if progress is not None:
+            progress(samples, scan.columns.samples, done, total)
+        reader.recycle(batch)
+
+    ahead: deque[Future[SourceBatch]] = deque()
+    with ThreadPoolExecutor(workers, "headrace-index") as pool:
+        try:
+            for plan in plan_batches(scan):
+                ahead.append(pool.submit(_read, reader, scan, plan))
+                if len(ahead) > workers:
+                    take(ahead.popleft())
+            while ahead:
+                take(ahead.popleft())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    packed = PackedSamples.join(pieces)
+    keep = packed.counts > 0
+    columns = scan.columns if keep.all() else keep_samples(scan.columns, keep)
+    columns.crc = packed.crc
+    return columns, problems
+
+
+def _read(reader: ScanReader, scan: Scan, plan: Any) -> SourceBatch:
+    batch = reader.read(plan)
+    if plan.large:
+        first = int(scan.columns.firsts[plan.begin])
+        try:
+            for k in range(len(batch.length)):
+                value = 0
+                for piece in reader.pieces(first + k):
+                    value = crc32c(piece, value)
+                batch.crc[k] = value
+        except SourceError as e:
+            if not reader.skip:
+                raise
+            batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
+            batch.counts[:] = 0
+            batch.length, batch.crc = batch.length[:0], np.zeros(0, np.uint32)
+    return batch

@@ -17,25 +17,23 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.fitting import fit_to_store, keep_samples
-from headrace.store.journal import PackedSamples
+from headrace.store.directory import DirectoryColumns, keep_samples
+from headrace.store.names import duplicate_name, join_names, split_names
 from headrace.store.publish import check_free_space
-from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, SegmentWriter
+from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, SourceBatch, plan_batches
 from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
-from headrace.store.stream_metadata import StreamMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace.store.directory_writer import DirectoryColumns
     from headrace.store.manifest import Segment
-    from headrace.store.partial import Partial
+    from headrace.store.publish import Partial
+    from headrace.store.sources.scan import StreamItem
+    from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
-
-__all__ = ["PackOptions", "PackingJob", "WriteReport"]
 
 _DIRECTORY_BYTES_PER_SAMPLE = 40
 """For the free-space check: extents, labels and the name tree's offsets, generously."""
@@ -274,3 +272,104 @@ def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -
             next_step="Give the same samples again, or pass resume=False to start over.",
         )
     return end
+
+
+class StreamMetadata:
+    """Collects names, labels, parts and columns of a stream's samples."""
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self._seen: set[bytes] = set()
+        self._labels: list[int] = []
+        self._parts: list[bytes] = []
+        self._counts: list[int] = []
+        self._columns: dict[str, list[int | float]] = {}
+
+    def add(self, item: StreamItem) -> None:
+        """Takes note of the next sample."""
+        if not self.names:
+            self._columns = {name: [] for name in item.columns}
+        if item.name in self._seen:
+            raise duplicate_name(item.name, f" (the second is sample {len(self.names)})")
+        self._seen.add(item.name)
+        if item.columns.keys() != self._columns.keys():
+            raise SourceError(
+                f"Sample {len(self.names)} ({os.fsdecode(item.name)!r}) has the columns "
+                f"{sorted(item.columns)}, the first one had {sorted(self._columns)}.",
+                next_step="Give every sample the same columns.",
+            )
+        self.names.append(item.name)
+        self._labels.append(item.label)
+        self._counts.append(len(item.parts))
+        self._parts += (name for name, _ in item.parts)
+        for name, value in item.columns.items():
+            self._columns[name].append(value)
+
+    def columns(self) -> DirectoryColumns:
+        """The directory's columns, extents still to be filled in."""
+        names, offsets = join_names(self.names)
+        part_names = tuple(sorted(set(self._parts))) or (b"",)
+        number = {name: i for i, name in enumerate(part_names)}
+        firsts = np.zeros(len(self.names) + 1, np.uint64)
+        np.cumsum(np.array(self._counts, np.uint64), out=firsts[1:])
+        empty = np.zeros(len(self._parts), np.uint64)
+        several = len(part_names) > 1
+        return DirectoryColumns(
+            names, offsets, empty, empty, empty,
+            first_extent=firsts if int(firsts[-1]) != len(self.names) else None,
+            part=np.array([number[p] for p in self._parts], np.uint16) if several else None,
+            part_names=part_names,
+            labels=np.array(self._labels, np.int64),
+            columns={name: np.array(values) for name, values in self._columns.items()},
+        )  # fmt: skip
+
+
+_NAMES_AT_ONCE = 1 << 16
+
+
+def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
+    """Makes a new segment agree with its store: new names, the same classes and columns.
+
+    Raises:
+        SourceError: a name is taken, or the columns differ.
+    """
+    from headrace.store.opening import open_store
+
+    with open_store(place) as store:
+        _check_new_names(columns, store)
+        if store.columns.keys() != columns.columns.keys():
+            raise SourceError(
+                f"{place}: the new samples have the columns {sorted(columns.columns)}, the store "
+                f"has {sorted(store.columns)}.",
+                path=str(place),
+                next_step="Append samples with the same columns.",
+            )
+        return _merge_classes(columns, store.classes)
+
+
+def _check_new_names(columns: DirectoryColumns, store: Store) -> None:
+    names = split_names(columns.names, columns.name_offsets)
+    for start in range(0, len(names), _NAMES_AT_ONCE):
+        found = store.find_many(names[start : start + _NAMES_AT_ONCE])
+        taken = np.flatnonzero(found >= 0)
+        if len(taken):
+            name = os.fsdecode(names[start + int(taken[0])])
+            raise SourceError(
+                f"{store.path}: the name {name!r} is sample {int(found[taken[0]])} of the store "
+                "already, expected new names.",
+                path=store.path,
+                name=name,
+                next_step="Append samples with new names, or pack a new store.",
+            )
+
+
+def _merge_classes(columns: DirectoryColumns, before: list[str] | None) -> DirectoryColumns:
+    """Numbers the new segment's classes as the store does; new ones come after."""
+    if before is None or columns.class_names is None or columns.labels is None:
+        return columns
+    known = [os.fsencode(c) for c in before]
+    merged = known + [c for c in columns.class_names if c not in set(known)]
+    number = {name: i for i, name in enumerate(merged)}
+    table = np.array([number[c] for c in columns.class_names], np.int64)
+    labels = np.where(columns.labels < 0, -1, table[columns.labels])
+    return replace(columns, labels=labels, class_names=tuple(merged))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.checksum import crc32c
 from headrace.base.files import NewFile, open_stream, read_file, remove_leftovers
 from headrace.errors import CorruptStore, HeadraceError, SourceError, VolumeError
-from headrace.store.directory_writer import write_all
-from headrace.store.format import PAGE_BYTES
+from headrace.store.directory import write_all
+from headrace.store.format import DATA_OFFSET, PAGE_BYTES, VolumeHeader, parse_volume_header
 from headrace.store.manifest import load_manifest
 from headrace.store.names import split_names
 from headrace.store.publish import check_free_space, disk_errors, locked
@@ -26,7 +26,6 @@ from headrace.store.sources.extents import ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
 from headrace.store.trust import check_sources
 from headrace.store.verify import BadSample, VerifyReport, data_ends, open_leniently, verify
-from headrace.store.volume_format import DATA_OFFSET, VolumeHeader, parse_volume_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
@@ -18,15 +19,14 @@ from headrace.base.files import readers
 from headrace.closing import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
-from headrace.store.failures import Failure
-from headrace.store.name_list import Names
 from headrace.store.names import printable
-from headrace.store.reader_reference import ReferenceReader
-from headrace.store.resident import resident_samples
+from headrace.store.reference import ReferenceReader
+from headrace.store.residency import resident_samples
+from headrace.store.segment import Failure
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.store.opening import RemoteEngine
     from headrace.store.segment import Extent, OpenSegment
     from headrace.store.sources.scan import SourceOptions
+
 
 CHECKED_RANGE_BYTES = 4 << 20
 """A range of a part up to this long is cut from the whole part, so that its checksum is checked."""
@@ -91,7 +92,7 @@ class Store(Closing):
         return card(f"Store: {shown(self.path)}", rows, note="closed" if self._closed else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from headrace.store.reopening import reopen_memory, reopen_pickled
+        from headrace.store.opening import reopen_memory, reopen_pickled
 
         if isinstance(self._direct, bytes):
             entry = self.segments[0].entry
@@ -390,3 +391,63 @@ def _lengths(segment: OpenSegment) -> Iterator[NDArray[np.int64]]:
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     array.flags.writeable = False
     return array
+
+
+_NAMES_AT_ONCE = 4096
+
+
+class Names(Sequence[str]):
+    """The names of a store's samples, by index; read when asked for.
+
+    Bytes that are no UTF-8 come as surrogates (`os.fsdecode`), and `os.fsencode` gives them back.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        """One name, or the names of a slice."""
+        self._store._check_open()  # noqa: SLF001 - its own other half
+        if isinstance(index, slice):
+            return self.many(range(*index.indices(len(self))))
+        at = int(index)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"index {at}, expected {-len(self)} to {len(self) - 1}")
+        return self.many([at + len(self) if at < 0 else at])[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _NAMES_AT_ONCE):
+            yield from self[start : start + _NAMES_AT_ONCE]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, (str, bytes)) and int(self._store.find_many([name])[0]) >= 0
+
+    def index(self, value: str, start: int = 0, stop: int | None = None) -> int:
+        """The index of a name, by the name tree.
+
+        Raises:
+            ValueError: no sample has it, in this range.
+        """
+        found = int(self._store.find_many([value])[0])
+        if found < 0 or found not in range(len(self))[start:stop]:
+            raise ValueError(f"{value!r} is not among the names")
+        return found
+
+    def many(self, indices: Sequence[int] | NDArray[Any]) -> list[str]:
+        """The names of many samples."""
+        wanted = np.asarray(indices, np.int64)
+        out: list[str] = [""] * len(wanted)
+        for segment in self._store.segments:
+            inside = (wanted >= segment.base) & (wanted < segment.base + segment.directory.samples)
+            where = np.flatnonzero(inside)
+            local = np.ascontiguousarray(wanted[where] - segment.base)
+            for k, name in zip(where, segment.directory.names(local), strict=True):
+                out[k] = os.fsdecode(name)
+        return out

@@ -18,10 +18,10 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError, StoreError
 from headrace.io.objects.location import is_url, join, local_path, shown
+from headrace.store.format import DATA_OFFSET
 from headrace.store.manifest import FILE_NAME, fingerprint_of
 from headrace.store.opening import engine_for, manifest_at, open_segment_at
-from headrace.store.reader_reference import ReferenceReader
-from headrace.store.volume_format import DATA_OFFSET
+from headrace.store.reference import ReferenceReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

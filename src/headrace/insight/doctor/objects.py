@@ -15,9 +15,9 @@ from headrace.insight.doctor.findings import DataSet
 from headrace.insight.doctor.formats import format_of
 from headrace.insight.doctor.pieces import Piece, Pool, quantiles
 from headrace.io.objects.location import has_magic, literal_folder, matches, shown
-from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.directory import DirectoryColumns
 from headrace.store.names import join_names
-from headrace.store.open_store import store_of_scan
+from headrace.store.opening import store_of_scan
 from headrace.store.sources.scan import Scan, SourceVolume
 
 if TYPE_CHECKING:

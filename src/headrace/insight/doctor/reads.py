@@ -24,7 +24,7 @@ from headrace.insight.doctor.findings import Point
 from headrace.insight.doctor.pieces import Piece
 from headrace.io.batch_reader import BatchReader
 from headrace.plane.stage import latency_percentile_s
-from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.names import join_names
 
 if TYPE_CHECKING:

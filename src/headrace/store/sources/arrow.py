@@ -1,43 +1,359 @@
-"""Arrow IPC files as a source: each row's value of a binary column is a sample.
+"""Arrow columns as samples: which column, where its values' bytes lie, and its labels.
 
-Both formats, file and stream. The file is mapped, in a way that survives its truncation, and pyarrow lays
-its arrays over the mapping: where an array's buffer lies in memory says where it lies in the file. A
-buffer that lies elsewhere was decompressed: then the rows can only be packed.
+Works on arrays that pyarrow made of a file, mapped or read. Values are found in the arrays' own buffers;
+offsets are checked against those buffers before they are used, since pyarrow does not.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace import _native
 from headrace.errors import SourceError
-from headrace.store.sources.arrow_column import (
-    ArrowColumns,
-    LabelReader,
-    choose_columns,
-    stream_batch,
-    values_of,
-)
-from headrace.store.sources.rows import (
+from headrace.store.sources.scan import (
+    LABEL_NAMES,
     NotInPlace,
     Rows,
+    Scan,
+    SourceOptions,
+    SourceVolume,
+    Stream,
+    StreamedRow,
+    check_unchanged,
     import_extra,
+    label_array,
     null_problems,
     scan_rows,
     stream_rows,
 )
-from headrace.store.sources.scan import Scan, SourceOptions, SourceVolume, Stream, check_unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.store.sources.arrow_column import Values
-    from headrace.store.sources.rows import StreamedRow
+
+_METADATA_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowColumns:
+    """Which columns of a table are used.
+
+    Attributes:
+        data: names of the columns whose values are the samples' parts.
+        label: the name of the column of labels, or None.
+        class_names: what the schema says labels 0, 1, ... are called, or None.
+    """
+
+    data: tuple[str, ...]
+    label: str | None
+    class_names: tuple[bytes, ...] | None
+
+
+def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
+    """Chooses the columns of a `pyarrow.Schema` by the options, or by their types and names.
+
+    Raises:
+        SourceError: a column is missing or has the wrong type, or several could be meant.
+    """
+    types = dict(zip(schema.names, schema.types, strict=True))
+    for name in (*(options.column or ()), *filter(None, [options.label])):
+        if schema.names.count(name) != 1:
+            raise SourceError(
+                f"{path}: there are {schema.names.count(name)} columns {name!r}, expected one; the "
+                f"columns are {_shown(schema.names)}.",
+                path=path,
+                next_step="Name one of them.",
+            )
+    label = options.label
+    if label is None:
+        labels = [n for n in LABEL_NAMES if n in types and _is_label(types[n])]
+        label = labels[0] if labels and labels[0] not in (options.column or ()) else None
+    elif label and not _is_label(types[label]):
+        raise SourceError(
+            f"{path}: column {label!r} has the type {types[label]}, expected integers or a "
+            "dictionary of strings.",
+            path=path,
+            next_step="Name another column of labels.",
+        )
+    return ArrowColumns(_choose_data(types, options, path), label or None, _names(schema, label))
+
+
+def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tuple[str, ...]:
+    if options.column:
+        for name in options.column:
+            if not _is_binary(types[name]):
+                raise SourceError(
+                    f"{path}: column {name!r} has the type {types[name]}, expected binary, strings, "
+                    "lists of uint8, or a struct with a field `bytes`.",
+                    path=path,
+                    next_step="Name another column, or pack an iterable over the table.",
+                )
+        return options.column
+    found = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
+    found = found or [n for n, t in types.items() if _is_text(t)]
+    if len(found) != 1:
+        raise SourceError(
+            f"{path}: {len(found)} columns hold bytes ({_shown(found)}), expected one; the columns "
+            f"are {_shown(list(types))}.",
+            path=path,
+            next_step="Name the samples' column: column='image'.",
+        )
+    return (found[0],)
+
+
+def _shown(names: Sequence[str]) -> str:
+    text = ", ".join(map(repr, names[:20]))
+    return text + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
+
+
+def _types() -> Any:
+    return import_extra("pyarrow.types", "arrow", "the table")
+
+
+def _is_text(kind: Any) -> bool:
+    t = _types()
+    return bool(t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    t = _types()
+    if t.is_struct(kind):
+        at = kind.get_field_index("bytes")
+        return at >= 0 and not t.is_struct(kind.field(at).type) and _is_binary(kind.field(at).type)
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        return bool(t.is_uint8(kind.value_type))
+    return bool(
+        _is_text(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+        or t.is_fixed_size_binary(kind) or t.is_binary_view(kind)
+    )  # fmt: skip
+
+
+def _is_label(kind: Any) -> bool:
+    t = _types()
+    if t.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(t.is_integer(kind) or t.is_boolean(kind))
+
+
+def _names(schema: Any, label: str | None) -> tuple[bytes, ...] | None:
+    """The class names that the `datasets` package writes into a schema's metadata."""
+    raw = (schema.metadata or {}).get(b"huggingface", b"")
+    if not label or not raw or len(raw) > _METADATA_BYTES_MAX:
+        return None
+    try:
+        feature = json.loads(raw)["info"]["features"][label]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None  # advice that cannot be read is no damage of the data
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        return None
+    return tuple(n.encode(errors="replace") for n in names)
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Where the values of one array lie.
+
+    Attributes:
+        buffer: the `pyarrow.Buffer` that holds them all, or None where there are no bytes.
+        start: (n,) int64, in `buffer`.
+        length: (n,) int64, in bytes.
+        valid: (n,) bool, false for nulls; None where there are none.
+    """
+
+    buffer: Any
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    valid: NDArray[np.bool_] | None
+
+
+def values_of(array: Any, path: str) -> Values:
+    """Where the values of a `pyarrow.Array` of bytes lie.
+
+    Raises:
+        NotInPlace: its type spreads them over several buffers.
+        SourceError: its offsets leave its buffers or run backwards.
+    """
+    t = _types()
+    kind = array.type
+    if t.is_struct(kind):
+        inner = values_of(array.field(kind.get_field_index("bytes")), path)
+        return Values(inner.buffer, inner.start, inner.length, _both(inner.valid, _valid(array)))
+    if t.is_binary_view(kind) or t.is_string_view(kind):
+        raise NotInPlace(f"the type {kind} spreads values over several buffers")
+    if t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind):
+        start, length, buffer, base = _fixed(array, path)
+    else:
+        start, length, buffer, base = _variable(array, path)
+    size = 0 if buffer is None else buffer.size
+    if len(start) and int((start + length).max()) + base > size:
+        raise _wrong(
+            path, "end of a value", int((start + length).max()) + base, f"at most {size:,}"
+        )
+    return Values(buffer, start + base, length, _valid(array))
+
+
+def _both(a: NDArray[np.bool_] | None, b: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _valid(array: Any) -> NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+
+
+def _fixed(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, int]:
+    t = _types()
+    count = len(array)
+    if t.is_fixed_size_list(array.type):
+        width, child = array.type.list_size, array.values
+        buffer, base = child.buffers()[1], child.offset + array.offset * width
+    else:
+        width, buffer = array.type.byte_width, array.buffers()[1]
+        base = array.offset * width
+    size = 0 if buffer is None else buffer.size
+    if base + count * width > size:
+        raise _wrong(path, "size of a column", size, f"{base + count * width:,}")
+    start = np.arange(count, dtype=np.int64) * width
+    return start, np.full(count, width, np.int64), buffer, base
+
+
+def _variable(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, int]:
+    t = _types()
+    kind = array.type
+    large = t.is_large_binary(kind) or t.is_large_string(kind) or t.is_large_list(kind)
+    buffers = array.buffers()
+    if t.is_list(kind) or t.is_large_list(kind):
+        buffer, base = array.values.buffers()[1], array.values.offset
+    else:
+        buffer, base = buffers[2], 0
+    width, count = (8 if large else 4), len(array)
+    if not count:
+        empty = np.zeros(0, np.int64)
+        return empty, empty, buffer, base
+    have = 0 if buffers[1] is None else buffers[1].size
+    need = (array.offset + count + 1) * width
+    if have < need:
+        raise _wrong(path, "size of a column's offsets", have, f"{need:,} or more")
+    offsets = np.frombuffer(
+        buffers[1], f"<i{width}", count=count + 1, offset=array.offset * width
+    ).astype(np.int64)
+    length = np.diff(offsets)
+    if int(offsets[0]) < 0 or int(length.min()) < 0:
+        raise _wrong(path, "order of a column's offsets", "descending or negative", "ascending")
+    return offsets[:-1], length, buffer, base
+
+
+def _wrong(path: str, what: str, found: object, expected: str) -> SourceError:
+    return SourceError(
+        f"{path}: {what} is {found}, expected {expected}.",
+        path=path,
+        next_step="The file is truncated or damaged: fetch it again.",
+    )
+
+
+class LabelReader:
+    """Reads a column of labels, array by array, and names their classes.
+
+    Args:
+        columns: the chosen columns.
+        path: for messages.
+    """
+
+    def __init__(self, columns: ArrowColumns, path: str) -> None:
+        self.name = columns.label
+        self._path = path
+        self._known = columns.class_names
+        self._words: dict[bytes, int] = {}
+
+    @property
+    def class_names(self) -> tuple[bytes, ...] | None:
+        """What the schema says, or the words of the dictionaries read so far, or None."""
+        return self._known or tuple(self._words) or None
+
+    def read(self, array: Any) -> NDArray[np.int64]:
+        """(n,) int64 labels, -1 for nulls.
+
+        Raises:
+            SourceError: a label is below -1, or a dictionary contradicts itself.
+        """
+        t, name = _types(), self.name or ""
+        table = None
+        if t.is_dictionary(array.type):
+            words = _words(array.dictionary, self._path)
+            # Batches may number the same words differently.
+            table = np.array([self._words.setdefault(w, len(self._words)) for w in words], np.int64)
+            array = array.indices
+        if t.is_boolean(array.type):
+            array = array.cast("int8")
+        valid = _valid(array)
+        values = label_array(array.fill_null(0).to_numpy(zero_copy_only=False), self._path, name)
+        if valid is not None:
+            values = np.where(valid, values, -1)
+        if table is None:
+            return values
+        if len(values) and int(values.max()) >= len(table):
+            raise _wrong(
+                self._path, f"a number in {name!r}", int(values.max()), f"below {len(table)}"
+            )
+        return np.where(values < 0, -1, np.append(table, -1)[values])
+
+
+def _words(array: Any, path: str) -> list[bytes]:
+    """Strings as bytes: pyarrow itself would follow their offsets anywhere."""
+    values = _readable(array, path)
+    view = memoryview(values.buffer if values.buffer is not None else b"")
+    ends = (values.start + values.length).tolist()
+    return [bytes(view[a:b]) for a, b in zip(values.start.tolist(), ends, strict=True)]
+
+
+def stream_batch(
+    batch: Any, columns: ArrowColumns, labels: LabelReader, path: str, first_row: int
+) -> Iterator[StreamedRow]:
+    """The rows of a `pyarrow.RecordBatch`, read."""
+    numbers = np.full(batch.num_rows, -1, np.int64)
+    if labels.name:
+        numbers = labels.read(batch.column(labels.name))
+    parts = sorted(columns.data, key=os.fsencode)
+    values = [_readable(batch.column(name), path) for name in parts]
+    views = [memoryview(v.buffer if v.buffer is not None else b"") for v in values]
+    for i in range(batch.num_rows):
+        null = [
+            n for n, v in zip(parts, values, strict=True) if v.valid is not None and not v.valid[i]
+        ]
+        if null:
+            yield StreamedRow(first_row + i, problem=f"{null[0]!r} is null")
+            continue
+        yield StreamedRow(
+            first_row + i,
+            tuple(
+                (os.fsencode(name), view[int(v.start[i]) : int(v.start[i] + v.length[i])])
+                for name, view, v in zip(parts, views, values, strict=True)
+            ),
+            int(numbers[i]),
+        )
+
+
+def _readable(array: Any, path: str) -> Values:
+    """As `values_of`; views are laid out anew."""
+    t = _types()
+    if t.is_binary_view(array.type) or t.is_string_view(array.type):
+        array = array.cast("large_binary")
+    return values_of(array, path)
+
 
 _FILE_MAGIC = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"

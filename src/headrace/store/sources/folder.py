@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.directory import DirectoryColumns
 from headrace.store.names import join_names
 from headrace.store.sources.scan import (
     Problem,

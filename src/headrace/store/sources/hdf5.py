@@ -9,37 +9,36 @@ may be damaged: a broken heap would keep it busy for ever, so heaps are walked f
 from __future__ import annotations
 
 import os
+import struct
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.sources.hdf5_heap import check_heaps
-from headrace.store.sources.rows import (
+from headrace.store.sources.scan import (
     LABEL_NAMES,
     ROWS_MAX,
     NotInPlace,
     Rows,
-    StreamedRow,
-    import_extra,
-    label_array,
-    scan_rows,
-    stream_rows,
-)
-from headrace.store.sources.scan import (
     Scan,
     SourceOptions,
     SourceVolume,
     Stream,
+    StreamedRow,
     check_unchanged,
+    damaged,
+    import_extra,
+    label_array,
     no_samples,
+    scan_rows,
+    stream_rows,
 )
-from headrace.store.sources.shards import damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -364,3 +363,62 @@ def _row_bytes(row: Any) -> bytes:
     if array.dtype.hasobject:
         return b"".join(_row_bytes(piece) for piece in array.reshape(-1))
     return array.tobytes()
+
+
+_HEAP_MAGIC = b"GCOL\1\0\0\0"
+_HEAP_HEADER = struct.Struct("<8sQ")
+_HEAP_OBJECT = struct.Struct("<HHIQ")
+_HEAP_SCAN_BYTES = 16 << 20
+_HEAP_BYTES = 64 << 10
+
+
+def check_heaps(path: str) -> None:
+    """Walk every heap of a file, which is read once.
+
+    Raises:
+        SourceError: a heap leads outside itself or the file, or does not lead forward.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for at in _heaps(file.fileno(), size):
+            _walk_heap(file.fileno(), at, size, path)
+
+
+def _heaps(fd: int, size: int) -> Iterator[int]:
+    """Where heaps begin: their signature, at a multiple of 8 bytes."""
+    for begin in range(0, size, _HEAP_SCAN_BYTES):
+        block = os.pread(fd, _HEAP_SCAN_BYTES + len(_HEAP_MAGIC) - 1, begin)
+        at = block.find(_HEAP_MAGIC)
+        while at >= 0:
+            if (begin + at) % 8 == 0 and at < _HEAP_SCAN_BYTES:
+                yield begin + at
+            at = block.find(_HEAP_MAGIC, at + 1)
+
+
+def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
+    header = os.pread(fd, _HEAP_HEADER.size, at)
+    length = _HEAP_HEADER.unpack(header)[1] if len(header) == _HEAP_HEADER.size else 0
+    if not 4096 <= length <= size - at:
+        raise _wrong_heap(path, "size of a heap", length, f"4,096 to {size - at:,}", at)
+    head = os.pread(fd, min(length, _HEAP_BYTES), at)  # nearly always all of it
+    offset = _HEAP_HEADER.size
+    while offset + _HEAP_OBJECT.size <= length:
+        place = at + offset
+        raw = head[offset : offset + _HEAP_OBJECT.size]
+        if len(raw) < _HEAP_OBJECT.size:
+            raw = os.pread(fd, _HEAP_OBJECT.size, place)
+        index, _, _, data_bytes = _HEAP_OBJECT.unpack(raw)
+        # The free space counts its own header.
+        step = data_bytes if index == 0 else _HEAP_OBJECT.size + -(-data_bytes // 8) * 8
+        if not _HEAP_OBJECT.size <= step <= length - offset:
+            raise _wrong_heap(
+                path, f"size of object {index} of a heap", data_bytes,
+                f"at most {length - offset:,}", place,
+            )  # fmt: skip
+        if index == 0:
+            return
+        offset += step
+
+
+def _wrong_heap(path: str, what: str, found: int, expected: str, at: int) -> SourceError:
+    return damaged(path, what, f"{found:,}", expected, at)

@@ -1,32 +1,27 @@
-"""A `datasets.Dataset` as a source: the rows that it shows, in the order that it shows them.
-
-Its tables are Arrow files that it has mapped, so each value's address says where it lies in which file,
-whatever the data set was made by: select, shuffle, sort and concatenate only change the list of extents.
-What it holds in memory can be read, but has no place. Images that it knows by path only are the files.
-"""
+"""Which files this process has mapped, and where: tells a mapped buffer's place in its file."""
 
 from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.directory import DirectoryColumns
 from headrace.store.names import join_names
-from headrace.store.sources.arrow_column import (
+from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     Values,
     choose_columns,
     values_of,
 )
-from headrace.store.sources.mappings import Mappings
-from headrace.store.sources.rows import NotInPlace, null_problems
 from headrace.store.sources.scan import (
+    NotInPlace,
     Problem,
     Scan,
     SourceOptions,
@@ -34,6 +29,7 @@ from headrace.store.sources.scan import (
     Stream,
     StreamItem,
     no_samples,
+    null_problems,
     raise_problems,
 )
 
@@ -41,6 +37,63 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Addresses `begin` to `end - 1` show the file at `path` from `offset` on."""
+
+    begin: int
+    end: int
+    offset: int
+    path: str
+
+
+class Mappings:
+    """The files that are mapped now.
+
+    Args:
+        text: as the kernel writes it into `/proc/self/maps`; read from there if not given.
+    """
+
+    def __init__(self, text: bytes | None = None) -> None:
+        if text is None:
+            with open("/proc/self/maps", "rb") as f:
+                text = f.read()
+        self._found: list[Mapping] = []
+        for line in text.splitlines():
+            self._add(line)
+        self._begins = [m.begin for m in self._found]
+
+    def find(self, address: int, size: int) -> tuple[str, int] | None:
+        """File and offset of the `size` bytes at `address`; None where no one file holds them."""
+        at = bisect_right(self._begins, address) - 1
+        if at < 0 or address + size > self._found[at].end:
+            return None
+        mapping = self._found[at]
+        return mapping.path, address - mapping.begin + mapping.offset
+
+    def _add(self, line: bytes) -> None:
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith(b"/"):
+            return
+        # A deleted file has no path that another process could open.
+        if fields[5].endswith(b" (deleted)"):
+            return
+        begin, end = (int(x, 16) for x in fields[0].split(b"-"))
+        offset = int(fields[2], 16)
+        path = fields[5].replace(b"\\012", b"\n").decode(errors="surrogateescape")
+        last = self._found[-1] if self._found else None
+        if last and (last.path, last.end, last.offset + last.end - last.begin) == (
+            path,
+            begin,
+            offset,
+        ):
+            # The kernel splits a mapping where advice or protection differs.
+            self._found[-1] = Mapping(last.begin, end, last.offset, path)
+        else:
+            self._found.append(Mapping(begin, end, offset, path))
+
 
 _DIGITS = 7
 _WHAT = "the data set"

@@ -16,9 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.sources.object_name import absolute_path
-from headrace.store.sources.rows import LABEL_NAMES, Rows, label_array, scan_rows
-from headrace.store.sources.shards import Window, damaged, map_files
+from headrace.store.sources.scan import (
+    LABEL_NAMES,
+    Rows,
+    absolute_path,
+    damaged,
+    label_array,
+    scan_rows,
+)
+from headrace.store.sources.shards import Window, map_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from headrace.errors import SourceError
-from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.directory import DirectoryColumns
 from headrace.store.names import join_names
-from headrace.store.sources.scan import Scan, SourceOptions, SourceVolume, no_samples
-from headrace.store.sources.shards import damaged
+from headrace.store.sources.scan import Scan, SourceOptions, SourceVolume, damaged, no_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,45 +1,342 @@
-"""Parquet files as a source: each row's value of a binary column is a sample.
+"""Thrift's compact protocol, read: what Parquet's footers and page headers are written in.
 
-Values of uncompressed PLAIN pages lie in the file as they are, and are indexed there. All other columns
-are read through pyarrow, row group by row group, and can only be packed.
+Field names play no part in it: a struct is its fields by number. Nothing is allocated by a count that the
+bytes do not bear out.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.sources.arrow_column import (
+from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     choose_columns,
     stream_batch,
 )
-from headrace.store.sources.object_name import absolute_path, open_binary, readable
-from headrace.store.sources.parquet_pages import ColumnChunk, list_values
-from headrace.store.sources.rows import (
+from headrace.store.sources.scan import (
     ROWS_MAX,
     NotInPlace,
     Rows,
+    Scan,
+    SourceOptions,
+    Stream,
+    absolute_path,
+    damaged,
     import_extra,
     scan_rows,
     stream_rows,
 )
-from headrace.store.sources.scan import Scan, SourceOptions, Stream
-from headrace.store.sources.shards import Window, damaged, map_files
-from headrace.store.sources.thrift import BadThrift, parse_struct
+from headrace.store.sources.shards import Window, map_files, open_binary, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from headrace.store.sources.rows import StreamedRow
+    from headrace.store.sources.scan import StreamedRow
 
     Places = dict[bytes, tuple[NDArray[np.uint64], NDArray[np.uint64]]]
+
+_DEPTH_MAX = 12
+_STRING_BYTES_MAX = 1 << 24
+"""The longest string: footers hold schemas and other metadata as strings."""
+
+
+class BadThrift(ValueError):
+    """Bytes that are not in Thrift's compact protocol."""
+
+
+def parse_struct(data: bytes) -> tuple[dict[int, Any], int]:
+    """A Thrift compact struct as {field id: integer, boolean, bytes, list, struct or None}, and its length.
+
+    Raises `IndexError` where it goes on behind `data`, `ValueError` where it is none.
+    """
+    reader = _ThriftReader(data)
+    return reader.struct(0), reader.at
+
+
+class _ThriftReader:
+    """Thrift's compact protocol, forwards over bytes. Takes memory by the bytes that are there."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        if depth > _DEPTH_MAX:
+            raise BadThrift(f"nested more than {_DEPTH_MAX} deep")
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            delta, kind = head >> 4, head & 15
+            number = number + delta if delta else self._zigzag()
+            fields[number] = self._value(kind, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true, false
+            return kind == 1
+        if kind in (4, 5, 6):  # i16, i32, i64
+            return self._zigzag()
+        if kind == 8:
+            return self._take(self._varint())
+        if kind == 12:
+            return self.struct(depth + 1)
+        if kind in (9, 10):  # list, set
+            return self._list(depth)
+        if kind not in (3, 7):
+            raise BadThrift("of an unknown type")
+        self._take(1 if kind == 3 else 8)  # byte, double
+        return None
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _DEPTH_MAX:
+            raise BadThrift(f"nested more than {_DEPTH_MAX} deep")
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        if count == 15:
+            count = self._varint()
+        # Each element takes a byte at least, so the data bounds the count.
+        if kind in (1, 2):
+            return [self._byte() == 1 for _ in range(count)]
+        return [self._value(kind, depth + 1) for _ in range(count)]
+
+    def _byte(self) -> int:
+        value = self._data[self.at]
+        self.at += 1
+        return value
+
+    def _take(self, size: int) -> bytes:
+        if size > _STRING_BYTES_MAX:
+            raise BadThrift(f"with a string of {size:,} bytes")
+        if self.at + size > len(self._data):
+            raise IndexError
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise BadThrift("with a number of more than 10 bytes")
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
+
+
+_HEADER_BYTES_MAX = 1 << 20
+"""A page's header holds its smallest and largest value, which may be a sample."""
+
+_DATA_PAGE, _INDEX_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = range(4)
+_PLAIN = 0
+_PAGE_NAMES = {0: "PLAIN", 2: "dictionary", 5: "DELTA", 6: "DELTA_LENGTH", 7: "DELTA_BYTE_ARRAY",
+               8: "dictionary", 9: "BYTE_STREAM_SPLIT"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChunk:
+    """One column of one row group.
+
+    Attributes:
+        start: offset of its first page in the file.
+        size: bytes of all its pages.
+        rows: values in it, nulls included.
+        width: bytes of each value, or None where each has its length before it.
+        nullable: whether pages may begin with definition levels.
+    """
+
+    start: int
+    size: int
+    rows: int
+    width: int | None
+    nullable: bool
+
+
+def list_values(
+    window: Window, chunk: ColumnChunk
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Offsets and lengths of a chunk's values, each (rows,) uint64.
+
+    Raises:
+        NotInPlace: a page is encoded otherwise, or holds nulls.
+        SourceError: the pages contradict themselves.
+    """
+    end = chunk.start + chunk.size
+    if chunk.start < 4 or chunk.size < 0 or end > window.size:
+        raise damaged(
+            window.path,
+            "end of a column chunk",
+            f"{end:,}",
+            f"at most {window.size:,}",
+            chunk.start,
+        )
+    offset: array[int] = array("Q")
+    length: array[int] = array("Q")
+    at = chunk.start
+    while at < end:
+        header, header_bytes = read_page_header(window, at, end)
+        data, stop = at + header_bytes, at + header_bytes + header.size
+        if header.size < 0 or stop > end:
+            raise damaged(window.path, "end of a page", f"{stop:,}", f"at most {end:,}", at)
+        if header.values is not None:
+            first = _first_value(window, header, data, stop, nullable=chunk.nullable)
+            if header.values > chunk.rows - len(offset):
+                raise damaged(
+                    window.path, "number of values in a page", header.values,
+                    f"at most {chunk.rows - len(offset)}", at,
+                )  # fmt: skip
+            found = _list_page(window, first, stop, header.values, chunk.width)
+            offset += found[0]
+            length += found[1]
+        at = stop
+    if len(offset) != chunk.rows:
+        raise damaged(
+            window.path, "number of values in a column chunk", len(offset), chunk.rows, chunk.start
+        )
+    return np.array(offset, np.uint64), np.array(length, np.uint64)
+
+
+def _list_page(
+    window: Window, at: int, stop: int, values: int, width: int | None
+) -> tuple[array[int], array[int]]:
+    """Offsets and lengths of the values of one page, which lie from `at` to `stop`."""
+    if width is not None:
+        if stop - at != values * width:
+            raise _misfit(window, stop - at, values * width, at)
+        return array("Q", range(at, stop, width)), array("Q", [width]) * values
+    offset, length = array("Q"), array("Q")
+    for k in range(values):
+        if at + 4 > stop:
+            raise _misfit(window, k, values, at)
+        size = int.from_bytes(window.read(at, 4), "little")
+        at += 4
+        if size > stop - at:
+            raise damaged(
+                window.path, "length of a value", f"{size:,}", f"at most {stop - at:,}", at - 4
+            )
+        offset.append(at)
+        length.append(size)
+        at += size
+    if at != stop:
+        raise damaged(window.path, "end of a page's values", f"{at:,}", f"{stop:,}", at)
+    return offset, length
+
+
+def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
+    """A page with fewer values than rows: nulls take no place, or it is damaged."""
+    if found < expected:
+        return NotInPlace(f"{window.path}: a page holds nulls (offset {at:,})")
+    return damaged(window.path, "size of a page's values", found, expected, at)
+
+
+def _first_value(
+    window: Window, header: PageHeader, data: int, stop: int, *, nullable: bool
+) -> int:
+    """Where the values begin, behind the levels."""
+    if header.compressed:
+        raise NotInPlace(f"{window.path}: its pages are compressed")
+    if header.encoding != _PLAIN:
+        name = _PAGE_NAMES.get(header.encoding or 0, str(header.encoding))
+        raise NotInPlace(f"{window.path}: a page's values are {name}-encoded (offset {data:,})")
+    if header.levels_bytes is not None:
+        first = data + header.levels_bytes
+    elif nullable:
+        # Definition levels, behind their length.
+        if data + 4 > stop:
+            raise damaged(window.path, "size of a page", stop - data, "4 or more", data)
+        first = data + 4 + int.from_bytes(window.read(data, 4), "little")
+    else:
+        first = data
+    if header.nulls:
+        raise NotInPlace(f"{window.path}: a page holds nulls (offset {data:,})")
+    if not data <= first <= stop:
+        raise damaged(
+            window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data
+        )
+    return first
+
+
+# -- page headers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PageHeader:
+    """What matters of a page's header.
+
+    Attributes:
+        size: bytes of the page behind its header.
+        values: values in it, nulls included; None for a page without values of rows.
+        encoding: of the values.
+        levels_bytes: bytes of levels before them, where the header says it (version 2).
+        nulls: nulls among the values, where the header says it (version 2).
+        compressed: whether the header's two sizes differ.
+    """
+
+    size: int
+    values: int | None = None
+    encoding: int | None = None
+    levels_bytes: int | None = None
+    nulls: int = 0
+    compressed: bool = False
+
+
+def read_page_header(window: Window, at: int, end: int) -> tuple[PageHeader, int]:
+    """The page header at `at`, and its length in bytes.
+
+    Raises:
+        SourceError: it is none, or longer than a mebibyte.
+    """
+    size = 256
+    while True:
+        data = window.read(at, min(size, end - at))
+        try:
+            fields, used = parse_struct(data)
+            return _page_header(fields), used
+        except IndexError:  # it goes on behind `data`
+            if len(data) < size or size >= _HEADER_BYTES_MAX:
+                raise damaged(
+                    window.path, "header of a page", "cut off", "a whole header", at
+                ) from None
+            size *= 16
+        except BadThrift as e:
+            raise damaged(window.path, "header of a page", e, "a page header", at) from None
+
+
+def _page_header(fields: dict[int, Any]) -> PageHeader:
+    kind, plain, packed = fields.get(1), fields.get(2), fields.get(3)
+    if not all(isinstance(x, int) for x in (kind, plain, packed)):
+        raise BadThrift("without type and sizes")
+    assert isinstance(packed, int)
+    if kind not in (_DATA_PAGE, _DATA_PAGE_V2):
+        return PageHeader(packed)
+    inner = fields.get(5 if kind == _DATA_PAGE else 8)
+    if not isinstance(inner, dict):
+        raise BadThrift("without the header of its kind")
+    values = inner.get(1)
+    if not isinstance(values, int) or values < 0:
+        raise BadThrift(f"with {values} values")
+    if kind == _DATA_PAGE:
+        return PageHeader(packed, values, inner.get(2), compressed=plain != packed)
+    levels = 0
+    for size in (inner.get(5), inner.get(6)):
+        if not isinstance(size, int) or not 0 <= size <= packed:
+            raise BadThrift(f"with levels of {size} bytes")
+        levels += size
+    return PageHeader(
+        packed, values, inner.get(4), levels, inner.get(2) or 0, compressed=plain != packed
+    )
+
 
 _READ_BYTES = 16 << 20
 """Bytes that a stream reads at once, about."""

@@ -1,20 +1,133 @@
-"""Files that hold many samples: a window that reads only what a scan needs, and joining shards."""
+"""Files and objects that hold many samples, as scans see them.
+
+A source's parsers take paths and hand them on. A URL travels the same way, as a string that knows who reads
+it (`ObjectName`); `read_head`, `readable` and `Window` find its engine there. A window is a sliding buffer:
+big steps where headers are dense, small ones else.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.errors import SourceError
+from headrace.io.objects.failure import Failure
+from headrace.io.objects.location import is_url, shown
 from headrace.store.sources.extents import read_fully
-from headrace.store.sources.object_name import ObjectName, absolute_path
-from headrace.store.sources.scan import SourceVolume, check_unchanged
+from headrace.store.sources.scan import Scan, SourceVolume, absolute_path, check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from headrace.io.objects.engine import ObjectEngine
+    from headrace.io.objects.reading import RemoteObject
+    from headrace.io.objects.transport import Found
+    from headrace.store.sources.scan import SourceOptions, Stream
+
+
+_BUFFER_BYTES = 1 << 20
+
+
+class ObjectName(str):
+    """A URL with its engine.
+
+    Attributes:
+        engine: reads it.
+        found: size and version, as the scan met them.
+        head: its first bytes.
+    """
+
+    __slots__ = ("engine", "found", "head")
+
+    engine: ObjectEngine
+    found: RemoteObject
+    head: bytes
+
+    @classmethod
+    def of(cls, found: RemoteObject, engine: ObjectEngine, head: bytes) -> ObjectName:
+        """The name of an object that was looked at."""
+        name = cls(found.url)
+        name.engine, name.found, name.head = engine, found, head
+        return name
+
+
+def read_head(path: str, size: int) -> bytes:
+    """The first bytes of a file or object, `size` or fewer.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if isinstance(path, ObjectName):
+        if size > len(path.head) < path.found.size:
+            raise ValueError(f"{size} bytes of the head asked for, {len(path.head)} were fetched")
+        return path.head[:size]
+    with open(path, "rb") as f:
+        return f.read(size)
+
+
+def readable(path: str) -> Any:
+    """What libraries that want a path or a file can read: the path, or a file over an object."""
+    return (
+        io.BufferedReader(_ObjectFile(path), _BUFFER_BYTES)
+        if isinstance(path, ObjectName)
+        else path
+    )
+
+
+def open_binary(path: str) -> Any:
+    """A file or object, open for reading."""
+    return readable(path) if isinstance(path, ObjectName) else open(path, "rb")
+
+
+def refuse_object(path: str, what: str) -> None:
+    """Says that this kind of source must be a local file.
+
+    Raises:
+        SourceError: `path` is an object.
+    """
+    if is_url(path):
+        raise SourceError(
+            f"{path}: {what} in an object store cannot be read where it lies.",
+            path=str(path),
+            next_step="Copy it to a disk first.",
+        )
+
+
+class _ObjectFile(io.RawIOBase):
+    """A seekable file over an object."""
+
+    def __init__(self, name: ObjectName) -> None:
+        super().__init__()
+        self._name = name
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._name.found.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, min(len(view), self._name.found.size - self._at))]
+        if len(view):
+            self._name.engine.fetch(str(self._name), self._at, view)
+        self._at += len(view)
+        return len(view)
+
 
 T = TypeVar("T")
 
@@ -35,8 +148,6 @@ class Window:
     def __new__(cls, path: str) -> Self:
         """An object's window for an object."""
         if cls is Window and isinstance(path, ObjectName):
-            from headrace.store.sources.object_window import ObjectWindow
-
             return super().__new__(ObjectWindow)  # type: ignore[return-value]  # a subclass
         return super().__new__(cls)
 
@@ -122,20 +233,135 @@ def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def shard_labels(paths: list[str]) -> list[bytes]:
-    """A short unique name for each file: its base name, or what differs of its path."""
-    base = [os.path.basename(p) for p in paths]
-    if len(set(base)) < len(base):
-        common = os.path.commonpath([absolute_path(p) for p in paths])
-        base = [os.path.relpath(absolute_path(p), common) for p in paths]
-    return [os.fsencode(b) for b in base]
+STEP_BYTES = 4 << 20
+_FAR_BYTES = 64 << 10
 
 
-def damaged(path: str, what: str, found: object, expected: object, offset: int) -> SourceError:
-    """The error for a file that contradicts its own format."""
-    return SourceError(
-        f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
-        path=path,
-        offset_bytes=offset,
-        next_step="The file is truncated or damaged: fetch it again.",
+class ObjectWindow(Window):
+    """`Window` over an object.
+
+    Args:
+        path: its name. That it does not change meanwhile is checked with each read.
+    """
+
+    path: ObjectName
+
+    def __init__(self, path: ObjectName) -> None:
+        self.path = path
+        self.size = path.found.size
+        self._start = 0
+        self._data = path.head
+        self._ahead: tuple[int, memoryview, Future[Found | Failure]] | None = None
+        self._far = False
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._ahead is not None:
+            self._ahead[2].result()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`; fewer at the object's end."""
+        size = max(0, min(size, self.size - offset))
+        begin = offset - self._start
+        if begin < 0 or begin + size > len(self._data):
+            self._move(offset, size)
+            begin = offset - self._start
+        return self._data[begin : begin + size]
+
+    def volume(self) -> SourceVolume:
+        """The object as a volume."""
+        found = self.path.found
+        return SourceVolume("object", str(self.path), found.size, found.modified_ns, found.etag)
+
+    def _move(self, offset: int, size: int) -> None:
+        """Makes the buffer begin at or before `offset` and hold `size` bytes from there."""
+        end = self._start + len(self._data)
+        near = offset - self._start >= 0 and offset <= end + STEP_BYTES
+        if near and self._ahead is None:
+            self._fetch_ahead(end)
+        while near and self._ahead is not None:
+            start, view, future = self._ahead
+            self._ahead = None
+            _raise_failure(future.result())
+            kept = self._data[max(0, offset - self._start) :] if offset < start else b""
+            self._start, self._data = start - len(kept), kept + bytes(view)
+            self._fetch_ahead(start + len(view))
+            if self._start <= offset and offset + size <= self._start + len(self._data):
+                return
+        self._jump(offset, size)
+
+    def _jump(self, offset: int, size: int) -> None:
+        if self._ahead is not None:
+            self._ahead[2].result()
+            self._ahead = None
+        view = memoryview(bytearray(min(max(size, _FAR_BYTES), self.size - offset)))
+        if view:
+            self.path.engine.fetch(str(self.path), offset, view)
+        self._start, self._data = offset, bytes(view)
+
+    def _fetch_ahead(self, start: int) -> None:
+        size = min(STEP_BYTES, self.size - start)
+        if size > 0:
+            view = memoryview(bytearray(size))
+            future = self.path.engine.start([(str(self.path), start, view)])[0]
+            self._ahead = (start, view, future)
+
+
+def _raise_failure(outcome: Found | Failure) -> None:
+    if isinstance(outcome, Failure):
+        raise outcome.to_error()
+
+
+HEAD_BYTES = 1024
+
+
+def open_objects(
+    urls: list[str],
+    options: SourceOptions,
+    objects: ObjectEngine | None,
+    open_files: Callable[[list[str], SourceOptions], Scan | Stream],
+) -> Scan:
+    """Lists the objects that URLs and patterns stand for.
+
+    Raises:
+        SourceError: there are none, or they cannot be used where they lie.
+        VolumeError: one cannot be read.
+    """
+    from headrace.io.objects.engine import ObjectEngine
+    from headrace.io.objects.listing import expand
+
+    engine = objects or ObjectEngine()
+    names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
+    if not names:
+        raise SourceError(
+            f"{shown(urls[0])}: there is no such object.",
+            path=shown(urls[0]),
+            next_step="Check the URL and the pattern.",
+        )
+    found = open_files(_look_at(names, engine), options)
+    if not isinstance(found, Scan):
+        raise SourceError(
+            f"{shown(names[0])} is compressed, or can only be read front to back.",
+            path=shown(names[0]),
+            next_step="Copy it to a disk and pack it there, or decompress it.",
+        )
+    found.objects = engine
+    return found
+
+
+def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
+    from headrace.io.objects.failure import Failure
+    from headrace.io.objects.reading import RemoteObject
+
+    heads = [memoryview(bytearray(HEAD_BYTES)) for _ in urls]
+    outcomes = engine.fetch_many(
+        [(url, 0, head) for url, head in zip(urls, heads, strict=True)], exact=False
     )
+    names = []
+    for url, head, outcome in zip(urls, heads, outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        found = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
+        names.append(ObjectName.of(found, engine, bytes(head[: outcome.count])))
+    engine.register(name.found for name in names)
+    engine.looked_at.update(urls)
+    return names

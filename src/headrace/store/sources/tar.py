@@ -18,25 +18,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory_writer import DirectoryColumns
+from headrace.store.directory import DirectoryColumns
 from headrace.store.names import join_names, printable
-from headrace.store.sources.object_name import absolute_path, read_head
 from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
     Stream,
     StreamItem,
+    absolute_path,
+    damaged,
     no_samples,
     raise_problems,
-)
-from headrace.store.sources.shards import (
-    ShardListing,
-    Window,
-    damaged,
-    list_shards,
     shard_labels,
 )
+from headrace.store.sources.shards import ShardListing, Window, list_shards, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from headrace.bench.formats import format_of
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
-from headrace.store.directory_writer import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, write_directory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -34,13 +34,14 @@ from headrace.store.format import (
     Section,
     SectionKind,
 )
-from headrace.store.names import NameLevels, build_levels
+from headrace.store.names import NameLevels, build_levels, join_names, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
 
 _SLICE = 1 << 20
 """Elements converted at once: small enough for the L2 cache's neighbourhood, large enough for numpy."""
@@ -389,3 +390,29 @@ def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int
         written = os.pwrite(fd, view[: 1 << 30], offset)
         view = view[written:]
         offset += written
+
+
+def keep_samples(columns: DirectoryColumns, keep: Any) -> DirectoryColumns:
+    """The columns of the samples where `keep` ((n,) bool) is true."""
+    wanted = np.flatnonzero(keep)
+    all_names = split_names(columns.names, columns.name_offsets)
+    names, offsets = join_names([all_names[i] for i in wanted])
+    firsts = columns.firsts.astype(np.int64)
+    extents = np.repeat(keep, np.diff(firsts))
+    new_firsts = np.zeros(len(wanted) + 1, np.uint64)
+    np.cumsum(np.diff(firsts)[wanted].astype(np.uint64), out=new_firsts[1:])
+
+    def of_extents(values: Any) -> Any:
+        return None if values is None else values[extents]
+
+    return DirectoryColumns(
+        names, offsets, columns.volume[extents], columns.offset[extents], columns.length[extents],
+        crc=of_extents(columns.crc),
+        mtime=of_extents(columns.mtime),
+        first_extent=None if columns.first_extent is None else new_firsts,
+        part=of_extents(columns.part),
+        part_names=columns.part_names,
+        labels=None if columns.labels is None else columns.labels[wanted],
+        class_names=columns.class_names,
+        columns={k: v[wanted] for k, v in columns.columns.items()},
+    )  # fmt: skip
