@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.policy_parts.psfa import UNDECLARED, Psfa
 from headrace.control.messages import API, Flow, Register, Report
 from headrace.control.policy.parse import parse_policy
-from headrace.control.service.ruler import Ruler
+from headrace.control.service.arbiter import Arbiter
 
 CAPACITY = 1000.0
 SIMULATED = "simulation: no storage, no network"
@@ -91,8 +91,8 @@ def _headrace(workload: Workload, pace_s: float) -> np.ndarray:
     policy = parse_policy(
         f"file_systems: {{fs: {{paths: [/fs], capacity: {{bytes_per_s: {CAPACITY}}}}}}}"
     )
-    ruler = Ruler(policy, "simulated", 1, 0.0)
-    lease = ruler.register(Register(API, "n", "u", 1, secrets.token_hex(16)), 0.0)
+    arbiter = Arbiter(policy, "simulated", 1, 0.0)
+    lease = arbiter.register(Register(API, "n", "u", 1, secrets.token_hex(16)), 0.0)
     rate = np.full(jobs, CAPACITY / jobs)
     found = []
     steps = round(1 / pace_s)
@@ -107,7 +107,7 @@ def _headrace(workload: Workload, pace_s: float) -> np.ndarray:
                     (waits * float(demand[j]), 0.0, 0.0), (waits * pace_s, 0.0, 0.0),
                 )
             )  # fmt: skip
-        lease = ruler.report(lease.plane, Report(step + 1, pace_s, flows), (step + 1) * pace_s)
+        lease = arbiter.report(lease.plane, Report(step + 1, pace_s, flows), (step + 1) * pace_s)
         granted = {grant.job: grant.rates[0] for grant in lease.grants}
         rate = np.array([granted.get(f"job-{j}") or 0.0 for j in range(jobs)])
     return np.array(found)
@@ -141,9 +141,9 @@ def decision_time(planes: int = 1000, jobs: int = 5000, rounds: int = 15) -> dic
         "  b: {paths: [/b], capacity: {bytes_per_s: 5G}}\n"
         f"jobs: {{{rules}}}"
     )
-    ruler = Ruler(policy, "simulated", 1, 0.0)
+    arbiter = Arbiter(policy, "simulated", 1, 0.0)
     leases = [
-        ruler.register(Register(API, f"n{p}", f"u{p % 200}", 1, secrets.token_hex(16)), 0.0)
+        arbiter.register(Register(API, f"n{p}", f"u{p % 200}", 1, secrets.token_hex(16)), 0.0)
         for p in range(planes)
     ]
     on = [[*range(p, jobs, planes), int(random.integers(jobs))] for p in range(planes)]
@@ -162,18 +162,18 @@ def decision_time(planes: int = 1000, jobs: int = 5000, rounds: int = 15) -> dic
         reports.append(flows)
     began = time.perf_counter()
     for p in range(planes):
-        ruler._count_all(leases[p].plane, Report(1, 1.0, reports[p]), 0.5)  # noqa: SLF001
+        arbiter._count_all(leases[p].plane, Report(1, 1.0, reports[p]), 0.5)  # noqa: SLF001
     count_s = (time.perf_counter() - began) / planes
     times, cpu = [], []
     for i in range(rounds):
-        ruler._stale, ruler._decided_at = True, -1e9  # noqa: SLF001
+        arbiter._stale, arbiter._decided_at = True, -1e9  # noqa: SLF001
         began, cpu_s = time.perf_counter(), time.thread_time()
-        ruler.decide(1.0 + i * 1e-3)
+        arbiter.decide(1.0 + i * 1e-3)
         times.append(time.perf_counter() - began)
         cpu.append(time.thread_time() - cpu_s)
     return {
-        "label": SIMULATED, "planes": planes, "jobs": len(ruler.jobs()),
-        "flows": sum(ruler.jobs().values()), "first_s": times[0],
+        "label": SIMULATED, "planes": planes, "jobs": len(arbiter.jobs()),
+        "flows": sum(arbiter.jobs().values()), "first_s": times[0],
         "median_s": statistics.median(times[1:]), "max_s": max(times[1:]),
         "median_cpu_s": statistics.median(cpu[1:]),
         "count_one_report_s": count_s,

@@ -18,7 +18,7 @@ from headrace.config import (
 from headrace.control import explain
 from headrace.control import tune as tune_plane
 from headrace.control.limits import memory_policy
-from headrace.control.stalls.epochs import PassEnded
+from headrace.control.stalls.live import PassEnded
 from headrace.order import (
     Balanced,
     Blocked,

@@ -1,4 +1,4 @@
-"""A ruler and planes in a made-up time, for tests without sockets."""
+"""A arbiter and planes in a made-up time, for tests without sockets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from headrace.control.messages import API, Flow, Register, Report
 from headrace.control.policy.parse import parse_policy
-from headrace.control.service.ruler import Ruler
+from headrace.control.service.arbiter import Arbiter
 
 FS = "file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100, reads_per_s: 1000}}}\n"
 
 
 class World:
-    """Time, a ruler, and planes that use what they are told, as far as they want it."""
+    """Time, a arbiter, and planes that use what they are told, as far as they want it."""
 
     def __init__(self, policy=FS, epoch=1):
         self.now = 1000.0
-        self.ruler = Ruler(parse_policy(policy), "reign", epoch, self.now)
+        self.arbiter = Arbiter(parse_policy(policy), "reign", epoch, self.now)
         self.planes = []
 
     def plane(self, user="u", name="n"):
@@ -33,7 +33,7 @@ class World:
             plane.report(seconds)
 
     def state(self):
-        return self.ruler.describe(self.now)
+        return self.arbiter.describe(self.now)
 
 
 class Simulated:
@@ -43,7 +43,7 @@ class Simulated:
         self.world = world
         self.instance = secrets.token_hex(16)
         self.hello = Register(API, name, user, 1, self.instance)
-        self.lease = world.ruler.register(self.hello, world.now)
+        self.lease = world.arbiter.register(self.hello, world.now)
         self.sequence = 0
         self.silent = False
         self.wants = {}
@@ -87,7 +87,7 @@ class Simulated:
             )
         self.sequence += 1
         message = Report(self.sequence, seconds, flows)
-        self.lease = self.world.ruler.report(self.lease.plane, message, self.world.now)
+        self.lease = self.world.arbiter.report(self.lease.plane, message, self.world.now)
 
 
 def total(planes, job):

@@ -11,10 +11,10 @@ import pytest
 import headrace as hr
 from control.plant import PRESETS, Consumer, Plant
 from headrace.control import controller, tune
+from headrace.control.controller import Plane
 from headrace.control.explain import verdict
 from headrace.control.history import History, Interval, Knobs, Window
 from headrace.control.limits import Bounds, Limits
-from headrace.control.plane import Plane
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
 
 
@@ -68,7 +68,7 @@ def clock(monkeypatch):
             return self.now
 
     found = Clock()
-    monkeypatch.setattr("headrace.control.plane.time", found)
+    monkeypatch.setattr("headrace.control.controller.time", found)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from headrace.control.messages import Flow, PlaneState, Register, Report
 from headrace.control.metrics import OTHER, Labels
 from headrace.control.policy.parse import parse_policy
+from headrace.control.service.arbiter import Refused, Arbiter
 from headrace.control.service.metrics import (
     LABELS_MAX,
     TABLE,
@@ -18,7 +19,6 @@ from headrace.control.service.metrics import (
     figures_of,
     serve_metrics,
 )
-from headrace.control.service.ruler import Refused, Ruler
 
 PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
 
@@ -30,23 +30,23 @@ jobs: {capped: {cap: {bytes_per_s: 100M}}}
 
 
 @pytest.fixture
-def ruler():
-    return Ruler(parse_policy(POLICY), "reign", 7, 0.0)
+def arbiter():
+    return Arbiter(parse_policy(POLICY), "reign", 7, 0.0)
 
 
-def register(ruler, at=0.0, name="node1"):
-    instance = f"{len(ruler._planes):032x}"
-    return ruler.register(Register(1, name, "ada", 1, instance), at).plane
+def register(arbiter, at=0.0, name="node1"):
+    instance = f"{len(arbiter._planes):032x}"
+    return arbiter.register(Register(1, name, "ada", 1, instance), at).plane
 
 
-def report(ruler, plane, number, jobs, at=1.0, rate=5e8):
+def report(arbiter, plane, number, jobs, at=1.0, rate=5e8):
     flows = [Flow(j, "scratch", (rate, 10.0, 0.0), (rate, 0.0, 0.0), (0.0, 0.0, 0.0)) for j in jobs]
     state = PlaneState(held_bytes=100.0, sessions={"a": 2, "b": 1})
-    return ruler.report(plane, Report(number, 1.0, flows, state), at)
+    return arbiter.report(plane, Report(number, 1.0, flows, state), at)
 
 
-def described(ruler, at=1.0):
-    return {"degraded": "", **ruler.describe(at)}
+def described(arbiter, at=1.0):
+    return {"degraded": "", **arbiter.describe(at)}
 
 
 def samples(figures):
@@ -69,12 +69,12 @@ def test_every_metric_is_documented_as_it_is():
         assert documented[m.name] == (m.kind, list(m.labels), m.help.removesuffix(".")), m.name
 
 
-def test_figures_are_those_of_the_controller(ruler):
-    plane = register(ruler)
-    report(ruler, plane, 1, ["capped", "free"])
+def test_figures_are_those_of_the_controller(arbiter):
+    plane = register(arbiter)
+    report(arbiter, plane, 1, ["capped", "free"])
     with pytest.raises(Refused):
-        report(ruler, plane, 1, [])  # replayed
-    found = samples(figures_of(described(ruler)))
+        report(arbiter, plane, 1, [])  # replayed
+    found = samples(figures_of(described(arbiter)))
     assert found["headrace_control_epoch"] == {(): 7}
     assert found["headrace_control_planes"] == {(): 1}
     assert found["headrace_control_silent_planes"] == {(): 0}
@@ -82,8 +82,8 @@ def test_figures_are_those_of_the_controller(ruler):
     assert found["headrace_control_refused_total"] == {(): 1}
     assert found["headrace_control_held_bytes"] == {(): 100}
     assert found["headrace_control_clients"] == {(): 3}
-    assert found["headrace_control_decide_seconds_count"] == {(): sum(ruler.decide_us)}
-    assert sum(ruler.decide_us) > 0
+    assert found["headrace_control_decide_seconds_count"] == {(): sum(arbiter.decide_us)}
+    assert sum(arbiter.decide_us) > 0
     used = found["headrace_control_job_used_bytes_per_second"]
     assert used == {("capped", "scratch"): 5e8, ("free", "scratch"): 5e8}
     granted = found["headrace_control_job_granted_bytes_per_second"]
@@ -94,22 +94,22 @@ def test_figures_are_those_of_the_controller(ruler):
     assert ("free", "scratch") not in found.get("headrace_control_job_granted_reads_per_second", {})
 
 
-def test_planes_that_are_silent_or_gone_are_told(ruler):
-    register(ruler)
-    silent_at = 4 * ruler.report_s
-    assert samples(figures_of(described(ruler, silent_at)))["headrace_control_silent_planes"] == {
+def test_planes_that_are_silent_or_gone_are_told(arbiter):
+    register(arbiter)
+    silent_at = 4 * arbiter.report_s
+    assert samples(figures_of(described(arbiter, silent_at)))["headrace_control_silent_planes"] == {
         (): 1
     }
-    ruler.expire(1000.0)
-    found = samples(figures_of(described(ruler, 1000.0)))
+    arbiter.expire(1000.0)
+    found = samples(figures_of(described(arbiter, 1000.0)))
     assert found["headrace_control_planes"] == {(): 0}
     assert found["headrace_control_expired_total"] == {(): 1}
 
 
-def test_a_thousand_jobs_have_few_labels_and_lose_nothing(ruler):
-    plane, known = register(ruler), _Known()
-    report(ruler, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
-    used = samples(figures_of(described(ruler), known))[
+def test_a_thousand_jobs_have_few_labels_and_lose_nothing(arbiter):
+    plane, known = register(arbiter), _Known()
+    report(arbiter, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
+    used = samples(figures_of(described(arbiter), known))[
         "headrace_control_job_used_bytes_per_second"
     ]
     assert len(used) == LABELS_MAX + 1
@@ -125,15 +125,15 @@ def test_labels_stay_while_their_names_do():
 
 
 class _Controller:
-    def __init__(self, ruler):
-        self.describe = lambda: described(ruler)
+    def __init__(self, arbiter):
+        self.describe = lambda: described(arbiter)
 
 
-def test_it_is_served_beside_the_loop(ruler):
+def test_it_is_served_beside_the_loop(arbiter):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = serve_metrics(_Controller(ruler), loop, "0")
+    server = serve_metrics(_Controller(arbiter), loop, "0")
     try:
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
             text = answer.read().decode()

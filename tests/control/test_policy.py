@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.control.policy import Policy, PolicyError, Rates
-from headrace.control.policy.amounts import amount, amount_text
-from headrace.control.policy.check import unknown_names
-from headrace.control.policy.difference import changes, policy_document
-from headrace.control.policy.parse import parse_document, parse_policy
+from headrace.control.policy import (
+    Policy,
+    PolicyError,
+    Rates,
+    amount,
+    amount_text,
+    changes,
+    policy_document,
+)
+from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
 
 WHOLE = """
 version: 1

@@ -40,7 +40,7 @@ def test_explain_says_what_was_waited_for(monkeypatch):
 
 
 def test_what_cannot_be_told_does_not_end_training(monkeypatch, caplog):
-    import headrace.control.stalls.epochs as epochs
+    import headrace.control.stalls.live as epochs
 
     monkeypatch.setenv("HEADRACE_VERDICT", "1")
     monkeypatch.setattr(epochs, "verdict_on", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.control import messages
 from headrace.control.messages import Flow, PlaneState, Register, Report
 from headrace.control.policy.parse import parse_policy
-from headrace.control.service.ruler import Refused, Ruler
+from headrace.control.service.arbiter import Refused, Arbiter
 
 POLICY = """
 version: 1
@@ -23,9 +23,9 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> str:
     now = 100.0
-    ruler = Ruler(parse_policy(POLICY), "reign", 1, now)
+    arbiter = Arbiter(parse_policy(POLICY), "reign", 1, now)
     good = Register(messages.API, "other", "user", 1, "f" * 32)
-    other = ruler.register(good, now).plane
+    other = arbiter.register(good, now).plane
     outcome = "refused"
     for kind in (Register, Report):
         try:
@@ -34,16 +34,16 @@ def one_input(data: bytes) -> str:
             continue
         try:
             if isinstance(message, Register):
-                lease = ruler.register(message, now)
+                lease = arbiter.register(message, now)
             else:
-                key = ruler.register(Register(messages.API, "n", "u", 2, "e" * 32), now).plane
-                lease = ruler.report(key, message, now + 1)
+                key = arbiter.register(Register(messages.API, "n", "u", 2, "e" * 32), now).plane
+                lease = arbiter.report(key, message, now + 1)
         except Refused:
             continue
         outcome = "accepted"
         assert all(rate is None or rate >= 0 for grant in lease.grants for rate in grant.rates)
         messages.encode(lease)
-        messages.encode(ruler.describe(now + 1))
+        messages.encode(arbiter.describe(now + 1))
     # A plane that keeps to the rules is answered, whatever was said before.
-    assert ruler.report(other, Report(1, 1.0, []), now + 2).sequence == 1
+    assert arbiter.report(other, Report(1, 1.0, []), now + 2).sequence == 1
     return outcome

@@ -204,11 +204,11 @@ def test_no_wall_clock_is_looked_at():
     import inspect
 
     from headrace.control import agent
-    from headrace.control.service import ruler
+    from headrace.control.service import arbiter
     from headrace.node import allowances as node_allowances
     from headrace.plane import limit
 
-    for module in (agent, ruler, node_allowances, limit):
+    for module in (agent, arbiter, node_allowances, limit):
         text = inspect.getsource(module)
         assert "time.time(" not in text
         assert "datetime" not in text

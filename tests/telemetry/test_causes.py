@@ -7,7 +7,7 @@ from tests.insight.steps import Run
 
 from headrace.base import causes
 from headrace.base.causes import Cause, cause_of
-from headrace.control.causes import divided
+from headrace.control.publishing import divided
 from headrace.insight.evidence import Evidence
 from headrace.insight.top import Watch
 from headrace.insight.verdict import verdict_of

@@ -12,8 +12,7 @@ import time
 import pytest
 
 import headrace as hr
-from headrace.control.causes import split_wait, tier_bytes
-from headrace.control.publishing import Publisher, Totals, _grow
+from headrace.control.publishing import Publisher, Totals, _grow, split_wait, tier_bytes
 from headrace.machine.mounts import file_system_of, mounts
 from headrace.plane.stage import StageStats
 from headrace.telemetry.told import told_of

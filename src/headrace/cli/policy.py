@@ -165,7 +165,7 @@ def _print(output: Output, found: dict[str, Any]) -> None:
 
 def _readable(value: Any, key: str = "") -> Any:
     """Amounts as people write them."""
-    from headrace.control.policy.amounts import amount_text
+    from headrace.control.policy import amount_text
 
     if isinstance(value, dict):
         return {name: _readable(inner, name) for name, inner in value.items()}

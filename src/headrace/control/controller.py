@@ -1,8 +1,9 @@
-"""Controller: one thread per process that looks at every plane and turns its knobs.
+"""Controller: one thread per process that watches every plane and turns its knobs.
 
-It holds planes weakly: a plane whose stages are gone is dropped, and the thread ends when none is
-left. It decides nothing: `propose` does. A forked child has none of its parent's threads; there the
-first `tune` or `wake` starts another. It must never harm a training run: what goes wrong in a look at a plane
+It reads the stages' statistics every tenth of a second, makes intervals of them, and asks `propose`
+where the knobs should stand; it decides nothing itself. Planes are held weakly: a plane whose stages
+are gone is dropped, and the thread ends when none is left. A forked child has none of its parent's
+threads; there the first `tune` or `wake` starts another. It must never harm a training run: an error
 is logged once and ends the tuning of that plane, whose knobs stay where they are.
 """
 
@@ -13,21 +14,294 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import ismethod
+from typing import TYPE_CHECKING, Any, Final
 
+from headrace.control.history import History, Interval, Knobs, Window
 from headrace.control.limits import read_limits
-from headrace.control.plane import Plane
 from headrace.control.publishing import Publisher
+from headrace.control.tuner import propose
+from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, ConsumerStats, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from headrace.control.limits import Limits
-    from headrace.plane.stage import ConsumerStats, Stage
+    from headrace.control.tuner import Decision
+    from headrace.plane.stage import Stage
+    from headrace.plane.step import StepLog
 
-__all__ = ["TuningHandle", "planes", "tune"]
+__all__ = ["Change", "Plane", "TuningHandle", "planes", "tune"]
 
 LOG = logging.getLogger("headrace.control")
+
+CHANGES_KEPT = 200
+
+CALM_AFTER = 50
+
+IDLE_AFTER = 20
+
+INTERVAL_MIN_S = 0.02
+INTERVAL_MAX_S = 5.0
+"""After a longer silence (a suspended process, an epoch's end) a reading is a new beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that turned knobs, or kept or took back what was turned."""
+
+    at_s: float
+    """Seconds since the plane was first watched."""
+    action: str
+    before: Knobs
+    after: Knobs
+    reason: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at: float
+    consumer: ConsumerStats
+    stages: tuple[StageStats, ...]
+    readers: frozenset[str]
+
+
+def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | None]:
+    """The function, without keeping alive what it is bound to."""
+    return weakref.WeakMethod(function) if ismethod(function) else lambda: function
+
+
+def _listed(stages: Sequence[Stage]) -> Callable[[], Callable[[], Sequence[Stage] | None]]:
+    refs = [weakref.ref(stage) for stage in stages]
+
+    def found() -> Sequence[Stage] | None:
+        alive = [stage for ref in refs if (stage := ref()) is not None]
+        return alive if len(alive) == len(refs) else None
+
+    return lambda: found
+
+
+class Plane:
+    """A plane under watch; see `headrace.control.tune`."""
+
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[Stage] | Callable[[], Sequence[Stage]],
+        consumer: Callable[[], ConsumerStats],
+        limits: Callable[[int], Limits],
+        frozen: Iterable[str],
+        *,
+        enabled: bool = True,
+        source: str = "",
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.enabled = enabled
+        self.ended = False
+        self.frozen = tuple(frozen)
+        self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
+        self.history = History()
+        self.action = self.reason = ""
+        self._held = 0  # decisions in a row that changed nothing
+        self._silent = 0  # looks in a row at which nothing had happened
+        self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
+        self._find_consumer = _weakly(consumer)
+        self._find_limits = limits
+        self.started = time.monotonic()
+        self._reading = self._read()
+        self._knobs = self._current()
+        self.refresh_limits(1)
+
+    @property
+    def gone(self) -> bool:
+        """Whether a stage or the consumer exists no more."""
+        return self._find_consumer() is None or self._stages_now() is None
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing has had to be done for some seconds."""
+        return self._held >= CALM_AFTER
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing was read or delivered for some seconds: an epoch's end, or validation."""
+        return self._silent >= IDLE_AFTER
+
+    @property
+    def knobs(self) -> Knobs:
+        """Where they stood at the last look."""
+        return self._knobs
+
+    @property
+    def stages(self) -> tuple[StageStats, ...]:
+        """What the stages published at the last look."""
+        return self._reading.stages if self._reading else ()
+
+    @property
+    def consumer(self) -> ConsumerStats:
+        """What the consumer had done at the last look."""
+        return self._reading.consumer if self._reading else ConsumerStats()
+
+    @property
+    def steps(self) -> StepLog | None:
+        """The last deliveries to its consumer; None where they are not counted, or it is gone."""
+        return getattr(getattr(self._find_consumer(), "__self__", None), "steps", None)
+
+    def now(self) -> tuple[ConsumerStats, tuple[StageStats, ...]] | None:
+        """What consumer and stages have done so far, asked now; None: they are gone."""
+        reading = self._read()
+        return None if reading is None else (reading.consumer, reading.stages)
+
+    def window(self, seconds: float = 5.0) -> Window:
+        """The last seconds taken together."""
+        return Window.over(self.history.since(self.history.now_s - seconds))
+
+    def refresh_limits(self, planes: int) -> None:
+        """Look again at what may be used, as one of several planes."""
+        held = sum(stage.buffered_bytes for stage in self.stages)
+        self.limits = self._find_limits(held).shared(planes).frozen(self._knobs, self.frozen)
+
+    def end(self) -> None:
+        """Remember the last figures."""
+        self.ended = True
+        with suppress(Exception):  # a stage that fails is perhaps why it ends
+            self._look()
+
+    def step(self) -> None:
+        """Look once, and turn the knobs if the tuner says so."""
+        interval = self._look()
+        moved = interval is not None and (interval.reads or interval.batches)
+        self._silent = 0 if moved else self._silent + 1
+        if interval is None:
+            return
+        self.history = self.history.after(interval)
+        if not self.enabled:
+            return
+        decision = propose(self.history, self._knobs, self.limits)
+        self.history = self.history.remembering(decision.memory)
+        self.action, self.reason = decision.action, decision.reason
+        self._held = self._held + 1 if decision.reason == "steady" else 0
+        if decision.action != "hold":
+            self._record(decision)
+        if decision.knobs != self._knobs:
+            self._turn(decision.knobs)
+
+    def _turn(self, knobs: Knobs) -> None:
+        changes = knobs.changes_from(self._knobs)
+        for stage in self._stages_now() or ():
+            mine = {name: value for name, value in changes.items() if name in stage.knobs()}
+            if mine:
+                stage.turn(mine)
+        self._knobs = knobs
+
+    def _stages_now(self) -> Sequence[Stage] | None:
+        """The stages; None when they are gone."""
+        find = self._find_stages()
+        return find() if find is not None else None
+
+    def _record(self, decision: Decision) -> None:
+        at_s = time.monotonic() - self.started
+        change = Change(
+            at_s, decision.action, self._knobs, decision.knobs, decision.reason, decision.evidence
+        )
+        self.changes.append(change)
+        turned = ", ".join(
+            f"{name} {getattr(self._knobs, name)} -> {value}"
+            for name, value in decision.knobs.changes_from(self._knobs).items()
+        )
+        LOG.info(
+            "%s: %s%s: %s (%s)",
+            self.name,
+            decision.action,
+            f" {turned}" if turned else "",
+            decision.reason,
+            decision.evidence,
+        )
+
+    def _look(self) -> Interval | None:
+        """What happened since the last look; None when that was nothing, or no comparison."""
+        before, now = self._reading, self._read()
+        if now is None or before is None:
+            return None
+        seconds = now.at - before.at
+        if seconds < INTERVAL_MIN_S:
+            return None
+        self._reading = now
+        current = self._current()
+        if current != self._knobs:  # turned by somebody else
+            self._knobs = current
+        if seconds > INTERVAL_MAX_S:
+            return None
+        return _difference(before, now, current)
+
+    def _read(self) -> _Reading | None:
+        consumer, stages = self._find_consumer(), self._stages_now()
+        if consumer is None or stages is None:
+            return None
+        # Tiers read too, from what the first one has brought; only that one is tuned.
+        readers = frozenset(stage.name for stage in stages if "reads_in_flight" in stage.knobs())
+        published = tuple(stage.stats() for stage in stages)
+        return _Reading(time.monotonic(), consumer(), published, readers)
+
+    def _current(self) -> Knobs:
+        found = dict[str, int]()
+        for stage in self._stages_now() or ():
+            for name, value in stage.knobs().items():
+                if name in KNOBS and name not in found:
+                    found[name] = value
+        return Knobs(**found)
+
+
+def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> Interval | None:
+    """The interval between two readings; None when nothing happened or a stage began anew."""
+    seconds = now.at - before.at
+    waited_s = now.consumer.waited_s - before.consumer.waited_s
+    worked_s = now.consumer.worked_s - before.consumer.worked_s
+    batches = now.consumer.batches - before.consumer.batches
+    if batches == 0 and waited_s <= 0.0 and worked_s <= 0.0:
+        return None  # between epochs
+    old = {stage.name: stage for stage in before.stages}
+    reading = [stage for stage in now.stages if stage.name in now.readers]
+    if not {stage.name for stage in reading} <= set(old):
+        return None
+    if any(stage.reads < old[stage.name].reads for stage in reading):
+        return None
+    counts = [0] * LATENCY_BUCKETS
+    for stage in reading:
+        if stage.reads > old[stage.name].reads:
+            pairs = zip(stage.latency_us, old[stage.name].latency_us, strict=True)
+            counts = [n + new - past for n, (new, past) in zip(counts, pairs, strict=True)]
+    decoding = [stage for stage in now.stages if stage.name == "decode"]
+    return Interval(
+        seconds=seconds,
+        waited_s=max(0.0, waited_s),
+        worked_s=max(0.0, worked_s),
+        batches=batches,
+        samples=now.consumer.samples - before.consumer.samples,
+        bytes=now.consumer.bytes - before.consumer.bytes,
+        reads=sum(stage.reads - old[stage.name].reads for stage in reading),
+        in_flight=sum(_in_flight(old[stage.name], stage, seconds) for stage in reading),
+        buffered_bytes=sum(stage.buffered_bytes for stage in reading),
+        ready_bytes=sum(stage.ready_bytes for stage in reading),
+        latency_us=tuple(counts),
+        decode_busy_s=sum(stage.busy_s - old[stage.name].busy_s for stage in decoding),
+        decode_wait_s=sum(stage.wait_input_s - old[stage.name].wait_input_s for stage in decoding),
+        knobs=knobs,
+    )
+
+
+def _in_flight(before: StageStats, now: StageStats, seconds: float) -> float:
+    """Mean reads in flight: exact where the stage integrates, else as seen now."""
+    if now.in_flight_s > before.in_flight_s:
+        return (now.in_flight_s - before.in_flight_s) / seconds
+    return float(now.in_flight)
+
 
 PERIOD_S: Final = 0.1
 """Between two looks: several happen within the second in which a change should have been answered."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.text import bytes_text
 from headrace.control.controller import planes
-from headrace.control.evidence import STALL_BAD
+from headrace.control.model import STALL_BAD
 from headrace.control.stalls.live import verdict_on
 from headrace.plane.stage import KNOBS, latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.control.controller import Change, Plane
     from headrace.control.history import Window
-    from headrace.control.plane import Change, Plane
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 

@@ -16,7 +16,7 @@ from headrace.plane.stage import LATENCY_BUCKETS, latency_percentile_s
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from headrace.control.memory import Memory
+    from headrace.control.tuner import Memory
 
 __all__ = ["History", "Interval", "Knobs", "Window"]
 

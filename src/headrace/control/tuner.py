@@ -10,20 +10,530 @@ No clock, thread or I/O: `propose` is called with everything it may know.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from headrace.control.evidence import STALL_BAD
-from headrace.control.lowering import lower
-from headrace.control.raising import foresee, raise_knobs
-from headrace.control.situation import Decision, Situation
-from headrace.control.verdict import judge
+from headrace.control.model import (
+    BATCH_MARGIN,
+    PATIENCE_S,
+    SAME_RATE,
+    STALL_BAD,
+    STALL_OK,
+    WindowEvidence,
+    batches_held,
+    batches_read,
+    need,
+    reads_per_sample,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.control.history import History, Knobs
     from headrace.control.limits import Limits
+    from headrace.control.model import Need
 
-__all__ = ["Decision", "propose"]
+__all__ = [
+    "Decision",
+    "Memory",
+    "propose",
+]
+
+BACKOFF_FIRST_S = 6.0
+BACKOFF_LAST_S = 96.0
+"""What gave nothing is tried again after 6 s, then after twice as long each time, up to a minute and a
+half: storage and neighbours change, so it never stops for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A change that has not proved itself yet."""
+
+    knob: str
+    up: bool
+    before: Knobs
+    """The last setting that is known to serve."""
+    read_rate: float
+    """Reads per second before."""
+    stall: float
+    """Share of the consumer's time that it waited before."""
+    pinned: bool = False
+    """Whether the reads in flight were as many as allowed before: each of them counted."""
+    corrections: int = 0
+    """How often the change was taken back in part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Something that was in vain, and until when it is put off."""
+
+    value: int
+    """The knob's value that did not help, or did not do."""
+    until_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Everything that one call of `propose` leaves to the next."""
+
+    regime_s: float = 0.0
+    """When this regime began: the same storage and consumer, as far as one can tell."""
+    evidence_s: float = 0.0
+    """Intervals that began before this time were under other knobs or in transition."""
+    trial: Trial | None = None
+    best_read_rate: float = 0.0
+    """Reads per second when the storage was the limit: what it can do."""
+    lowered: int = 0
+    """How often fewer reads got as much out of a storage that is the limit."""
+    floors: Mapping[str, Put] = field(default_factory=dict)
+    """By knob: the largest value that was too small."""
+    ceilings: Mapping[str, Put] = field(default_factory=dict)
+    """By knob: the value that it was no use to go beyond."""
+    latency_s: float = 0.0
+    """Mean latency in this regime, 0.0: not known yet; another one later means that it is over."""
+    latency_reads: float = 1.0
+    """Mean reads in flight when it was measured."""
+    latency_knob: int = 0
+    """How many were allowed then."""
+    demand: float = 0.0
+    """The consumer's demand likewise."""
+
+    def floor(self, knob: str, now_s: float) -> int:
+        """The value that this knob should stay above for now; 0: none."""
+        put = self.floors.get(knob)
+        return put.value if put and now_s < put.until_s else 0
+
+    def capped(self, knob: str, now_s: float) -> bool:
+        """Whether more of this knob is known to be in vain for now."""
+        put = self.ceilings.get(knob)
+        return bool(put and now_s < put.until_s)
+
+    def with_floor(self, knob: str, value: int, now_s: float) -> Memory:
+        """Knowing that `value` is too small."""
+        value = max(value, self.floor(knob, now_s))
+        return replace(self, floors=_put(self.floors, knob, value, now_s))
+
+    def with_ceiling(self, knob: str, value: int, now_s: float) -> Memory:
+        """Knowing that more than `value` gives nothing."""
+        return replace(self, ceilings=_put(self.ceilings, knob, value, now_s))
+
+    def new_regime(self, now_s: float, demand: float, ceilings: Mapping[str, Put]) -> Memory:
+        """Knowing only where the evidence begins, and what is given: storage or consumer changed."""
+        return Memory(regime_s=now_s, evidence_s=now_s, demand=demand, ceilings=ceilings)
+
+
+def _put(puts: Mapping[str, Put], knob: str, value: int, now_s: float) -> dict[str, Put]:
+    times = puts[knob].times if knob in puts else 0
+    wait_s = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0**times)
+    return {**puts, knob: Put(value, now_s + wait_s, times + 1)}
+
+
+GROWTH_MAX = 5.0
+"""Largest factor of a single raise: the model may be wrong by more than the budget forgives."""
+
+GROWTH_SURE = 2.0
+"""The same where storage is fast already: a consumer that asks for all there is has a demand that no
+storage meets, and what is held for it in vain is gigabytes, and time to fault them in."""
+
+PLAUSIBLE_BYTES_PER_S = 2e9
+"""Up to here a storage may well give several times as much as it does."""
+
+TRANSITION_MAX_S = 8.0
+"""So long at most the tuner waits for what was begun under the old setting."""
+
+READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where the knobs should stand, and why."""
+
+    knobs: Knobs
+    action: str
+    """`hold`, `limit`, `raise`, `lower`, `correct`, `keep` or `roll back`."""
+    reason: str
+    evidence: str
+    memory: Memory
+
+
+class Situation:
+    """What one call of `propose` knows, under short names.
+
+    Attributes:
+        knobs, memory, evidence, window: as far as the call has come.
+        news: what has changed, as the beginning of the reason.
+    """
+
+    def __init__(self, history: History, knobs: Knobs, limits: Limits) -> None:
+        self.history = history
+        self.now_s = history.now_s
+        self.knobs = knobs
+        self.limits = limits
+        self.memory = history.memory or Memory()
+        self.news = ""
+        self.look()
+
+    def look(self) -> None:
+        """Look at what was measured, as the memory says since when it counts."""
+        self.evidence = WindowEvidence(self.history, self.knobs, self.memory)
+        self.window = self.evidence.window
+
+    # -- what was measured ------------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """Remember what the regime is like, as soon as enough was measured."""
+        window, memory = self.window, self.memory
+        if not memory.latency_s and window.reads >= 60:
+            memory = self.knowing_latency(memory)
+        if not memory.demand and window.batches >= 6 and window.demand:
+            memory = replace(memory, demand=window.demand)
+        self.memory = memory
+
+    def knowing_latency(self, memory: Memory) -> Memory:
+        """`memory`, with the latency under these knobs."""
+        reads = max(1.0, self.window.in_flight)
+        return replace(
+            memory,
+            latency_s=self.window.latency_s,
+            latency_reads=reads,
+            latency_knob=self.knobs.reads_in_flight,
+        )
+
+    def need(self) -> Need | None:
+        """What the consumer needs, by the model; None: that is not known yet."""
+        evidence = self.evidence
+        return need(
+            self.window,
+            evidence.delivered,
+            evidence.latency_us,
+            self.knobs,
+            demand_before=self.memory.demand,
+            rate_max=self.rate_in_reach(),
+        )
+
+    def growth(self) -> float:
+        """Largest factor of a raise, as much as the storage may plausibly still have in it."""
+        batch = self.evidence.delivered
+        per_read = batch.bytes / max(1.0, batch.samples * reads_per_sample(batch))
+        now = self.window.read_rate * per_read
+        return max(GROWTH_SURE, min(GROWTH_MAX, PLAUSIBLE_BYTES_PER_S / max(1.0, now)))
+
+    def patient(self) -> bool:
+        """Whether to look longer: a fast storage has little more to give, and a trial costs CPU."""
+        return self.growth() < GROWTH_MAX and self.window.seconds < 1.0
+
+    def rate_in_reach(self) -> float:
+        """Samples per second that a single raise may aim at."""
+        window = self.window
+        read = window.read_rate / reads_per_sample(self.evidence.delivered)
+        rate = max(window.rate, read)
+        return self.growth() * rate if rate > 0.0 else math.inf
+
+    def sure_rate(self) -> float:
+        """Reads per second, less what may be luck: the best of several would be flattered."""
+        return self.window.read_rate * (1.0 - min(0.1, self.window.rate_error))
+
+    def short_of(self) -> tuple[str, ...]:
+        """Which knobs hold the plane back, the likeliest first."""
+        window, knobs = self.window, self.knobs
+        known_s = window.decode_busy_s + window.decode_wait_s
+        if knobs.decode_threads and window.decode_busy_s > 0.85 * known_s > 0:
+            return (DECODE,)
+        if window.batches and not window.reads:
+            return ()  # copies from the page cache: no knob makes them faster
+        pinned = window.in_flight / max(1, knobs.reads_in_flight)
+        if pinned >= 0.95:
+            return (READS,)
+        return (READS, BYTES) if pinned >= 0.85 else (BYTES,)
+
+    def batch_bytes(self) -> float:
+        """What the buffer must count for a batch."""
+        return self.evidence.delivered.batch_bytes * BATCH_MARGIN
+
+    def above_floor(self, knob: str, value: int) -> int:
+        """`value`, or the least above what is known to be too little."""
+        floor = self.memory.floor(knob, self.now_s)
+        if value > floor:
+            return value
+        return floor + max(1, int(0.9 * self.batch_bytes()) if knob == BYTES else floor // 15)
+
+    # -- how a call ends --------------------------------------------------------------------------
+
+    def hold(self, reason: str) -> Decision:
+        """Stay at these knobs, with nothing decided."""
+        return Decision(self.knobs, "hold", reason, self.facts(), self.memory)
+
+    def keep(self, text: str, memory: Memory) -> Decision:
+        """Stay at these knobs; the regime is known by what was measured under them."""
+        if self.window.reads >= 60:
+            memory = self.knowing_latency(memory)
+        return Decision(self.knobs, "keep", text, self.facts(), memory)
+
+    def change(self, knobs: Knobs, action: str, reason: str, memory: Memory) -> Decision:
+        """Turn to `knobs`; what is measured until they show does not count."""
+        evidence_s = self.now_s + self._transition_s(knobs)
+        memory = replace(memory, evidence_s=evidence_s)
+        return Decision(knobs, action, self.news + reason, self.facts(), memory)
+
+    def _transition_s(self, knobs: Knobs) -> float:
+        """How long the old setting goes on to show."""
+        window, now = self.window, self.knobs
+        settle_s = window.latency_percentile_s(0.9)
+        if window.read_rate > 0 and knobs.reads_in_flight < now.reads_in_flight:
+            # Reads that wait for each other in the storage are served first.
+            settle_s = max(settle_s, window.in_flight / window.read_rate)
+        less = now.buffer_bytes - knobs.buffer_bytes
+        if less > 0 and window.demand and window.bytes:
+            # What is ready beyond the new buffer is eaten first.
+            byte_rate = window.demand * window.bytes / window.samples
+            settle_s += min(less, window.ready_bytes) / byte_rate
+        return min(TRANSITION_MAX_S, settle_s)
+
+    def facts(self) -> str:
+        """What was measured, for the log."""
+        return self.evidence.facts()
+
+
+def foresee(situation: Situation) -> Decision | None:
+    """What is in stock hides for a while that slower reads need more: do not wait for the end."""
+    wanted = situation.need()
+    if wanted is None or situation.evidence.waits():
+        return None
+    reads = min(wanted.reads_in_flight, int(situation.growth() * situation.knobs.reads_in_flight))
+    size = min(wanted.buffer_bytes, int(situation.growth() * situation.knobs.buffer_bytes))
+    more = {READS: max(reads, situation.knobs.reads_in_flight),
+            BYTES: max(size, situation.knobs.buffer_bytes)}  # fmt: skip
+    raised = situation.limits.clamped(situation.knobs.turned(more))
+    if raised == situation.knobs:
+        return None
+    return situation.change(raised, "raise", "so much will be needed", situation.memory)
+
+
+def raise_knobs(situation: Situation) -> Decision | None:
+    """Ask for more of what the plane is short of; None: nothing that may help is left."""
+    if situation.patient():
+        return None
+    for knob in situation.short_of():
+        if situation.memory.capped(knob, situation.now_s):
+            continue
+        raised = situation.limits.clamped(situation.knobs.turned(_more_of(situation, knob)))
+        if raised != situation.knobs:
+            window = situation.window
+            pinned = window.in_flight >= 0.95 * situation.knobs.reads_in_flight
+            trial = Trial(knob, True, situation.knobs, window.read_rate, window.stall, pinned)
+            reason = f"the consumer waits {situation.window.stall:.1%} of its time"
+            memory = replace(situation.memory, trial=trial)
+            return situation.change(raised, "raise", reason, memory)
+    return None
+
+
+def _more_of(situation: Situation, knob: str) -> dict[str, int]:
+    window, knobs = situation.window, situation.knobs
+    wanted = situation.need()
+    if knob == DECODE:
+        return {DECODE: max(knobs.decode_threads + 1, knobs.decode_threads * 3 // 2)}
+    if knob == BYTES:
+        step = max(situation.batch_bytes(), 0.2 * knobs.buffer_bytes)
+        grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
+        return {BYTES: int(min(grown, situation.growth() * knobs.buffer_bytes))}
+    now = knobs.reads_in_flight
+    target = wanted.reads_in_flight if wanted else 2 * now
+    if READS in situation.memory.ceilings:  # more was in vain before: only look whether it still is
+        target = math.ceil(1.25 * now)
+    elif window.stall < 0.25:  # the model has had its turn; only a little is missing
+        target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
+    # Where the model has no more to ask for, only a clear step gives a clear verdict.
+    least = 1.5 if target <= now and READS not in situation.memory.ceilings else 1.1
+    reads = max(now + 1, math.ceil(least * now), min(target, int(situation.growth() * now)))
+    # More reads need room: for the batches that they belong to, and for what slow ones hold up.
+    room = int(batches_read(situation.evidence.delivered, reads) * situation.batch_bytes())
+    held = wanted.buffer_bytes if wanted and READS not in situation.memory.ceilings else 0
+    held = min(held, int(situation.growth() * knobs.buffer_bytes))
+    return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
+
+
+def lower(situation: Situation, *, bound: bool) -> Decision | None:
+    """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
+    window = situation.window
+    if bound and not (window.reads and situation.evidence.rate_known()):
+        return None
+    if bound:
+        best = max(situation.memory.best_read_rate, situation.sure_rate())
+        situation.memory = replace(situation.memory, best_read_rate=best)
+    changes = _leaner_when_bound(situation) if bound else _leaner_when_served(situation)
+    lowered = situation.limits.clamped(situation.knobs.turned(changes))
+    if not changes or lowered == situation.knobs:
+        return None
+    pinned = window.in_flight >= 0.95 * situation.knobs.reads_in_flight
+    knob = next(iter(changes))
+    trial = Trial(knob, False, situation.knobs, window.read_rate, window.stall, pinned)
+    why = "the storage is the limit" if bound else "the consumer does not wait"
+    memory = replace(situation.memory, trial=trial)
+    return situation.change(lowered, "lower", f"{why}: as well with less?", memory)
+
+
+def _leaner_when_served(situation: Situation) -> dict[str, int]:
+    """Smaller settings that may serve the consumer as well."""
+    wanted = situation.need()
+    if wanted is None:
+        return _fewer_decoders(situation)
+    changes = dict[str, int]()
+    reads = situation.above_floor(READS, wanted.reads_in_flight)
+    if reads < 0.93 * situation.knobs.reads_in_flight:
+        changes[READS] = reads
+    return changes | _fewer_bytes(situation, wanted.buffer_bytes) | _fewer_decoders(situation)
+
+
+def _leaner_when_bound(situation: Situation) -> dict[str, int]:
+    """Smaller settings that may get as much out of the storage."""
+    now = situation.knobs.reads_in_flight
+    floor = situation.memory.floor(READS, situation.now_s)
+    if floor:
+        target = round(math.sqrt(floor * now))
+    elif READS in situation.memory.floors:  # too little a while ago: only look whether it still is
+        target = min(now - 1, int(0.9 * now))
+    else:
+        # What made no difference was far from making one: ever larger steps find the knee soon.
+        target = int(0.4 ** (1 + situation.memory.lowered) * now)
+    target = max(1, target)
+    if floor < target < now and (target <= 0.93 * now or not floor):
+        # Reads that wait for each other take the less time, the fewer there are.
+        room = _room_when_bound(situation, target, target / now)
+        return {READS: target, BYTES: min(room, situation.knobs.buffer_bytes)}
+    return _fewer_bytes(situation, _room_when_bound(situation, now, 1.0))
+
+
+def _room_when_bound(situation: Situation, reads: int, share: float) -> int:
+    """Bytes for so many reads, when each takes `share` of the time that it takes now."""
+    window, delivered = situation.window, situation.evidence.delivered
+    held = batches_held(window, situation.evidence.latency_us, window.rate * share)
+    return int(max(held, 1 + batches_read(delivered, reads)) * situation.batch_bytes())
+
+
+def _fewer_bytes(situation: Situation, wanted: int) -> dict[str, int]:
+    now, batch = situation.knobs.buffer_bytes, situation.batch_bytes()
+    if batch <= 0:
+        return {}
+    lowered = max(situation.above_floor(BYTES, wanted), int(batch))
+    # Less than a batch makes no difference; less than a tenth is not worth a trial.
+    return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
+
+
+def _fewer_decoders(situation: Situation) -> dict[str, int]:
+    window, threads = situation.window, situation.knobs.decode_threads
+    if threads <= 1:
+        return {}
+    wanted = max(1, math.ceil(1.2 * window.decode_busy_s / window.seconds))
+    wanted = situation.above_floor(DECODE, wanted)
+    return {DECODE: wanted} if wanted < threads else {}
+
+
+PINNED = 0.9
+"""Share of the allowed reads in flight from which on the number allowed is what bounds them."""
+
+CORRECTIONS_MAX = 5
+
+
+def judge(situation: Situation, trial: Trial) -> Decision:
+    """Judge a change by what was measured since."""
+    verdict = _judge_up(situation, trial) if trial.up else _judge_down(situation, trial)
+    return verdict or situation.hold("measuring")
+
+
+def _judge_up(situation: Situation, trial: Trial) -> Decision | None:
+    window = situation.window
+    gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
+    text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
+    memory = replace(situation.memory, trial=None)
+    before = getattr(trial.before, trial.knob)
+    if situation.evidence.served():
+        return situation.keep(text, memory.with_floor(trial.knob, before, situation.now_s))
+    if not situation.evidence.enough(batches=8) or situation.patient():
+        return None
+    grown = getattr(situation.knobs, trial.knob) / getattr(trial.before, trial.knob)
+    gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
+    error = 2.0 * window.rate_error
+    if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
+        return None
+    knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
+    filled = window.in_flight >= PINNED * situation.knobs.reads_in_flight
+    if trial.pinned and filled and gain > 1.04 and knee < 0.85 * situation.knobs.reads_in_flight:
+        # Before, each read in flight counted; here most of the new ones wait for the others.
+        memory = memory.with_ceiling(READS, knee, situation.now_s)
+        best = max(memory.best_read_rate, situation.sure_rate())
+        memory = replace(memory, best_read_rate=best)
+        return situation.change(situation.knobs.turned({READS: knee}), "correct", text, memory)
+    if gain >= gain_min or window.stall <= 0.5 * trial.stall:
+        best = max(memory.best_read_rate, situation.sure_rate())
+        memory = memory.with_floor(trial.knob, before, situation.now_s)
+        return situation.keep(text, replace(memory, best_read_rate=best))
+    memory = memory.with_ceiling(trial.knob, before, situation.now_s)
+    return situation.change(trial.before, "roll back", text, memory)
+
+
+def _judge_down(situation: Situation, trial: Trial) -> Decision | None:
+    window, evidence = situation.window, situation.evidence
+    text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
+    if trial.stall <= STALL_OK:  # the consumer was served, and must be
+        if evidence.served() and window.seconds >= 1.0 and evidence.flows():
+            return situation.keep(text, replace(situation.memory, trial=None))
+        return _took_too_much(situation, trial) if evidence.waits() else None
+    if not evidence.enough(batches=8):
+        return None
+    share = window.read_rate / max(1e-9, situation.memory.best_read_rate)
+    error = 2.0 * window.rate_error
+    if abs(share - SAME_RATE) < error and window.seconds < PATIENCE_S:
+        return None
+    text = f"{share:.3f} of the best rate"
+    if share >= SAME_RATE - min(0.01, error):
+        lowered = situation.memory.lowered + (trial.knob == READS)
+        return situation.keep(text, replace(situation.memory, trial=None, lowered=lowered))
+    return _took_too_much(situation, trial)
+
+
+def _below_model(situation: Situation) -> bool:
+    """Whether slow reads may hold up the consumer now and then: that takes longer to see."""
+    wanted = situation.need()
+    return wanted is None or situation.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes
+
+
+def _took_too_much(situation: Situation, trial: Trial) -> Decision:
+    """Give back what a lower setting lacks, or all of it."""
+    knob = next(iter(situation.short_of()), trial.knob)
+    if getattr(trial.before, knob) == getattr(situation.knobs, knob):
+        knob = trial.knob
+    now = getattr(situation.knobs, knob)
+    text = f"waiting {trial.stall:.1%} -> {situation.window.stall:.1%}, short of {knob} at {now:,}"
+    memory = situation.memory.with_floor(knob, now, situation.now_s)
+    between = _between(situation, trial, knob)
+    if knob == BYTES and _below_model(situation):
+        between = None
+    if between is not None and trial.corrections < CORRECTIONS_MAX:
+        trial = replace(trial, corrections=trial.corrections + 1)
+        return situation.change(between, "correct", text, replace(memory, trial=trial))
+    return situation.change(trial.before, "roll back", text, replace(memory, trial=None))
+
+
+def _between(situation: Situation, trial: Trial, knob: str) -> Knobs | None:
+    """A setting between the one that served and this one that does not."""
+    window, now, before = (
+        situation.window,
+        getattr(situation.knobs, knob),
+        getattr(trial.before, knob),
+    )
+    if knob == READS:
+        # Below saturation the rate is proportional to the reads in flight.
+        lack = 1.0 / max(0.2, 1.0 - window.stall)
+        if trial.stall > STALL_OK:
+            lack = situation.memory.best_read_rate / max(1.0, window.read_rate)
+        target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
+    elif knob == BYTES:
+        target = int(max(now + situation.batch_bytes(), math.sqrt(now * before)))
+    else:
+        target = now + 1
+    return situation.knobs.turned({knob: target}) if target < 0.96 * before else None
 
 
 def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:

@@ -11,7 +11,7 @@ from headrace.machine.sensors import Reading, all_sensors
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace.control.plane import Change, Plane
+    from headrace.control.controller import Change, Plane
     from headrace.machine.sensors import SensorKey
     from headrace.plane.stage import StageStats
 

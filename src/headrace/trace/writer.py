@@ -33,7 +33,7 @@ from headrace.trace.look import HostLook, decision, planes_look
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.control.plane import Change, Plane
+    from headrace.control.controller import Change, Plane
     from headrace.plane import LoaderStats
     from headrace.plane.step import Mark, StepLog
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.control.policy.amounts import amount_text
-from headrace.control.policy.difference import changes, policy_document
+from headrace.control.policy import amount_text, changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy
 from headrace.errors import ControlError
 from headrace.web.picture import plain

@@ -1,17 +1,304 @@
-"""Policies: what an operator wants of the planes, as a document, and how two of them differ.
+"""Policy: what an operator wants of the planes: caps, guaranteed shares, weights and priorities.
 
-`document` says what may stand there, `parse` reads YAML and says what is wrong with it, `difference`
-compares. All of it is plain: no clock, no socket, no file.
+Everything is per file system: a cap of 1G on a job holds on each file system that it reads, unless
+its `file_systems` says something else for one. What is not said is not limited, and weighs 1.
+`headrace.control.policy.parse` reads documents and says what is wrong with them.
 """
 
-from headrace.control.policy.document import (
-    RESOURCES,
-    FileSystem,
-    JobRule,
-    Policy,
-    PolicyError,
-    Rates,
-    UserRule,
-)
+from __future__ import annotations
 
-__all__ = ["RESOURCES", "FileSystem", "JobRule", "Policy", "PolicyError", "Rates", "UserRule"]
+import re
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "OTHER",
+    "PRIORITIES",
+    "RESOURCES",
+    "FileSystem",
+    "JobRule",
+    "Override",
+    "Policy",
+    "PolicyChange",
+    "PolicyError",
+    "Rates",
+    "Rule",
+    "UserRule",
+    "amount",
+    "amount_text",
+    "changes",
+    "policy_document",
+]
+
+_PATTERN: Final = re.compile(
+    r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kKMGTP]?)(i?)[bB]?\s*(?:/\s*s)?\s*", re.ASCII
+)
+_POWERS: Final = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_MAX: Final = 1e18
+
+
+def amount(value: object) -> float:
+    """Read a positive amount.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+    """
+    expected = "expected an amount above 0, as 500M, 1.5G, 2Gi or 20k"
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"{value!r} is no amount, {expected}")  # noqa: TRY004 - the document's mistake
+    if isinstance(value, str):
+        found = _PATTERN.fullmatch(value)
+        if found is None or (found[3] and not found[2]):
+            raise ValueError(f"{value!r} is no amount, {expected}")
+        number = float(found[1]) * float((1024 if found[3] else 1000) ** _POWERS[found[2]])
+    else:
+        number = float(value)
+    if not 0 < number <= _MAX:
+        raise ValueError(f"{value!r} is out of bounds, {expected}")
+    return number
+
+
+def amount_text(value: float | None) -> str:
+    """The shortest that `amount` reads back as the same; `-` for None."""
+    if value is None:
+        return "-"
+    for unit in ("P", "T", "G", "M", "k"):
+        scaled = value / 1000 ** _POWERS[unit]
+        if scaled >= 1 and float(f"{scaled:.6g}") == scaled:
+            return f"{scaled:.6g}{unit}"
+    return f"{value:.17g}" if value != int(value) else str(int(value))
+
+
+RESOURCES: Final = ("bytes_per_s", "reads_per_s", "metadata_per_s")
+"""What is limited and shared: bytes that come from a file system, reads of data there (one per
+sample), and metadata operations (open, stat, list)."""
+
+OTHER: Final = "other"
+"""The file system of all paths that belong to no other."""
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: Final[Mapping[Priority, int]] = {"high": 1, "normal": 0, "low": -1}
+
+
+class PolicyError(ValueError):
+    """A policy is wrong.
+
+    Attributes:
+        problems: everything that is wrong with it, a sentence each that begins with the place.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        count = len(problems)
+        text = problems[0] if count == 1 else f"{count} problems:\n  " + "\n  ".join(problems)
+        super().__init__(f"the policy is wrong: {text}")
+
+    def __reduce__(self) -> tuple[type[PolicyError], tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Amounts per second; None: nothing is said."""
+
+    bytes_per_s: float | None = None
+    reads_per_s: float | None = None
+    metadata_per_s: float | None = None
+
+    def values(self, missing: float) -> tuple[float, float, float]:
+        """In the order of `RESOURCES`, `missing` where nothing is said."""
+        found = (self.bytes_per_s, self.reads_per_s, self.metadata_per_s)
+        bytes_per_s, reads_per_s, metadata_per_s = (missing if v is None else v for v in found)
+        return bytes_per_s, reads_per_s, metadata_per_s
+
+    def over(self, below: Rates) -> Rates:
+        """These, and what `below` says where these say nothing."""
+        return Rates(
+            **{
+                name: getattr(self, name) if getattr(self, name) is not None else beneath
+                for name in RESOURCES
+                for beneath in (getattr(below, name),)
+            }
+        )
+
+
+NO_RATES: Final = Rates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystem:
+    """Storage that is shared."""
+
+    paths: tuple[str, ...] = ()
+    """Where it is mounted; the longest that fits a data set's path counts."""
+
+    capacity: Rates = NO_RATES
+    """What it can give, or what the planes together may take of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """What a rule says for one file system."""
+
+    weight: float | None = None
+    cap: Rates = NO_RATES
+    guarantee: Rates = NO_RATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one user or job may have of each file system."""
+
+    weight: float = 1.0
+    """Its share, in proportion to others of the same kind."""
+
+    cap: Rates = NO_RATES
+    """Never more, even if nobody else wants it."""
+
+    guarantee: Rates = NO_RATES
+    """Never less while it wants it, whatever others weigh."""
+
+    file_systems: Mapping[str, Override] = field(default_factory=dict)
+    """What differs on one file system."""
+
+    def weight_on(self, file_system: str) -> float:
+        """Its weight there."""
+        override = self.file_systems.get(file_system)
+        if override is None or override.weight is None:
+            return self.weight
+        return override.weight
+
+    def cap_on(self, file_system: str) -> Rates:
+        """Its cap there."""
+        override = self.file_systems.get(file_system)
+        return self.cap if override is None else override.cap.over(self.cap)
+
+    def guarantee_on(self, file_system: str) -> Rates:
+        """Its guarantee there."""
+        override = self.file_systems.get(file_system)
+        return self.guarantee if override is None else override.guarantee.over(self.guarantee)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserRule(Rule):
+    """What the jobs of one user may have together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRule(Rule):
+    """What one job may have, all its planes together."""
+
+    user: str | None = None
+    """Whose job it is; None: the rule holds for a job of this name of any user."""
+
+    priority: Priority = "normal"
+    """Guarantees of all come first; then `high` before `normal` before `low`."""
+
+    cache_bytes: int | None = None
+    """Memory for its samples on each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything that an operator wants. The empty one limits nothing."""
+
+    lease_s: float = 10.0
+    """How long planes go by what they were last told."""
+
+    when_expired: Rates | None = None
+    """What each job may have on a plane that has heard nothing for so long; None: it runs free."""
+
+    file_systems: Mapping[str, FileSystem] = field(default_factory=dict)
+    users: Mapping[str, UserRule] = field(default_factory=dict)
+    """By name; `*` is for all others."""
+
+    jobs: Mapping[str, JobRule] = field(default_factory=dict)
+    """By name; `*` is for all others."""
+
+    def user(self, name: str) -> UserRule:
+        """The rule for a user."""
+        return self.users.get(name) or self.users.get("*") or UserRule()
+
+    def job(self, name: str, user: str) -> JobRule:
+        """The rule for a job of a user."""
+        rule = self.jobs.get(name)
+        if rule is None or rule.user not in (None, user):
+            rule = self.jobs.get("*")
+        return rule or JobRule()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """One value that differs.
+
+    Attributes:
+        at: where, as `jobs.train.cap.bytes_per_s`.
+        before: its text; None: it was not there.
+        after: its text; None: it is gone.
+    """
+
+    at: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"+ {self.at}: {self.after}"
+        if self.after is None:
+            return f"- {self.at}: {self.before}"
+        return f"~ {self.at}: {self.before} -> {self.after}"
+
+
+def changes(before: Policy, after: Policy) -> list[PolicyChange]:
+    """What differs, in the order of the places."""
+    old, new = _flat(policy_document(before)), _flat(policy_document(after))
+    return [
+        PolicyChange(at, old.get(at), new.get(at))
+        for at in sorted({*old, *new})
+        if old.get(at) != new.get(at)
+    ]
+
+
+def policy_document(policy: Policy) -> dict[str, Any]:
+    """The policy as plain values that `parse_document` reads back as the same; defaults left out."""
+    document = _plain(policy)
+    document["version"] = 1
+    if policy.when_expired is None:
+        document["when_expired"] = "run free"
+    document["lease_s"] = policy.lease_s
+    return document
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        if inner is None or inner == each.default or inner in ((), {}):
+            continue
+        if is_dataclass(inner):
+            found[each.name] = _plain(inner)
+        elif hasattr(inner, "items"):
+            found[each.name] = {name: _plain(each) for name, each in inner.items()}
+        else:
+            found[each.name] = list(inner) if isinstance(inner, tuple) else inner
+    return found
+
+
+def _flat(document: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in document.items():
+        place = f"{at}.{key}" if at else key
+        if isinstance(value, dict):
+            if not value:
+                found[place] = "declared"
+            found |= _flat(value, place)
+        elif key in RESOURCES or key == "cache_bytes":
+            found[place] = amount_text(value)
+        elif isinstance(value, list):
+            found[place] = ", ".join(map(str, value))
+        else:
+            found[place] = f"{value:g}" if isinstance(value, float) else str(value)
+    return found

@@ -1,7 +1,7 @@
 """App: what may be asked of a controller, over HTTP. docs/control-api.md has it as a table.
 
 Bodies are bounded, typed and must come within seconds; every refusal is JSON with a sentence. Only
-here do the ruler, the database and the clock meet.
+here do the arbiter, the database and the clock meet.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
-from headrace.control.policy import Policy, PolicyError
-from headrace.control.policy.check import unknown_names
-from headrace.control.policy.difference import changes, policy_document
-from headrace.control.policy.parse import parse_document, parse_policy
+from headrace.control.policy import Policy, PolicyError, changes, policy_document
+from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
+from headrace.control.service.arbiter import Refused, Arbiter
 from headrace.control.service.auth import Caller, Peer, Throttle, TokenFile, caller_of
 from headrace.control.service.database import Database, Fenced
 from headrace.control.service.http import REQUEST_S
-from headrace.control.service.ruler import Refused, Ruler
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class Controller:
         fenced: called when another controller rules.
 
     Attributes:
-        ruler: what it knows and decides.
+        arbiter: what it knows and decides.
         app: the ASGI application.
     """
 
@@ -68,9 +66,9 @@ class Controller:
         now = time.monotonic()
         version, document = database.policy()
         policy = parse_document(document) if version else Policy()
-        self.ruler = Ruler(policy, database.reign, database.epoch, now)
-        self.ruler.set_policy(policy, version)
-        self.ruler.adopt(database.leases(), now)
+        self.arbiter = Arbiter(policy, database.reign, database.epoch, now)
+        self.arbiter.set_policy(policy, version)
+        self.arbiter.adopt(database.leases(), now)
         self.degraded = ""
         self.metrics = ""  # where Prometheus may ask
         self._database = database
@@ -99,9 +97,9 @@ class Controller:
         while True:
             await asyncio.sleep(SAVE_S)
             now = time.monotonic()
-            self.ruler.decide(now)
+            self.arbiter.decide(now)
             try:
-                self._database.save_leases(self.ruler.outstanding(now))
+                self._database.save_leases(self.arbiter.outstanding(now))
                 self.degraded = ""
             except Fenced as e:
                 _log.error("%s", e)
@@ -120,22 +118,22 @@ class Controller:
             raise Refused(400, f"api is {message.api}, expected {API}: use the same version")
         if caller.user is not None and message.user != caller.user:
             raise Refused(403, f"user is {message.user!r}, but this is user {caller.user!r}")
-        lease = self.ruler.register(message, time.monotonic())
+        lease = self.arbiter.register(message, time.monotonic())
         _log.info("plane of user %s on %s, process %d", message.user, message.name, message.pid)
         return _body(lease)
 
     async def _report(self, request: Request, _: Caller) -> Response:
         message = decode(Report, await self._body(request))
-        return _body(self.ruler.report(request.path_params["key"], message, time.monotonic()))
+        return _body(self.arbiter.report(request.path_params["key"], message, time.monotonic()))
 
     async def _leave(self, request: Request, _: Caller) -> Response:
-        self.ruler.leave(request.path_params["key"])
+        self.arbiter.leave(request.path_params["key"])
         return JSONResponse({})
 
     async def _policy(self, _: Request, __: Caller) -> Response:
-        ruler = self.ruler
+        arbiter = self.arbiter
         return JSONResponse(
-            {"version": ruler.policy_version, "policy": policy_document(ruler.policy)}
+            {"version": arbiter.policy_version, "policy": policy_document(arbiter.policy)}
         )
 
     async def _apply(self, request: Request, caller: Caller) -> Response:
@@ -143,17 +141,17 @@ class Controller:
         # Off the loop, and one at a time: a large document takes its time, and planes report meanwhile.
         async with self._checking:
             policy = await asyncio.to_thread(parse_policy, text)
-        found = changes(self.ruler.policy, policy)
+        found = changes(self.arbiter.policy, policy)
         dry_run = request.query_params.get("dry_run", "") in ("1", "true")
-        unknown = unknown_names(policy, self.ruler.users(), self.ruler.jobs())
+        unknown = unknown_names(policy, self.arbiter.users(), self.arbiter.jobs())
         if found and not dry_run:
             at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             version = self._database.save_policy(policy_document(policy), caller.name, at)
-            self.ruler.set_policy(policy, version)
+            self.arbiter.set_policy(policy, version)
             _log.info("policy %d, by %s: %d changes", version, caller.name, len(found))
         return JSONResponse(
             {
-                "version": self.ruler.policy_version,
+                "version": self.arbiter.policy_version,
                 "applied": bool(found) and not dry_run,
                 "changes": [{"at": c.at, "before": c.before, "after": c.after} for c in found],
                 "unknown": unknown,
@@ -166,14 +164,14 @@ class Controller:
     def describe(self) -> dict[str, Any]:
         """Everything that is known now, as plain values."""
         now = time.monotonic()
-        self.ruler.expire(now)
+        self.arbiter.expire(now)
         return {
             "pid": os.getpid(),
             "uptime_s": now - self._began_s,
             "database": str(self._database.path),
             "degraded": self.degraded,
             "metrics": self.metrics,
-            **self.ruler.describe(now),
+            **self.arbiter.describe(now),
         }
 
     # -- how ---------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ class Controller:
             except Refused as e:
                 return _refusal(e.status, str(e))
             except ValueError as e:
-                self.ruler.refused += 1
+                self.arbiter.refused += 1
                 return _refusal(400, f"the body is wrong: {e}")
             except Fenced as e:
                 self._fenced()
@@ -214,12 +212,12 @@ class Controller:
         tokens = None if self._tokens is None else self._tokens.tokens()
         caller = caller_of(peer, given, tokens, certificates=self._certificates)
         if caller is None:
-            self.ruler.refused += 1
+            self.arbiter.refused += 1
             if given is not None:
                 self._throttle.wrong(peer.name)
             raise Refused(401, "a good token is needed: Authorization: Bearer TOKEN")
         if role == "operator" and caller.role != "operator":
-            self.ruler.refused += 1
+            self.arbiter.refused += 1
             raise Refused(403, f"{caller.name} may report as a plane, but not do this")
         return caller
 

@@ -152,7 +152,7 @@ async def _serve(
         with contextlib.suppress(asyncio.CancelledError):
             await keeping
         with contextlib.suppress(ControlError):
-            database.save_leases(controller.ruler.outstanding(time.monotonic()))
+            database.save_leases(controller.arbiter.outstanding(time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.control.policy import RESOURCES
-from headrace.control.policy.document import OTHER, PRIORITIES
+from headrace.control.policy import OTHER, PRIORITIES, RESOURCES
 from headrace.control.sharing import Problem
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from headrace.control.stalls.evidence import Evidence
-from headrace.control.stalls.verdict import Verdict, verdict_of
-from headrace.control.stalls.words import verdict_line
+from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 
 __all__ = ["Evidence", "Verdict", "verdict_line", "verdict_of"]

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace.base.causes import Cause, cause_of
-from headrace.control.stalls.phases import around
+from headrace.control.stalls.waits import around
 from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.control.stalls.evidence import Evidence
-    from headrace.control.stalls.phases import Waits
+    from headrace.control.stalls.waits import Waits
 
 __all__ = ["Reading", "reading_of"]
 

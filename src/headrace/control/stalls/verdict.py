@@ -2,11 +2,13 @@
 
 The wait of each step comes cut into what its batch was doing meanwhile (`plane.way`). Here that becomes
 causes that add up to all that was waited, how sure that is, what shows it, one thing to do about the
-largest of them, and what that would gain.
+largest of them, and what that would gain. Every gain is computed from what was measured, and says from
+what; where that needs a guess (how much nearer storage serves), the guess is named.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -14,14 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.causes import Cause
-from headrace.control.stalls.actions import action_for
-from headrace.control.stalls.case import Case
+from headrace.base.text import bytes_text
 from headrace.control.stalls.evidence import Evidence
-from headrace.control.stalls.lock import lost_share, others_share, taken
-from headrace.control.stalls.phases import sensible, waits_of
-from headrace.control.stalls.ranks import slow_rank
 from headrace.control.stalls.reading import reading_of
-from headrace.control.stalls.words import evidence_words, verdict_text
+from headrace.control.stalls.waits import (
+    TURNS_MANY,
+    lost_share,
+    others_share,
+    sensible,
+    slow_rank,
+    taken,
+    turns,
+    waits_of,
+)
 from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
@@ -29,10 +36,320 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.control.stalls.phases import Waits
     from headrace.control.stalls.reading import Reading
+    from headrace.control.stalls.waits import Waits
 
-__all__ = ["NEGLIGIBLE", "Verdict", "causes_by_step", "verdict_of"]
+__all__ = [
+    "NEGLIGIBLE",
+    "Verdict",
+    "causes_by_step",
+    "verdict_line",
+    "verdict_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What was found.
+
+    Attributes:
+        causes: seconds by cause, the largest first.
+        slowest: the other rank that this one waited for most, as people call it; '': none.
+    """
+
+    causes: Mapping[Cause, float]
+    waits: Waits
+    reading: Reading
+    seen: Evidence
+    slowest: str = ""
+
+
+Action = tuple[str, float, str]
+"""What to do, the seconds that it would gain, and from what these are computed."""
+
+_READS_MOST: Final = 256
+
+
+def action_for(main: Cause, case: Case) -> Action:
+    """The one thing to do about the largest cause."""
+    seconds = case.causes[main]
+    if main is Cause.PREFETCH:
+        return _prefetch(seconds, case.waits, case.reading, case.seen)
+    if main is Cause.LATENCY:
+        return _latency(seconds, case.waits, case.reading, case.seen)
+    if main is Cause.DECODE:
+        return _decode(seconds, case.waits, case.seen)
+    if main is Cause.SLOW_RANK:
+        who = case.slowest or "the slowest rank"
+        return (
+            f"look at the verdict of {who}: this one had its data",
+            seconds,
+            "what this rank waited beyond its own data, step by step",
+        )
+    if _is_staged(case.seen) and main in (Cause.METADATA, Cause.BANDWIDTH, Cause.NETWORK):
+        return _STAGED, seconds, _STAGED_GAIN
+    return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
+
+
+def _is_staged(seen: Evidence) -> bool:
+    """Whether the nodes' own disks have the data already, or are about to."""
+    return seen.file_system.startswith("headrace://")
+
+
+_STAGED: Final = (
+    "keep samples in memory (ram_bytes=): the data are staged already, and only what comes before that is "
+    "done comes from their source"
+)
+_STAGED_GAIN: Final = (
+    "all that was waited for reads, from the second epoch on, if memory holds the samples"
+)
+
+
+_GAINS: Final[Mapping[Cause, str]] = {
+    Cause.POLICY: "how long reads were held back",
+    Cause.METADATA: "the share of the reads' time that opening files took",
+    Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
+    Cause.NETWORK: "all that was waited for the network, from the second epoch on",
+    Cause.PEER: "all that was waited for other nodes, if a copy lies on this one",
+    Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
+    Cause.COLLATE: "the time for which batches waited for being put together",
+    Cause.TRANSFER: "the time for which batches waited for being copied",
+    Cause.OTHER: "nothing: it is not known what this time was",
+}
+"""From what the gain is computed where the cause's remedy is the action."""
+
+
+def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
+    held_s = float(waits.room_s.sum())
+    if seen.reads_set and reading.few:
+        most = seen.reads_possible or _READS_MOST
+        wanted = max(2, min(most, math.ceil(seen.reads_allowed * _need(waits))))
+        gain = seconds * (1.0 - seen.reads_allowed / wanted) if wanted else 0.0
+        return (
+            (
+                f"do not set reads_in_flight ({seen.reads_allowed}): headrace finds how many it takes, "
+                f"about {wanted} here"
+            ),
+            gain,
+            f"{wanted} reads at a time instead of {seen.reads_allowed}, each as fast as now",
+        )
+    given = f" (now {bytes_text(seen.buffer_bytes)})" if seen.buffer_bytes else ""
+    return (
+        f"give the loader more memory: a larger budget_bytes{given} lets reads begin earlier",
+        min(seconds, held_s) if held_s else seconds,
+        "how long reads that were waited for had been held back for want of room",
+    )
+
+
+def _need(waits: Waits) -> float:
+    """How many times faster reading would have to be for nobody to wait."""
+    stall_s = waits.stall_s
+    worked_s = max(1e-9, waits.seconds - stall_s)
+    return min(64.0, max(1.5, 1.1 * (stall_s + worked_s) / worked_s))
+
+
+def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
+    possible = seen.reads_possible or _READS_MOST
+    now = max(reading.in_flight, 1.0)
+    wanted = min(float(possible), now * _need(waits))
+    if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
+        return (
+            (
+                f"have about {wanted:.0f} reads in flight instead of {now:.0f}: leave tuning on "
+                "(tune=True), or give reads_in_flight"
+            ),
+            seconds * (1.0 - now / wanted),
+            f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)",
+        )
+    if _is_staged(seen):
+        return _STAGED, seconds, _STAGED_GAIN
+    return (
+        Cause.LATENCY.remedy,
+        seconds,
+        "all that was waited for answers, from the second epoch on, if the nearer place keeps up",
+    )
+
+
+def _decode(seconds: float, waits: Waits, seen: Evidence) -> Action:
+    threads, cpus = seen.decode_threads, seen.cpus
+    idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
+    if threads and turns(waits, seen) >= TURNS_MANY:
+        running = threads * min(1.0, float(waits.cpu_s.sum() / waits.work_s.sum()))
+        if (workers := round(running + idle)) >= 2:
+            return (
+                (
+                    f"decode in {workers} worker processes (num_workers={workers}): decoding is Python "
+                    "code, which threads run one at a time"
+                ),
+                seconds * max(0.0, 1.0 - running / workers),
+                f"{workers} at a time instead of {running:.1f}",
+            )
+    if threads and idle >= 1.0:
+        more = threads + math.floor(idle)
+        return (
+            f"decode in {more} threads or workers instead of {threads}: {idle:.1f} processors are idle",
+            seconds * (1.0 - threads / more),
+            f"{more} at a time instead of {threads}",
+        )
+    return (
+        (
+            "make decoding cheaper (smaller images, a decoder that scales while it decodes), or ask for more "
+            "processors"
+        ),
+        0.5 * seconds,
+        "a decoder twice as fast",
+    )
+
+
+_READ_CAUSES: Final = frozenset(
+    (Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.NETWORK, Cause.PEER)
+)
+
+_SHOWN: Final = 0.05
+"""Causes of a smaller share are not explained."""
+
+
+def evidence_words(case: Case) -> tuple[str, ...]:
+    """What shows each cause that matters, the largest first."""
+    seen = case.seen
+    total = sum(case.causes.values())
+    shown = [cause for cause, seconds in case.causes.items() if seconds >= _SHOWN * total]
+    bytes_too = [cause for cause in shown if cause in _READ_CAUSES or cause is Cause.METADATA]
+    # How reads went is said once.
+    lines = [_cause_line(cause, case) for cause in shown if cause not in bytes_too[1:]]
+    if _READ_CAUSES & set(shown) and math.isfinite(seen.io_pressure):
+        pressure = min(1.0, seen.io_pressure)
+        lines.append(f"tasks of this node waited for I/O {pressure:.0%} of the time")
+    if seen.simulation:
+        lines.append(f"the storage is {seen.simulation}: its figures say nothing of a real one")
+    if case.waits.dropped:
+        lines.append(f"{case.waits.dropped:,} steps were left out: their figures make no sense")
+    return tuple(lines)
+
+
+def _cause_line(cause: Cause, case: Case) -> str:
+    if cause in _READ_CAUSES or cause is Cause.METADATA:
+        return _reading_line(cause, case.waits, case.reading, case.seen)
+    found = {
+        Cause.POLICY: _policy_line,
+        Cause.DECODE: _decode_line,
+        Cause.PYTHON: _python_line,
+        Cause.SLOW_RANK: _rank_line,
+    }.get(cause)
+    if found is not None:
+        return found(case)
+    if cause is Cause.OTHER:
+        busy = case.seen.cpu_share
+        told = f"; processors were {busy:.0%} busy" if math.isfinite(busy) else ""
+        return f"part of the waiting lies in no phase that was measured, or in handing batches over{told}"
+    return f"{cause.phrase} took that time while the batch was waited for"
+
+
+def _policy_line(case: Case) -> str:
+    given = case.seen.limit_bytes_per_s
+    limit = f" ({bytes_text(given)}/s)" if given else ""
+    return f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
+
+
+def _decode_line(case: Case) -> str:
+    work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
+    count = case.seen.decode_threads
+    threads = f" in {count} threads or workers" if count else ""
+    if not work:  # TensorFlow's own threads do not say
+        return "decoding took that time while the batch was waited for"
+    line = f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
+    waited = turns(case.waits, case.seen)
+    if waited < TURNS_MANY:
+        return line
+    return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
+
+
+def _python_line(case: Case) -> str:
+    seen = case.seen
+    if not seen.interpreter_looks:
+        return "batches were ready, and their hand-over took that time"
+    return (
+        f"another thread held the interpreter's lock at {seen.contended:.0%} of "
+        f"{seen.interpreter_looks:,} looks"
+    )
+
+
+def _rank_line(case: Case) -> str:
+    who = f" ({case.slowest})" if case.slowest else ""
+    return f"after its batch was there this rank waited while another still waited for its own{who}"
+
+
+def _reading_line(cause: Cause, waits: Waits, reading: Reading, seen: Evidence) -> str:
+    reads = float(waits.reads.sum())
+    if not reads:
+        near = waits.tier_bytes()
+        if near["ram"] + near["page_cache"] > 0.0:
+            return "all bytes came out of memory, as fast as they are copied"
+        return "how single reads went was not measured"
+    idle = (
+        f" ({reading.idle_latency_s * 1e3:.3g} ms while the storage was idle)"
+        if reading.idle_latency_s
+        else ""
+    )
+    allowed = f" of {seen.reads_allowed} allowed" if seen.reads_allowed else ""
+    where = f" from {seen.file_system}" if seen.file_system else ""
+    line = (
+        f"{reads:,.0f} reads{where} took {reading.latency_s * 1e3:.3g} ms each{idle}, "
+        f"{reading.in_flight:.1f}{allowed} were under way, {bytes_text(reading.bytes_per_s)}/s came"
+    )
+    if cause is Cause.METADATA:
+        return f"files were opened for each sample; {line}"
+    if cause is Cause.PREFETCH and float(waits.room_s.sum()) > 0.0:
+        return f"{line}; reads waited {float(waits.room_s.sum()):.3g} s for room in the buffer"
+    if cause is Cause.NETWORK and seen.remote_retries:
+        return f"{line}; {seen.remote_retries:,} of {seen.remote_requests:,} requests were repeated"
+    return line
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """The stall and its largest causes, in part of a line."""
+    if not verdict.stall_s or verdict.stall < 0.0005:
+        return "stall 0.0 %"
+    shown = [
+        f"{cause.phrase}{'' if at == 0 and len(verdict.causes) == 1 else f' {verdict.share(cause):.0%}'}"
+        for at, cause in enumerate(verdict.causes)
+        if verdict.share(cause) >= 0.1
+    ]
+    return f"stall {100 * verdict.stall:.1f} % ({', '.join(shown[:3])})"
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """A verdict for people."""
+    label = f" [{verdict.simulation}]" if verdict.simulation else ""
+    if not verdict.steps:
+        return f"verdict{label}: no step was seen"
+    head = (
+        f"verdict{label}: training waited {verdict.stall_s:.3g} s of {verdict.seconds:.3g} s "
+        f"({verdict.stall:.1%}), {verdict.steps:,} steps"
+    )
+    lines = [head, f"  {verdict.rank}"] if verdict.rank else [head]
+    for cause, seconds in verdict.causes.items():
+        if verdict.share(cause) >= 0.01:
+            lines.append(
+                f"  {cause.value:<10}{seconds:>9.3g} s  {verdict.share(cause):>4.0%}  {cause.sentence}"
+            )
+    if verdict.causes:
+        lines.append(f"sure      {verdict.confidence:.0%}")
+    for at, each in enumerate(verdict.evidence):
+        lines.append(f"{'because' if at == 0 else '':<10}{each}")
+    if verdict.action:
+        share = verdict.gain_s / verdict.stall_s if verdict.stall_s else 0.0
+        lines += [
+            f"do this   {verdict.action}",
+            (
+                f"gain      up to {verdict.gain_s:.3g} s ({share:.0%} of the stall), computed from: "
+                f"{verdict.gain_from}"
+            ),
+        ]
+    else:
+        lines.append("do this   nothing: data are there in time")
+    return "\n".join(lines)
+
 
 NEGLIGIBLE: Final = 0.02
 """A stall of less than this share of the time needs no action."""

@@ -20,7 +20,7 @@ from torch.utils import data as torch_data
 from headrace.base.job import which_rank
 from headrace.config import reader_options, trace_folder
 from headrace.control.stalls.live import verdict_on
-from headrace.control.stalls.words import verdict_line
+from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.dropin.context import WorkerContext

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from headrace.control.stalls.epochs import tell_epoch
+from headrace.control.stalls.live import tell_epoch
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming

@@ -1,4 +1,4 @@
-"""The ruler: reports in, leases out, in a time that the test makes."""
+"""The arbiter: reports in, leases out, in a time that the test makes."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from control.ruled import FS, World, total
 from headrace.control.messages import Report
 from headrace.control.policy.parse import parse_policy
-from headrace.control.service.ruler import PLANES_MAX, Refused, Ruler
+from headrace.control.service.arbiter import PLANES_MAX, Refused, Arbiter
 
 
 def settled(world, rounds=4):
@@ -66,7 +66,7 @@ def test_a_new_policy_holds_with_the_next_report():
     plane = world.plane()
     plane.wants = {"a": 500.0, "b": 500.0}
     settled(world)
-    world.ruler.set_policy(parse_policy(FS + "jobs: {a: {weight: 4}}"), 2)
+    world.arbiter.set_policy(parse_policy(FS + "jobs: {a: {weight: 4}}"), 2)
     world.round()
     assert [plane.granted(j) for j in "ab"] == pytest.approx([80, 20])
 
@@ -79,7 +79,7 @@ def test_a_flow_of_rest_is_forgotten_after_a_while():
     plane.wants = {}
     settled(world, 40)
     assert plane.lease.grants == []
-    assert len(world.ruler._table) == 0
+    assert len(world.arbiter._table) == 0
 
 
 def test_a_report_that_was_replayed_or_comes_late_changes_nothing():
@@ -90,30 +90,30 @@ def test_a_report_that_was_replayed_or_comes_late_changes_nothing():
     before = world.state()["planes"]
     for sequence in (plane.sequence, plane.sequence - 1):
         with pytest.raises(Refused, match="replayed, or late") as caught:
-            world.ruler.report(plane.lease.plane, Report(sequence, 1.0, []), world.now)
+            world.arbiter.report(plane.lease.plane, Report(sequence, 1.0, []), world.now)
         assert caught.value.status == 409
     assert world.state()["planes"] == before
-    assert world.ruler.refused == 2
+    assert world.arbiter.refused == 2
 
 
 def test_an_unknown_plane_is_told_to_register():
     world = World()
     with pytest.raises(Refused, match="register") as caught:
-        world.ruler.report("0" * 32, Report(1, 1.0, []), world.now)
+        world.arbiter.report("0" * 32, Report(1, 1.0, []), world.now)
     assert caught.value.status == 404
     with pytest.raises(Refused):
-        world.ruler.leave("0" * 32)
+        world.arbiter.leave("0" * 32)
 
 
 def test_a_plane_that_registers_again_is_the_same_one():
     world = World()
     plane = world.plane()
     old = plane.lease.plane
-    again = world.ruler.register(plane.hello, world.now)
+    again = world.arbiter.register(plane.hello, world.now)
     assert len(world.state()["planes"]) == 1
     assert again.plane != old
     with pytest.raises(Refused):
-        world.ruler.report(old, Report(1, 1.0, []), world.now)
+        world.arbiter.report(old, Report(1, 1.0, []), world.now)
 
 
 def test_a_plane_that_leaves_gives_back_what_it_has():
@@ -122,14 +122,14 @@ def test_a_plane_that_leaves_gives_back_what_it_has():
     for plane in (one, two):
         plane.wants = {"a": 500.0}
     settled(world)
-    world.ruler.leave(one.lease.plane)
+    world.arbiter.leave(one.lease.plane)
     one.silent = True
     world.round()
     assert two.granted("a") == pytest.approx(100)
 
 
 def test_planes_are_bounded_in_number(monkeypatch):
-    monkeypatch.setattr("headrace.control.service.ruler.PLANES_MAX", 2)
+    monkeypatch.setattr("headrace.control.service.arbiter.PLANES_MAX", 2)
     world = World()
     world.plane()
     world.plane()
@@ -141,10 +141,10 @@ def test_planes_are_bounded_in_number(monkeypatch):
 
 def test_planes_report_less_often_when_there_are_many():
     world = World()
-    assert world.ruler.report_s == 0.25
+    assert world.arbiter.report_s == 0.25
     for _ in range(400):
         world.plane()
-    assert world.ruler.report_s == 1.0
+    assert world.arbiter.report_s == 1.0
 
 
 def test_who_rules_next_does_not_hand_out_again_what_still_runs():
@@ -153,10 +153,10 @@ def test_who_rules_next_does_not_hand_out_again_what_still_runs():
     for plane in (gone, here):
         plane.wants = {"a": 500.0}
     settled(world)
-    saved = world.ruler.outstanding(world.now)
-    second = Ruler(parse_policy(FS + "lease_s: 10"), "reign", 2, 50.0)
+    saved = world.arbiter.outstanding(world.now)
+    second = Arbiter(parse_policy(FS + "lease_s: 10"), "reign", 2, 50.0)
     second.adopt(saved, 50.0)
-    world.ruler, world.now = second, 50.0
+    world.arbiter, world.now = second, 50.0
     here.lease = second.register(here.hello, world.now)
     here.sequence = 0
     gone.silent = True

@@ -1,4 +1,7 @@
-"""Decide: from what everybody could use to what everybody may have.
+"""Sharing: who gets how much of a file system. Plain functions of arrays: no clock, no I/O, no names.
+
+`fill` pours one amount over many, `decide` does that for file systems, users, jobs and planes,
+`demand_after` estimates what each could use. docs/policies.md says what the result keeps to.
 
 Each file system's capacity is shared out among users, each user's part among the user's jobs, and each
 job's part among its planes, for bytes and both classes of operations at once:
@@ -14,12 +17,11 @@ Nothing depends on the order in which users, jobs or planes come.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from headrace.control.sharing.fill import fill
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +29,114 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-__all__ = ["Problem", "Shares", "decide"]
+__all__ = [
+    "Problem",
+    "Shares",
+    "decide",
+    "demand_after",
+    "fill",
+]
+
+
+def fill(
+    group: NDArray[np.int64], weight: Floats, low: Floats, high: Floats, amount: Floats
+) -> Floats:
+    """Share each group's amount out among its members.
+
+    Args:
+        group: [n] the group of each, 0 to len(amount) - 1.
+        weight: [n] above 0.
+        low: [n] the least each gets, infinite only where the amount is; if all these together are
+            too much, they are scaled down.
+        high: [n] the most each gets, at least `low`; may be infinite.
+        amount: [groups] to be shared out; may be infinite.
+
+    Returns:
+        [n] what each gets. Sums to the group's amount, or to the sum of `high` if that is less.
+    """
+    groups = len(amount)
+    lows = np.bincount(group, low, groups)
+    highs = np.bincount(group, high, groups)
+    enough, short = amount >= highs, lows > amount
+    scale = np.ones(groups)
+    np.divide(amount, lows, out=scale, where=short)
+    given = np.where(enough[group], high, low)
+    of_short = short[group]
+    given[of_short] = low[of_short] * scale[group][of_short]
+    # Who is left gets something between its bounds.
+    between = np.flatnonzero(~(enough | short)[group] & (high > low))
+    if not len(between):
+        return given
+    alone = np.bincount(group[between], minlength=groups)[group[between]] == 1
+    ones, many = between[alone], between[~alone]
+    rest = amount[group[ones]] - (lows[group[ones]] - low[ones])
+    given[ones] = np.clip(rest, low[ones], high[ones])
+    if len(many):
+        more = np.where(enough, 0.0, amount) - np.where(enough, 0.0, lows)
+        given[many] = _poured(group[many], weight[many], low[many], high[many], more)
+    return given
+
+
+def _poured(
+    group: NDArray[np.int64], weight: Floats, low: Floats, high: Floats, more: Floats
+) -> Floats:
+    """What each gets where `more` is to be shared out beyond `low`, which is less than `high` is."""
+    # Events: at low/weight somebody begins to get more, at high/weight no more.
+    bounded = np.flatnonzero(np.isfinite(high))
+    at = np.concatenate([low / weight, high[bounded] / weight[bounded]])
+    of = np.concatenate([group, group[bounded]])
+    turn = np.concatenate([weight, -weight[bounded]])
+    order = np.lexsort((at, of))
+    at, of, turn = at[order], of[order], turn[order]
+    starts = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]]))
+    lengths = np.diff(np.append(starts, len(of)))
+    slope = np.cumsum(turn)
+    slope = np.maximum(slope - np.repeat(slope[starts] - turn[starts], lengths), 0.0)
+    # How much was poured between an event and the one before of the same group.
+    grown = np.zeros(len(at))
+    grown[1:] = slope[:-1] * (at[1:] - at[:-1])
+    grown[starts] = 0.0
+    poured = np.cumsum(grown)
+    poured -= np.repeat(poured[starts], lengths)
+    # The last event of each group that is reached before all has been poured.
+    reached = np.add.reduceat(poured <= more[of], starts, dtype=np.int64)
+    found = starts + np.maximum(reached, 1) - 1
+    left = more[of[starts]] - poured[found]
+    level = at[found] + np.where(slope[found] > 0, left / np.maximum(slope[found], 1e-300), 0.0)
+    by_group = np.zeros(len(more))
+    by_group[of[starts]] = level
+    return np.clip(by_group[group] * weight, low, high)
+
+
+HEADROOM = 1.05
+HEADROOM_HELD = 2.0
+HALF_LIFE_S = 0.25
+WAIT_SHARE = 0.02
+"""A flow that was held back for less of the time did not want for anything."""
+
+
+def demand_after(
+    before: float, used: float, seconds: float, held_s: float, waiting: float, *, held: bool = False
+) -> float:
+    """Estimate the demand after an interval.
+
+    Args:
+        before: the estimate before it, per second; infinite or 0 where there is none.
+        used: what was used in it.
+        seconds: its length.
+        held_s: how long at least one request was held back.
+        waiting: what is held back now.
+        held: another of its limits holds it back; when that is raised, it needs more of this too.
+
+    Returns:
+        Per second; infinite: all it can get.
+    """
+    if waiting > 0 or held_s > WAIT_SHARE * seconds:
+        return math.inf
+    rate = used / max(seconds, 1e-3) * (HEADROOM_HELD if held else HEADROOM)
+    kept = before * 0.5 ** (seconds / HALF_LIFE_S) if math.isfinite(before) else 0.0
+    found = max(rate, kept)
+    return found if found > 1.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""Phases: the waits of a stretch of steps, as clean figures: no step has waited less than nothing. Pure."""
+"""Waits: what each step waited for, as clean figures, and who else had a part in it. Pure.
+
+No step has waited less than nothing. Beside the phases of a step: how far the interpreter's lock was
+what Python code waited for, and how long a rank waited for slower ones.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,24 @@ from headrace.plane.stage import TIERS
 from headrace.plane.step import PHASES, STEP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-__all__ = ["Waits", "around", "sensible", "waits_of"]
+    from headrace.control.stalls.evidence import Evidence
+
+__all__ = [
+    "TURNS_MANY",
+    "Waits",
+    "around",
+    "lost_share",
+    "others_share",
+    "sensible",
+    "slow_rank",
+    "taken",
+    "turns",
+    "waits_of",
+]
 
 _HOLD, _OPEN, _READ, _QUEUE = (PHASES.index(name) for name in ("hold", "open", "read", "queue"))
 _MADE: Final = [PHASES.index(name) for name in ("decode", "collate", "transfer")]
@@ -206,3 +225,130 @@ def _amounts(rows: NDArray[np.void], name: str, width: int = 0) -> NDArray[Any]:
 
 
 assert set(STEP.names or ()) >= {"waited_s", "asked_s", "delivered_s"}
+
+_CONTENDED_FROM: Final = 0.15
+_CONTENDED: Final = 0.4
+"""From such a share of looks on that find the interpreter's lock taken, it is what Python code waits for:
+somewhat, and wholly. A busy machine alone makes a few."""
+
+_LOOKS_LEAST: Final = 4.0
+
+TURNS_MANY: Final = 0.25
+"""Threads that wait for one another for such a share of their time are better off as processes."""
+
+
+def taken(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
+    """How far the interpreter's lock was what Python code waited for, at each step: 0 to 1."""
+    looks = around(waits.looks)
+    share = np.divide(
+        np.minimum(around(waits.contended), looks), looks,
+        out=np.full(len(looks), seen.contended), where=looks >= _LOOKS_LEAST,
+    )  # fmt: skip
+    found: NDArray[np.float64] = np.clip(
+        (share - _CONTENDED_FROM) / (_CONTENDED - _CONTENDED_FROM), 0.0, 1.0
+    )
+    return found
+
+
+def lost_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
+    """Of the time of decoding each batch, that in which its threads waited for Python code of others.
+
+    Threads that decode and do not compute wait for the interpreter's lock, if it is seen to be taken
+    and is not taken by decoding itself.
+
+    Returns:
+        float64, shape (steps,): 0 to 1.
+    """
+    work, cpu = waits.work_s, np.minimum(waits.cpu_s, waits.work_s)
+    stopped = np.divide(work - cpu, work, out=np.zeros_like(work), where=work > 0.0)
+    others = others_share(waits, unseen=0.0)
+    return np.where(waits.serial, 0.0, stopped * others * taken(waits, seen))
+
+
+def others_share(waits: Waits, unseen: float) -> NDArray[np.float64]:
+    """Of all Python code that ran while the lock was wanted, that which is not decoding.
+
+    Args:
+        waits: of some steps.
+        unseen: what it is where nobody was seen to run.
+
+    Returns:
+        float64, shape (steps,): 0 to 1.
+    """
+    own = np.where(waits.serial, 0.0, np.minimum(waits.cpu_s, waits.work_s))
+    if not waits.looks.any():  # nobody noted it with the steps
+        return np.maximum(0.0, 1.0 - own / np.maximum(waits.every_s, 1e-9))
+    other = around(waits.others_s)
+    both = other + around(own)
+    return np.divide(other, both, out=np.full_like(both, unseen), where=both > 0.0)
+
+
+def turns(waits: Waits, seen: Evidence) -> float:
+    """Of the time that this process's threads decoded, that in which they waited for one another's Python code.
+
+    Returns:
+        0 to 1.
+    """
+    work = np.where(waits.serial, 0.0, waits.work_s)
+    stopped = np.maximum(0.0, work - waits.cpu_s)
+    alone = stopped * (1.0 - others_share(waits, unseen=1.0)) * taken(waits, seen)
+    total = float(work.sum())
+    return float(alone.sum()) / total if total else 0.0
+
+
+_PATIENCE_S = 7 * 86400.0
+
+
+def slow_rank(
+    own: NDArray[np.void], others: Sequence[NDArray[np.void]]
+) -> tuple[float, int | None]:
+    """How long this rank waited for slower ones, and which one it waited for most.
+
+    A rank that has its batch and must wait for another spends that time between its delivery and its next
+    request, as a longer step. Both must be so: the other waited longer for its batch, and this one's
+    step took longer than the shortest one. Only durations are compared: clocks of nodes differ.
+
+    Args:
+        own: steps of this rank, dtype `STEP`.
+        others: those of the other ranks; they are matched by epoch and step.
+
+    Returns:
+        Seconds, and the number of the other rank among `others`; None: none was slower.
+    """
+    mine = _durations(own)
+    theirs = [_durations(each) for each in others]
+    total, by_rank = 0.0, np.zeros(len(others))
+    for key, (waited_s, worked_s) in mine.items():
+        found = [(at, rank[key]) for at, rank in enumerate(theirs) if key in rank]
+        if not found or worked_s is None:
+            continue
+        at, (slowest_s, _) = max(found, key=lambda each: each[1][0])
+        works = [worked for _, (_, worked) in found if worked is not None]
+        shortest_s = min([worked_s, *works])
+        lost_s = min(slowest_s - waited_s, worked_s - shortest_s)
+        if works and lost_s > 0.0:
+            total += lost_s
+            by_rank[at] += lost_s
+    return total, int(by_rank.argmax()) if total else None
+
+
+def _durations(steps: NDArray[np.void]) -> dict[tuple[int, int], tuple[float, float | None]]:
+    """By epoch and step: the wait, and the work until the next request; None: there was none."""
+    if not len(steps) or not {"epoch", "step", "asked_s", "delivered_s"} <= set(
+        steps.dtype.names or ()
+    ):
+        return {}
+    asked = steps["asked_s"].astype(np.float64)
+    worked = np.full(len(steps), np.nan)
+    with np.errstate(invalid="ignore", over="ignore"):
+        waited = steps["delivered_s"].astype(np.float64) - asked
+        worked[:-1] = asked[1:] - steps["delivered_s"][:-1]
+    worked[:-1][steps["epoch"][1:] != steps["epoch"][:-1]] = np.nan
+    found = {}
+    for at in range(len(steps)):
+        if not 0.0 <= waited[at] <= _PATIENCE_S:
+            continue
+        work = float(worked[at])
+        key = int(steps["epoch"][at]), int(steps["step"][at])
+        found[key] = float(waited[at]), work if 0.0 <= work <= _PATIENCE_S else None
+    return found

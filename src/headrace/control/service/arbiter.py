@@ -1,8 +1,8 @@
-"""Ruler: what the controller knows of its planes, and what it tells them.
+"""Arbiter: what the controller knows of its planes, and the leases that it gives them.
 
-No socket, no thread, no file, no clock: whoever calls says what time it is, on a monotonic clock. A
-report comes in, a lease goes out. Whoever says nothing keeps what its lease gave it until that ends,
-and then has nothing; nobody else is told to use it before.
+No socket, no thread, no file, no clock: the caller passes the time of a monotonic clock. A report comes
+in, a lease goes out. A plane that is silent keeps what its lease gave it until that ends, and then has
+nothing; nobody else is given it before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.control.messages import Grant, Lease, Place, PlaneState
-from headrace.control.policy import RESOURCES, Policy
-from headrace.control.policy.document import OTHER
+from headrace.control.policy import OTHER, RESOURCES, Policy
 from headrace.control.service.table import Table
 from headrace.control.sharing import Shares, decide, demand_after
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.control.messages import Flow, Register, Report
     from headrace.control.service.table import FlowKey
 
-__all__ = ["Plane", "Refused", "Ruler"]
+__all__ = ["Arbiter", "Plane", "Refused"]
 
 PLANES_MAX = 10_000
 FLOWS_MAX = 200_000
@@ -94,7 +93,7 @@ class Plane:
     held_s: dict[FlowKey, float] = field(default_factory=dict)
 
 
-class Ruler:
+class Arbiter:
     """Decides for all planes. Not thread-safe.
 
     Args:
@@ -338,7 +337,7 @@ class Ruler:
             (numbers.system_of_flow, problem.capacity),
             (problem.job, problem.job_cap),
         ):
-            granted = np.minimum(granted, _room(group, amount, outstanding, granted, mine))
+            granted = np.minimum(granted, _headroom(group, amount, outstanding, granted, mine))
         table.grant[rows] = granted
         return granted
 
@@ -449,7 +448,7 @@ class Ruler:
         ]
 
 
-def _room(
+def _headroom(
     group: NDArray[np.int64],
     amount: NDArray[np.float64],
     outstanding: NDArray[np.float64],
