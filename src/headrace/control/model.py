@@ -31,8 +31,14 @@ __all__ = [
     "SAME_RATE",
     "STALL_BAD",
     "STALL_OK",
+    "Need",
     "WindowEvidence",
+    "batches_held",
+    "batches_read",
+    "last",
     "need",
+    "read_latency_s",
+    "reads_per_sample",
 ]
 
 HEADROOM = 1.2

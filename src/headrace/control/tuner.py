@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Decision",
     "Memory",
+    "Trial",
     "propose",
 ]
 
@@ -65,7 +66,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class _Deferred:
     """Something that was in vain, and until when it is put off."""
 
     value: int
@@ -87,9 +88,9 @@ class Memory:
     """Reads per second when the storage was the limit: what it can do."""
     lowered: int = 0
     """How often fewer reads got as much out of a storage that is the limit."""
-    floors: Mapping[str, Put] = field(default_factory=dict)
+    floors: Mapping[str, _Deferred] = field(default_factory=dict)
     """By knob: the largest value that was too small."""
-    ceilings: Mapping[str, Put] = field(default_factory=dict)
+    ceilings: Mapping[str, _Deferred] = field(default_factory=dict)
     """By knob: the value that it was no use to go beyond."""
     latency_s: float = 0.0
     """Mean latency in this regime, 0.0: not known yet; another one later means that it is over."""
@@ -113,21 +114,23 @@ class Memory:
     def with_floor(self, knob: str, value: int, now_s: float) -> Memory:
         """Knowing that `value` is too small."""
         value = max(value, self.floor(knob, now_s))
-        return replace(self, floors=_put(self.floors, knob, value, now_s))
+        return replace(self, floors=_deferred(self.floors, knob, value, now_s))
 
     def with_ceiling(self, knob: str, value: int, now_s: float) -> Memory:
         """Knowing that more than `value` gives nothing."""
-        return replace(self, ceilings=_put(self.ceilings, knob, value, now_s))
+        return replace(self, ceilings=_deferred(self.ceilings, knob, value, now_s))
 
-    def new_regime(self, now_s: float, demand: float, ceilings: Mapping[str, Put]) -> Memory:
+    def new_regime(self, now_s: float, demand: float, ceilings: Mapping[str, _Deferred]) -> Memory:
         """Knowing only where the evidence begins, and what is given: storage or consumer changed."""
         return Memory(regime_s=now_s, evidence_s=now_s, demand=demand, ceilings=ceilings)
 
 
-def _put(puts: Mapping[str, Put], knob: str, value: int, now_s: float) -> dict[str, Put]:
+def _deferred(
+    puts: Mapping[str, _Deferred], knob: str, value: int, now_s: float
+) -> dict[str, _Deferred]:
     times = puts[knob].times if knob in puts else 0
     wait_s = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0**times)
-    return {**puts, knob: Put(value, now_s + wait_s, times + 1)}
+    return {**puts, knob: _Deferred(value, now_s + wait_s, times + 1)}
 
 
 GROWTH_MAX = 5.0
@@ -158,7 +161,7 @@ class Decision:
     memory: Memory
 
 
-class Situation:
+class _Situation:
     """What one call of `propose` knows, under short names.
 
     Attributes:
@@ -296,7 +299,7 @@ class Situation:
         return self.evidence.facts()
 
 
-def foresee(situation: Situation) -> Decision | None:
+def _foresee(situation: _Situation) -> Decision | None:
     """What is in stock hides for a while that slower reads need more: do not wait for the end."""
     wanted = situation.need()
     if wanted is None or situation.evidence.waits():
@@ -311,7 +314,7 @@ def foresee(situation: Situation) -> Decision | None:
     return situation.change(raised, "raise", "so much will be needed", situation.memory)
 
 
-def raise_knobs(situation: Situation) -> Decision | None:
+def _raise_knobs(situation: _Situation) -> Decision | None:
     """Ask for more of what the plane is short of; None: nothing that may help is left."""
     if situation.patient():
         return None
@@ -329,7 +332,7 @@ def raise_knobs(situation: Situation) -> Decision | None:
     return None
 
 
-def _more_of(situation: Situation, knob: str) -> dict[str, int]:
+def _more_of(situation: _Situation, knob: str) -> dict[str, int]:
     window, knobs = situation.window, situation.knobs
     wanted = situation.need()
     if knob == DECODE:
@@ -354,7 +357,7 @@ def _more_of(situation: Situation, knob: str) -> dict[str, int]:
     return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
 
 
-def lower(situation: Situation, *, bound: bool) -> Decision | None:
+def _lower(situation: _Situation, *, bound: bool) -> Decision | None:
     """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
     window = situation.window
     if bound and not (window.reads and situation.evidence.rate_known()):
@@ -374,7 +377,7 @@ def lower(situation: Situation, *, bound: bool) -> Decision | None:
     return situation.change(lowered, "lower", f"{why}: as well with less?", memory)
 
 
-def _leaner_when_served(situation: Situation) -> dict[str, int]:
+def _leaner_when_served(situation: _Situation) -> dict[str, int]:
     """Smaller settings that may serve the consumer as well."""
     wanted = situation.need()
     if wanted is None:
@@ -386,7 +389,7 @@ def _leaner_when_served(situation: Situation) -> dict[str, int]:
     return changes | _fewer_bytes(situation, wanted.buffer_bytes) | _fewer_decoders(situation)
 
 
-def _leaner_when_bound(situation: Situation) -> dict[str, int]:
+def _leaner_when_bound(situation: _Situation) -> dict[str, int]:
     """Smaller settings that may get as much out of the storage."""
     now = situation.knobs.reads_in_flight
     floor = situation.memory.floor(READS, situation.now_s)
@@ -405,14 +408,14 @@ def _leaner_when_bound(situation: Situation) -> dict[str, int]:
     return _fewer_bytes(situation, _room_when_bound(situation, now, 1.0))
 
 
-def _room_when_bound(situation: Situation, reads: int, share: float) -> int:
+def _room_when_bound(situation: _Situation, reads: int, share: float) -> int:
     """Bytes for so many reads, when each takes `share` of the time that it takes now."""
     window, delivered = situation.window, situation.evidence.delivered
     held = batches_held(window, situation.evidence.latency_us, window.rate * share)
     return int(max(held, 1 + batches_read(delivered, reads)) * situation.batch_bytes())
 
 
-def _fewer_bytes(situation: Situation, wanted: int) -> dict[str, int]:
+def _fewer_bytes(situation: _Situation, wanted: int) -> dict[str, int]:
     now, batch = situation.knobs.buffer_bytes, situation.batch_bytes()
     if batch <= 0:
         return {}
@@ -421,7 +424,7 @@ def _fewer_bytes(situation: Situation, wanted: int) -> dict[str, int]:
     return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
 
 
-def _fewer_decoders(situation: Situation) -> dict[str, int]:
+def _fewer_decoders(situation: _Situation) -> dict[str, int]:
     window, threads = situation.window, situation.knobs.decode_threads
     if threads <= 1:
         return {}
@@ -436,13 +439,13 @@ PINNED = 0.9
 CORRECTIONS_MAX = 5
 
 
-def judge(situation: Situation, trial: Trial) -> Decision:
+def _judge(situation: _Situation, trial: Trial) -> Decision:
     """Judge a change by what was measured since."""
     verdict = _judge_up(situation, trial) if trial.up else _judge_down(situation, trial)
     return verdict or situation.hold("measuring")
 
 
-def _judge_up(situation: Situation, trial: Trial) -> Decision | None:
+def _judge_up(situation: _Situation, trial: Trial) -> Decision | None:
     window = situation.window
     gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
     text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
@@ -473,7 +476,7 @@ def _judge_up(situation: Situation, trial: Trial) -> Decision | None:
     return situation.change(trial.before, "roll back", text, memory)
 
 
-def _judge_down(situation: Situation, trial: Trial) -> Decision | None:
+def _judge_down(situation: _Situation, trial: Trial) -> Decision | None:
     window, evidence = situation.window, situation.evidence
     text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
     if trial.stall <= STALL_OK:  # the consumer was served, and must be
@@ -493,13 +496,13 @@ def _judge_down(situation: Situation, trial: Trial) -> Decision | None:
     return _took_too_much(situation, trial)
 
 
-def _below_model(situation: Situation) -> bool:
+def _below_model(situation: _Situation) -> bool:
     """Whether slow reads may hold up the consumer now and then: that takes longer to see."""
     wanted = situation.need()
     return wanted is None or situation.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes
 
 
-def _took_too_much(situation: Situation, trial: Trial) -> Decision:
+def _took_too_much(situation: _Situation, trial: Trial) -> Decision:
     """Give back what a lower setting lacks, or all of it."""
     knob = next(iter(situation.short_of()), trial.knob)
     if getattr(trial.before, knob) == getattr(situation.knobs, knob):
@@ -516,7 +519,7 @@ def _took_too_much(situation: Situation, trial: Trial) -> Decision:
     return situation.change(trial.before, "roll back", text, replace(memory, trial=None))
 
 
-def _between(situation: Situation, trial: Trial, knob: str) -> Knobs | None:
+def _between(situation: _Situation, trial: Trial, knob: str) -> Knobs | None:
     """A setting between the one that served and this one that does not."""
     window, now, before = (
         situation.window,
@@ -547,7 +550,7 @@ def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
     Returns:
         The decision; its memory belongs into the next call's history.
     """
-    situation = Situation(history, knobs, limits)
+    situation = _Situation(history, knobs, limits)
     allowed = limits.clamped(knobs)
     if allowed != knobs:
         memory = replace(situation.memory, trial=None)
@@ -556,12 +559,12 @@ def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
     if news:
         return _begin_regime(situation, news)
     if situation.memory.trial is not None:
-        return judge(situation, situation.memory.trial)
+        return _judge(situation, situation.memory.trial)
     situation.learn()
     return _act(situation)
 
 
-def _begin_regime(situation: Situation, news: str) -> Decision:
+def _begin_regime(situation: _Situation, news: str) -> Decision:
     """Storage or consumer have changed: what was learned is no longer true."""
     trial = situation.memory.trial
     # A setting on trial for being smaller was found for the load that is gone.
@@ -579,7 +582,7 @@ def _begin_regime(situation: Situation, news: str) -> Decision:
     if larger is not None:
         situation.knobs = larger
     slower = recent.latency_s > before_s > 0.0
-    decision = (foresee(situation) if slower else None) or _act(situation)
+    decision = (_foresee(situation) if slower else None) or _act(situation)
     if decision.action == "hold" and decision.knobs != situation.evidence.knobs:
         return situation.change(
             situation.knobs, "roll back", "that was for another load", situation.memory
@@ -588,12 +591,12 @@ def _begin_regime(situation: Situation, news: str) -> Decision:
     return replace(decision, memory=replace(decision.memory, trial=None))
 
 
-def _act(situation: Situation) -> Decision:
+def _act(situation: _Situation) -> Decision:
     changed = None
     if situation.evidence.waits():
-        changed = raise_knobs(situation) or lower(situation, bound=True)
+        changed = _raise_knobs(situation) or _lower(situation, bound=True)
     elif situation.evidence.served() and situation.evidence.flows():
-        changed = lower(situation, bound=False)
+        changed = _lower(situation, bound=False)
     if changed is not None:
         return changed
     reason = "steady" if situation.evidence.enough(batches=4) else "too little evidence"

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
 from headrace.control.policy import Policy, PolicyError, changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
-from headrace.control.service.arbiter import Refused, Arbiter
+from headrace.control.service.arbiter import Arbiter, Refused
 from headrace.control.service.auth import Caller, Peer, Throttle, TokenFile, caller_of
 from headrace.control.service.database import Database, Fenced
 from headrace.control.service.http import REQUEST_S

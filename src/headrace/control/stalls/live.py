@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.control.limits import READS_MAX
 from headrace.control.stalls.evidence import Evidence
-from headrace.control.stalls.verdict import Verdict, verdict_of
+from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
 from headrace.machine.host import cpu_quota, read_host
 from headrace.machine.mounts import file_system_of
 from headrace.plane.interpreter import Contention, contention

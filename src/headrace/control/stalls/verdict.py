@@ -49,7 +49,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class _Case:
     """What was found.
 
     Attributes:
@@ -64,13 +64,13 @@ class Case:
     slowest: str = ""
 
 
-Action = tuple[str, float, str]
+_Action = tuple[str, float, str]
 """What to do, the seconds that it would gain, and from what these are computed."""
 
 _READS_MOST: Final = 256
 
 
-def action_for(main: Cause, case: Case) -> Action:
+def _action_for(main: Cause, case: _Case) -> _Action:
     """The one thing to do about the largest cause."""
     seconds = case.causes[main]
     if main is Cause.PREFETCH:
@@ -119,7 +119,7 @@ _GAINS: Final[Mapping[Cause, str]] = {
 """From what the gain is computed where the cause's remedy is the action."""
 
 
-def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
+def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> _Action:
     held_s = float(waits.room_s.sum())
     if seen.reads_set and reading.few:
         most = seen.reads_possible or _READS_MOST
@@ -148,7 +148,7 @@ def _need(waits: Waits) -> float:
     return min(64.0, max(1.5, 1.1 * (stall_s + worked_s) / worked_s))
 
 
-def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> Action:
+def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> _Action:
     possible = seen.reads_possible or _READS_MOST
     now = max(reading.in_flight, 1.0)
     wanted = min(float(possible), now * _need(waits))
@@ -170,7 +170,7 @@ def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> 
     )
 
 
-def _decode(seconds: float, waits: Waits, seen: Evidence) -> Action:
+def _decode(seconds: float, waits: Waits, seen: Evidence) -> _Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
     if threads and turns(waits, seen) >= TURNS_MANY:
@@ -209,7 +209,7 @@ _SHOWN: Final = 0.05
 """Causes of a smaller share are not explained."""
 
 
-def evidence_words(case: Case) -> tuple[str, ...]:
+def _evidence_lines(case: _Case) -> tuple[str, ...]:
     """What shows each cause that matters, the largest first."""
     seen = case.seen
     total = sum(case.causes.values())
@@ -227,7 +227,7 @@ def evidence_words(case: Case) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _cause_line(cause: Cause, case: Case) -> str:
+def _cause_line(cause: Cause, case: _Case) -> str:
     if cause in _READ_CAUSES or cause is Cause.METADATA:
         return _reading_line(cause, case.waits, case.reading, case.seen)
     found = {
@@ -245,13 +245,13 @@ def _cause_line(cause: Cause, case: Case) -> str:
     return f"{cause.phrase} took that time while the batch was waited for"
 
 
-def _policy_line(case: Case) -> str:
+def _policy_line(case: _Case) -> str:
     given = case.seen.limit_bytes_per_s
     limit = f" ({bytes_text(given)}/s)" if given else ""
     return f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
 
 
-def _decode_line(case: Case) -> str:
+def _decode_line(case: _Case) -> str:
     work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
     count = case.seen.decode_threads
     threads = f" in {count} threads or workers" if count else ""
@@ -264,7 +264,7 @@ def _decode_line(case: Case) -> str:
     return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
 
 
-def _python_line(case: Case) -> str:
+def _python_line(case: _Case) -> str:
     seen = case.seen
     if not seen.interpreter_looks:
         return "batches were ready, and their hand-over took that time"
@@ -274,7 +274,7 @@ def _python_line(case: Case) -> str:
     )
 
 
-def _rank_line(case: Case) -> str:
+def _rank_line(case: _Case) -> str:
     who = f" ({case.slowest})" if case.slowest else ""
     return f"after its batch was there this rank waited while another still waited for its own{who}"
 
@@ -318,7 +318,7 @@ def verdict_line(verdict: Verdict) -> str:
     return f"stall {100 * verdict.stall:.1f} % ({', '.join(shown[:3])})"
 
 
-def verdict_text(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     """A verdict for people."""
     label = f" [{verdict.simulation}]" if verdict.simulation else ""
     if not verdict.steps:
@@ -419,7 +419,7 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        return verdict_text(self)
+        return _verdict_text(self)
 
 
 def verdict_of(
@@ -451,18 +451,18 @@ def verdict_of(
     slowest = "" if at is None else f"rank {list(others)[at]}"
     if slowest and others is not ranks:
         slowest += " of those given"
-    case = Case(causes, waits, reading, seen, slowest)
+    case = _Case(causes, waits, reading, seen, slowest)
     main = next(iter(causes), None)
     seconds = max(waits.seconds, stall_s - other_s)
     needed = main is not None and stall_s > NEGLIGIBLE * seconds
     nothing = ("", 0.0, "")
-    action, gain_s, gain_from = action_for(main, case) if needed and main else nothing
+    action, gain_s, gain_from = _action_for(main, case) if needed and main else nothing
     return Verdict(
         seconds=seconds,
         stall_s=stall_s,
         causes=causes,
         confidence=_confidence(causes, stall_s, reading, len(waits.phases)),
-        evidence=evidence_words(case),
+        evidence=_evidence_lines(case),
         action=action,
         gain_s=max(0.0, min(gain_s, stall_s)),
         gain_from=gain_from,
