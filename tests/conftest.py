@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from tests_shared import descriptors, until, write_photos
+from tests_shared import ROOT, descriptors, until, write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from browser import Browser
+
+
+TESTS = Path(__file__).parent
+# With several processes, a long module that begins last is what all wait for.
+LONG = ()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +40,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(modules)
         place = {module: at for at, module in enumerate(modules)}
         items.sort(key=lambda item: place[str(item.path)])
+    if config.getoption("dist", "no") == "loadgroup":
+        _share_out(items)
+
+
+def _share_out(items: list[pytest.Item]) -> None:
+    """A module's tests run in one process, one after the other; the longest modules begin first."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+    place = {name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).as_posix(), len(place)))
 
 
 @pytest.fixture(scope="session", autouse=True)
