@@ -64,7 +64,7 @@ def list_of(values):
         (pa.list_(pa.uint8()), list_of),
         (pa.large_list(pa.uint8()), list_of),
     ],
-    ids=str,
+    ids=("large binary", "image", "list", "large list"),
 )  # fmt: skip
 def test_each_type_of_bytes_is_known(tmp_path, kind, wrap):
     values, labels = some_values(), some_labels()
