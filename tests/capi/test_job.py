@@ -146,7 +146,7 @@ def test_a_job_that_is_not_there_yet(library, packed_photos, nodes, tmp_path):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"version": 2}, {"session": "../x"}, {"session": None}, {"segments": []},
+        {"version": 3}, {"session": "../x"}, {"session": None}, {"segments": []},
         {"segments": [{}]}, {"segments": 7}, {"fingerprint": ""}, {"state": 1},
     ],
     ids=repr,

@@ -22,7 +22,7 @@ def test_text(run, photos):
                  "your model, 12 in 50 ms", "verdict", "do first"):  # fmt: skip
         assert word in ended.out, word
     assert "looking at the data set ..." in ended.err
-    for line in ended.out.splitlines():
+    for line in ended.out.replace(str(photos), "photos").splitlines():
         assert len(line) <= 80 or line.strip().startswith("$"), line
 
 

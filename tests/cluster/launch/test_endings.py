@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.launch.launching import TRAINER, Launch, parent, processes_with, seen_counts
-from tests_shared import until
+from tests_shared import comes_true, until
 
 RANKS = 2
 
@@ -131,10 +131,10 @@ def test_before_its_time_limit_a_job_saves_and_nothing_is_left(launch, photos):
 def test_at_its_time_limit_a_job_that_does_not_ask_leaves_nothing(launch, photos):
     """What the scheduler does then: SIGTERM for all processes, a little later SIGKILL."""
     running(launch, photos, "--ignore-stop")
-    for number, wait_s in ((signal.SIGTERM, 0.5), (signal.SIGKILL, 5.0)):
+    for number, wait_s in ((signal.SIGTERM, 0.5), (signal.SIGKILL, 30.0)):
         for pid in processes_with(launch.mark):
             os.kill(pid, number)
-        until(lambda: not processes_with(launch.mark), wait_s)
+        comes_true(lambda: not processes_with(launch.mark), wait_s)
     launch.end()
     assert processes_with(launch.mark) == {}
     # Killed all at once: what has a name on the disk waits for the next launch.
