@@ -40,7 +40,7 @@ if not __package__:
 import headrace as hr
 from benchmarks import machine
 from headrace.control import controller
-from headrace.plane import interpreter, step
+from headrace.plane import batch_trace, interpreter
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -173,15 +173,15 @@ def measuring(*, on: bool) -> Iterator[None]:
     if on:
         yield
         return
-    came = step.StepLog.came
+    came = batch_trace.StepLog.came
     publisher = controller._controller._publisher  # noqa: SLF001 - there is no switch, on purpose
-    step.StepLog.came = lambda *_: None  # type: ignore[method-assign]
+    batch_trace.StepLog.came = lambda *_: None  # type: ignore[method-assign]
     controller._controller._publisher = None  # noqa: SLF001
     interpreter._watch.delivered_s = 0.0  # noqa: SLF001 - its thread ends, until a step comes again
     try:
         yield
     finally:
-        step.StepLog.came = came  # type: ignore[method-assign]
+        batch_trace.StepLog.came = came  # type: ignore[method-assign]
         controller._controller._publisher = publisher  # noqa: SLF001
 
 

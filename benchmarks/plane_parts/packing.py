@@ -20,7 +20,7 @@ from benchmarks import datasets
 from benchmarks.plane_parts import Section
 from benchmarks.targets import Target
 from headrace.config import ReaderOptions
-from headrace.plane.tiers import Shelf
+from headrace.plane.cache_directory import CacheDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +119,7 @@ def _epoch(source: Path, cold: Path, **options: Any) -> tuple[float, float]:
             pass
         rate = loader.stats.bytes / (time.perf_counter() - started)
         loader.close()
-    caches = Shelf(options["cache_dir"]).caches() if "cache_dir" in options else []
+    caches = CacheDirectory(options["cache_dir"]).caches() if "cache_dir" in options else []
     return rate, sum(info.samples / info.of_samples for info in caches)
 
 

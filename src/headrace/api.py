@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from headrace.config import ReaderOptions, TierOptions
     from headrace.control import TuningHandle
-    from headrace.plane.skipped import OnError
-    from headrace.plane.store_reader import Over
+    from headrace.plane.batch import OnError
+    from headrace.plane.pipeline import AddStage
 
 __all__ = [
     "append",
@@ -269,7 +269,7 @@ def _within(
     return max(1, share), replace(options, budget_bytes=min(options.budget_bytes, least))
 
 
-def plane_over(tiers: TierOptions, reading: ReaderOptions) -> Over | None:
+def plane_over(tiers: TierOptions, reading: ReaderOptions) -> AddStage | None:
     """What puts the node daemon on top of a chain, where the options ask for it.
 
     Raises:

@@ -19,7 +19,7 @@ from headrace.cluster.snapshot_file import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
 from headrace.job.document import NodeDocument, Place
 from headrace.job.meeting import Meeting
-from headrace.plane.tiers.shelf import MARK, read_mark, write_mark
+from headrace.plane.cache_directory import MARK, read_mark, write_mark
 from headrace.posix.launch import Ended
 from headrace.posix.recording import RUN_FILE, RecordedRun
 from headrace.store import pack

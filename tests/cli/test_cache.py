@@ -4,7 +4,7 @@ import pytest
 
 import headrace as hr
 from headrace.base.files import lock_path
-from headrace.plane.tiers.shelf import Shelf
+from headrace.plane.cache_directory import CacheDirectory
 
 
 @pytest.fixture
@@ -29,28 +29,28 @@ def test_caches_are_listed(run, cached, packed_photos):
 
 
 def test_a_cache_is_removed_by_how_its_fingerprint_begins(run, cached):
-    (info,) = Shelf(cached).caches()
+    (info,) = CacheDirectory(cached).caches()
     refused = run("cache", "rm", cached, "zz")
     assert refused.code == 2
     ended = run("cache", "rm", cached, info.fingerprint[:6], "--json")
     assert ended.document["bytes"] == info.bytes
-    assert Shelf(cached).caches() == []
+    assert CacheDirectory(cached).caches() == []
     assert run("cache", "ls", cached).out == ""
 
 
 def test_a_cache_in_use_stays(run, cached):
     import os
 
-    (info,) = Shelf(cached).caches()
+    (info,) = CacheDirectory(cached).caches()
     held = lock_path(cached / info.fingerprint, make=False, shared=True)
     assert run("cache", "rm", cached, info.fingerprint).code == 3
     assert run("cache", "rm", cached, "--all").code == 0
-    assert len(Shelf(cached).caches()) == 1
+    assert len(CacheDirectory(cached).caches()) == 1
     os.close(held)
     assert run("cache", "rm", cached, "--all").code == 0
-    assert Shelf(cached).caches() == []
+    assert CacheDirectory(cached).caches() == []
 
 
 def test_what_to_remove_must_be_said(run, cached):
     assert run("cache", "rm", cached).code == 2
-    assert len(Shelf(cached).caches()) == 1
+    assert len(CacheDirectory(cached).caches()) == 1

@@ -40,9 +40,11 @@ def always_ahead(monkeypatch):
     # Here, since the tests of other frameworks have no torch.
     from headrace.frameworks.torch import dataloader
     from headrace.io.replaced import real_open
-    from headrace.plane.ahead import AheadOptions
+    from headrace.plane.read_ahead import ReadAheadOptions
 
-    monkeypatch.setattr(dataloader, "AheadOptions", functools.partial(AheadOptions, doze=False))
+    monkeypatch.setattr(
+        dataloader, "ReadAheadOptions", functools.partial(ReadAheadOptions, doze=False)
+    )
     yield
     gc.collect()
     assert builtins.open is real_open

@@ -15,7 +15,7 @@ import pytest
 from torch.utils import data as torch_data
 
 from headrace.io.replaced import real_open
-from headrace.plane.ahead import AheadOptions
+from headrace.plane.read_ahead import ReadAheadOptions
 from headrace.torch import DataLoader
 from tests_shared import STEADY_MALLOC, descriptors, python_threads, threads, until
 
@@ -117,7 +117,7 @@ def test_a_consumer_that_leaves_every_epoch_early_gets_the_right_bytes(files, wo
     assert delivered(loader) == shuffled
     if not workers:
         assert served(loader) > 0
-        assert loader._watcher._ahead.stats().buffered_bytes <= AheadOptions().buffer_bytes
+        assert loader._watcher._ahead.stats().buffered_bytes <= ReadAheadOptions().buffer_bytes
 
 
 def outcomes(loader, change):
@@ -291,11 +291,11 @@ def test_a_loader_that_a_script_keeps_to_its_end_says_nothing(files):
 FLAT = """
 import functools, multiprocessing, os, sys
 from headrace.frameworks.torch import dataloader
-from headrace.plane.ahead import AheadOptions
+from headrace.plane.read_ahead import ReadAheadOptions
 from headrace.torch import DataLoader
 from frameworks.dropin_faults import Files, keep
 from tests_shared import own_bytes
-dataloader.AheadOptions = functools.partial(AheadOptions, doze=False)  # the files lie in the page cache
+dataloader.ReadAheadOptions = functools.partial(ReadAheadOptions, doze=False)  # the files lie in the page cache
 count, workers = int(sys.argv[2]), int(sys.argv[3])
 loader = DataLoader(
     Files(sys.argv[1], count), 8, shuffle=True, num_workers=workers, collate_fn=keep,

@@ -436,7 +436,7 @@ def test_the_door_offers_exactly_these_names():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_cache_on_the_local_disk_changes_nothing(path, expected, tmp_path, num_workers):
     """Decoded here or in workers, which write the cache together."""
-    from headrace.plane.tiers import Shelf
+    from headrace.plane.cache_directory import CacheDirectory
 
     options = {"cache_dir": tmp_path, "cache_bytes": 1 << 30, "num_workers": num_workers}
     for _ in range(2):
@@ -444,5 +444,5 @@ def test_a_cache_on_the_local_disk_changes_nothing(path, expected, tmp_path, num
         assert rows(loader) == expected[0]
         assert rows(loader) == expected[1]
         loader.close()
-    (info,) = Shelf(tmp_path).caches()
+    (info,) = CacheDirectory(tmp_path).caches()
     assert info.samples > 0

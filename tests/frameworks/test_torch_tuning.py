@@ -7,7 +7,7 @@ import pytest
 import headrace as hr
 from headrace.control.controller import planes
 from headrace.frameworks.torch.dropin.tuning import READS_MAX, READS_MIN, tuned
-from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.torch import DataLoader
 from plane.ahead_files import Listed, content, drop_pages, make_files
 from tests_shared import until
@@ -26,7 +26,9 @@ def dataset(tmp_path):
 
 
 def test_reads_in_flight_are_tuned_within_bounds_and_the_buffer_is_the_loaders(dataset):
-    with ReadAhead.for_dataset(dataset, AheadOptions(buffer_bytes=1 << 20, doze=False)) as ahead:
+    with ReadAhead.for_dataset(
+        dataset, ReadAheadOptions(buffer_bytes=1 << 20, doze=False)
+    ) as ahead:
         handle = tuned(ahead)
         limits = handle.plane.limits
         assert (limits.reads_in_flight.low, limits.reads_in_flight.high) == (READS_MIN, READS_MAX)

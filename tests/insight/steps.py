@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS
-from headrace.plane.step import PHASES, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from headrace.insight.report.figures import phases_of, stall_of
 from headrace.insight.report.text import report_document
 from headrace.insight.report.words import cause_colours
 from headrace.pages.style import STYLE
+from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS, latency_bucket
-from headrace.plane.step import PHASES, STEP
 from traces.runs import Loaders, made_run
 
 HOSTILE = '<script>alert(1)</script>"\u202e\x1b[2J\ud800&amp;'
@@ -222,7 +222,7 @@ def test_a_page_stays_small_whatever_the_run(tmp_path, size):
 
 
 def run_dtype():
-    from headrace.plane.step import STEP
+    from headrace.plane.batch_trace import STEP
 
     return STEP
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.io.replaced import MEMORY, STORAGE, os_open, os_read, python_open, real_open
 from headrace.io.simulated_paths import simulated_paths
-from headrace.plane.ahead.opened import serve, stop_serving
+from headrace.plane.read_ahead.opens import serve, stop_serving
 from headrace.testing import Simulation, SlowVolume, simulated_files
 
 QUICK = Simulation(name="quick", latency_s=1e-6, open_s=1e-6)

@@ -5,7 +5,7 @@ import pytest
 
 from headrace.control.messages import Grant, Lease, Place
 from headrace.node.allowances import FREE, Allowances
-from headrace.plane.limit import Cost
+from headrace.plane.rate_limit import Cost
 
 
 class Data:
@@ -206,9 +206,9 @@ def test_no_wall_clock_is_looked_at():
     from headrace.control import agent
     from headrace.control.service import arbiter
     from headrace.node import allowances as node_allowances
-    from headrace.plane import limit
+    from headrace.plane import rate_limit
 
-    for module in (agent, arbiter, node_allowances, limit):
+    for module in (agent, arbiter, node_allowances, rate_limit):
         text = inspect.getsource(module)
         assert "time.time(" not in text
         assert "datetime" not in text

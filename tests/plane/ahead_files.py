@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from headrace.plane.ahead import ReadAhead
+from headrace.plane.read_ahead import ReadAhead
 
 
 def content(index: int) -> bytes:

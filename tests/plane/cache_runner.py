@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import headrace as hr
-from headrace.plane.tiers import tee
+from headrace.plane import cache_writer
 
 BATCH = 20
 
@@ -30,7 +30,7 @@ def digest(batch):
 
 def main(source, cache, epochs, state=None, pause_s=0.0):
     """Read `epochs` epochs."""
-    tee.publish_after_s = lambda _: 0.0  # every batch a segment: a kill can hit any step
+    cache_writer.publish_after_s = lambda _: 0.0  # every batch a segment: a kill can hit any step
     with hr.open(source) as store:
         loader = hr.loader(store, BATCH, seed=5, cache_dir=cache)
         if state is not None and Path(state).exists():

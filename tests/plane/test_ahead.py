@@ -11,12 +11,12 @@ import pytest
 
 from headrace import _native
 from headrace.io.replaced import real_open
-from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
 
 COUNT = 120
-PLAIN = AheadOptions(doze=False)
+PLAIN = ReadAheadOptions(doze=False)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_big_files_and_a_small_budget(tmp_path):
     paths = [str(folder / str(i)) for i in range(24)]
     for i, path in enumerate(paths):
         Path(path).write_bytes(bytes([i]) * sizes[i])
-    options = AheadOptions(doze=False, buffer_bytes=1 << 20)
+    options = ReadAheadOptions(doze=False, buffer_bytes=1 << 20)
     with ReadAhead.for_dataset(Listed(paths), options) as ahead:
         ahead.coming(range(24))
         most = 0
@@ -203,7 +203,7 @@ def test_a_plan_that_nobody_follows_switches_itself_off_and_says_why(paths):
     """A guess that is wrong: the dataset opens other files than its list names."""
     dataset = Listed(paths)
     dataset._where = paths[::-1]
-    options = AheadOptions(doze=False, learn=False)
+    options = ReadAheadOptions(doze=False, learn=False)
     with ReadAhead.for_dataset(dataset, options) as ahead:
         first = COUNT // 2 - 1
         for _ in range(3):
@@ -295,7 +295,7 @@ def test_files_that_are_read_from_the_page_cache_again_and_again_are_left_to_the
     dataset = Listed(paths)
     for path in paths:
         drop_pages(path)
-    options = AheadOptions(cold="fill")
+    options = ReadAheadOptions(cold="fill")
     with ReadAhead.for_dataset(dataset, options) as ahead:
         ahead._doze.latency_s_max = 10.0
         for _ in range(4):
@@ -316,8 +316,8 @@ def test_a_look_at_odd_paths_ends_and_says_no(tmp_path, odd):
 
 def test_what_has_no_samples_or_no_paths_is_not_read_ahead(paths):
     assert ReadAhead.for_dataset(iter([1])) is None
-    assert ReadAhead.for_dataset(Hidden(paths), AheadOptions(learn=False)) is None
+    assert ReadAhead.for_dataset(Hidden(paths), ReadAheadOptions(learn=False)) is None
     with pytest.raises(ValueError, match="reads_in_flight is 0"):
-        AheadOptions(reads_in_flight=0)
+        ReadAheadOptions(reads_in_flight=0)
     with pytest.raises(ValueError, match="cold is 'x'"):
-        AheadOptions(cold="x")
+        ReadAheadOptions(cold="x")

@@ -2,16 +2,16 @@
 
 import pytest
 
-from headrace.plane.ahead import cold
-from headrace.plane.ahead.cold import ColdChoice
+from headrace.plane.read_ahead import policy
+from headrace.plane.read_ahead.policy import ColdChoice
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Time as the test sets it; all datasets fit into memory below 1 GB."""
     now = [100.0]
-    monkeypatch.setattr(cold.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cold, "fits_in_free_memory", lambda nbytes: nbytes < 1e9)
+    monkeypatch.setattr(policy.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(policy, "fits_in_free_memory", lambda nbytes: nbytes < 1e9)
     return now
 
 
@@ -51,7 +51,7 @@ def test_the_first_files_are_waited_for_anyway(clock):
     waited = 0.0
     for i in range(1, 2000):
         clock[0] += 1e-3
-        waited += 5e-3 if i <= cold.FIRST_FILES else 0
+        waited += 5e-3 if i <= policy.FIRST_FILES else 0
         if choice.note_served():
             assert not choice.judge(waited, i * 16e-3, 16, 1e5)
     assert choice.now == "direct"

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plane.ahead import AheadOptions, ReadAhead, SharedLog
-from headrace.plane.ahead.knowledge import Knowledge
-from headrace.plane.ahead.learner import Watch
-from headrace.plane.ahead.paths import guess_paths
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions, SharedLog
+from headrace.plane.read_ahead.learned import LearnedFiles
+from headrace.plane.read_ahead.opens import Watch
+from headrace.plane.read_ahead.sample_files import guess_paths
 from plane.ahead_files import Hidden, Listed, content, make_files, serve
 
 COUNT = 100
-PLAIN = AheadOptions(doze=False)
+PLAIN = ReadAheadOptions(doze=False)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ names = st.lists(
 @given(st.lists(st.tuples(st.integers(-3, 30), names), max_size=30))
 def test_knowledge_is_a_dict_that_survives_its_journey(learned):
     """Also with names that are no UTF-8; two changes are followed, then a sample is left alone."""
-    knowledge, other = Knowledge(20), Knowledge(20)
+    knowledge, other = LearnedFiles(20), LearnedFiles(20)
     expected: dict[int, tuple[str, ...]] = {}
     changes: dict[int, int] = {}
     marks = []
@@ -146,12 +146,12 @@ def test_knowledge_is_a_dict_that_survives_its_journey(learned):
 
 
 def test_knowledge_takes_few_bytes_a_sample_and_keeps_its_budget():
-    knowledge = Knowledge(20_000)
+    knowledge = LearnedFiles(20_000)
     empty = knowledge.nbytes
     for i in range(20_000):
         knowledge.learn(i, [f"/data/train/n{i % 1000:08d}/n{i % 1000:08d}_{i:05d}.JPEG"])
     assert (knowledge.nbytes - empty - len(knowledge._sketch)) / 20_000 < 70
-    small = Knowledge(20_000, budget_bytes=5 << 20)
+    small = LearnedFiles(20_000, budget_bytes=5 << 20)
     for i in range(20_000):
         small.learn(i, [f"/data/{i}" * 20])
     assert 0 < small.known < 20_000
@@ -162,10 +162,10 @@ def test_knowledge_takes_few_bytes_a_sample_and_keeps_its_budget():
     "damage", [lambda d: d[:-3], lambda d: b"x" + d, lambda d: d[:9] + b"~" + d[10:]]
 )
 def test_a_damaged_delta_is_refused(damage):
-    knowledge = Knowledge(10)
+    knowledge = LearnedFiles(10)
     knowledge.learn(3, ["/some/where"])
     with pytest.raises(ValueError, match=r"damaged|cut short"):
-        Knowledge(10).teach(damage(knowledge.learned_since(0)[0]))
+        LearnedFiles(10).teach(damage(knowledge.learned_since(0)[0]))
 
 
 def work(worker: int, paths: list[str], log: SharedLog, status) -> None:
@@ -201,7 +201,7 @@ def test_workers_of_the_second_epoch_know_what_all_workers_of_the_first_learned(
 
 def test_a_record_cut_short_by_a_kill_hides_no_other():
     log = SharedLog()
-    knowledge = Knowledge(10)
+    knowledge = LearnedFiles(10)
     knowledge.learn(1, ["/one"])
     delta = knowledge.learned_since(0)[0]
     child = os.fork()

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from headrace.io.replaced import real_open
-from headrace.plane.ahead import AheadOptions, ReadAhead, opened
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions, opens
 from plane.ahead_files import open_descriptors, settle
 
 real = real_open
@@ -32,7 +32,7 @@ def planned(tmp_path):
         path = tmp_path / name
         path.write_bytes(data)
         time.sleep(0.03)
-        ahead = ReadAhead(1, None, AheadOptions(doze=False))
+        ahead = ReadAhead(1, None, ReadAheadOptions(doze=False))
         aheads.append(ahead)
         ahead.coming([str(path)] * times)
         settle(ahead)
@@ -48,7 +48,7 @@ def planned(tmp_path):
 
 def in_memory(file) -> bool:
     raw = file if isinstance(file, io.FileIO) else getattr(file, "buffer", file).raw
-    return isinstance(raw, opened.AheadFile)
+    return isinstance(raw, opens.AheadFile)
 
 
 def drive(file) -> list[object]:
@@ -82,7 +82,7 @@ def test_a_binary_file_from_memory_acts_as_one_from_disk(planned, data, bufferin
     path = planned(data)
     file = open(path, "rb", buffering)
     assert in_memory(file)
-    assert type(file) is (opened.AheadFile if buffering == 0 else io.BufferedReader)
+    assert type(file) is (opens.AheadFile if buffering == 0 else io.BufferedReader)
     assert drive(file) == drive(real(path, "rb", buffering))
 
 
@@ -221,7 +221,7 @@ def test_libraries_read_from_memory(planned, tmp_path):
 def test_open_is_replaced_only_while_something_is_read_ahead(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"x")
-    with ReadAhead(1, None, AheadOptions(doze=False)) as ahead:
+    with ReadAhead(1, None, ReadAheadOptions(doze=False)) as ahead:
         assert builtins.open is real
         ahead.coming([path])
         assert builtins.open is io.open is not real

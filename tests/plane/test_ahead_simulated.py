@@ -7,7 +7,7 @@ import os
 import pytest
 
 from headrace.io.replaced import real_open
-from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.testing import Simulation, SlowVolume, simulated_files
 from plane.ahead_files import Listed, content, make_files, serve
 
@@ -42,7 +42,7 @@ def test_reading_ahead_pays_a_look_an_open_and_the_reads_of_each_file(paths, tmp
 def test_other_folders_and_later_readers_are_as_fast_as_they_are(paths, tmp_path):
     (tmp_path / "other").mkdir()
     slow = SlowVolume(QUICK)
-    plain = AheadOptions(doze=False)
+    plain = ReadAheadOptions(doze=False)
     dataset = Listed(paths)
     with simulated_files(slow, tmp_path / "other"), ReadAhead.for_dataset(dataset, plain) as ahead:
         serve(ahead, dataset, range(COUNT))
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_planned_takes_its_time_too(paths, tmp_path):
 def test_a_simulated_error_is_left_to_the_datasets_own_open(paths, tmp_path):
     broken = Simulation(name="broken", latency_s=1e-4, error_rate=1.0)
     with simulated_files(broken, tmp_path / "files") as slow:
-        with ReadAhead.for_dataset(Listed(paths), AheadOptions(learn=False)) as ahead:
+        with ReadAhead.for_dataset(Listed(paths), ReadAheadOptions(learn=False)) as ahead:
             with pytest.raises(OSError, match="simulated broken"):
                 serve(ahead, Listed(paths), [3])
             assert ahead.figures.changed == 1

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from headrace.io.replaced import real_open
-from headrace.plane.ahead import AheadOptions, ReadAhead
+from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.testing import Simulation, simulated_files
 from plane.ahead_files import Listed, content, make_files
 
@@ -25,7 +25,7 @@ def run(paths: list[str], seed: int) -> int:
     chance = random.Random(seed)
     dataset, pending = Listed(paths), 0
     for _ in range(8):
-        options = AheadOptions(
+        options = ReadAheadOptions(
             reads_in_flight=chance.randint(1, 24),
             buffer_bytes=chance.choice([64 << 10, 256 << 10, 4 << 20]),
             doze=chance.random() < 0.5,

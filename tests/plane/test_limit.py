@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.plane.limit import BURST_S, Cost, Limit
+from headrace.plane.rate_limit import BURST_S, Cost, Limit
 
 
 class Consumer:

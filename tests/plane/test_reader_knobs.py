@@ -10,7 +10,7 @@ import pytest
 import headrace as hr
 from headrace.config import ReaderOptions, reader_options
 from headrace.order import Shuffled
-from headrace.plane.store_reader import StoreReader
+from headrace.plane.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,14 +31,14 @@ def store(tmp_path: Path) -> Iterator[hr.Store]:
         yield opened
 
 
-def deliver(reader: StoreReader, store: hr.Store, size: int = 10) -> list[int]:
+def deliver(reader: Pipeline, store: hr.Store, size: int = 10) -> list[int]:
     order = Shuffled(len(store), seed=3)
     spans = [(at, at + size) for at in range(0, len(store), size)]
     return [int(i) for fetched in reader.stream(order, 0, spans) for i in fetched.batch.indices]
 
 
 def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
-    reader = StoreReader(store, ReaderOptions(engine="threads", direct="never"))
+    reader = Pipeline(store, ReaderOptions(engine="threads", direct="never"))
     assert reader.stats() == {}
     assert sorted(deliver(reader, store)) == list(range(SAMPLES))
     stats = reader.stats()
@@ -55,7 +55,7 @@ def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
 
 
 def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
-    reader = StoreReader(store, ReaderOptions(engine="threads", direct="never"))
+    reader = Pipeline(store, ReaderOptions(engine="threads", direct="never"))
     reader.turn(reads_in_flight=10)  # before there is one
     assert sorted(deliver(reader, store, size=1)) == list(range(SAMPLES))
     stats = reader.stats()
@@ -74,7 +74,7 @@ def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
 def test_reads_never_outnumber_the_knob(store: hr.Store) -> None:
     options, origins = reader_options({}, {"HEADRACE_READS_IN_FLIGHT": "3"})
     assert origins["reads_in_flight"] == "environment"
-    reader = StoreReader(store, options)
+    reader = Pipeline(store, options)
     reader.fetch(np.arange(SAMPLES))
     assert reader.stats()["in_flight_most"] <= 3
     reader.close()

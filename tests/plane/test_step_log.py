@@ -7,10 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from headrace.plane import step
+from headrace.plane import batch_trace
+from headrace.plane.batch_trace import PHASES, READ, STEP, BatchTrace, StepLog, read_record
 from headrace.plane.interpreter import Contention
-from headrace.plane.step import PHASES, STEP, StepLog
-from headrace.plane.way import READ, Way, read_between
 
 
 def add(log, numbers, way=None):
@@ -51,7 +50,7 @@ def test_each_is_taken_once_by_each():
 def test_places_times_and_bytes_are_those_that_were_told():
     log, read = StepLog(), np.zeros((), READ)
     read["ready_ns"], read["bytes"], read["reads"] = 250_000_000, (1, 2, 3, 4, 5), 7
-    add(log, [0], Way(read.tobytes()))
+    add(log, [0], BatchTrace(read.tobytes()))
     ((row,), _) = log.since(0)
     assert row[["epoch", "step", "position", "samples", "order_hash"]].tolist() == (
         0, 0, 0, 10, (1 << 64) - 1,
@@ -85,7 +84,7 @@ def test_nobody_can_change_what_others_take():
 def test_what_was_seen_of_the_interpreter_is_between_two_steps_and_may_begin_anew(monkeypatch):
     seen = [(), (10, 4, 0.5, 0.25), (12, 5, 0.75, 0.5), (3, 1, 0.1, 0.0625)]
     told = (Contention(*each) for each in seen)
-    monkeypatch.setattr(step, "contention", lambda: next(told))
+    monkeypatch.setattr(batch_trace, "contention", lambda: next(told))
     log = StepLog()
     add(log, [1, 2, 3])  # a pass's first step would ask once more
     rows, _ = log.since(0)
@@ -97,9 +96,9 @@ def test_what_was_seen_of_the_interpreter_is_between_two_steps_and_may_begin_ane
 def test_what_a_consumer_waited_for_meanwhile_is_kept_as_long_as_its_step():
     log = StepLog(100)
     for number in range(1000):
-        way = Way(read_between(number, number + 0.1, 0.1, 0.0))
+        way = BatchTrace(read_record(number, number + 0.1, 0.1, 0.0))
         if number % 2:
-            later = read_between(number + 0.1, number + 0.3, 0.2, 0.1)
+            later = read_record(number + 0.1, number + 0.3, 0.2, 0.1)
             way.detours = [(number + 0.4, later), (number + 0.45, later)]
         add(log, [number], way)
     assert len(log._detours) == 50

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace import _native
 from headrace.config import TierOptions, tier_options
+from headrace.plane.cache_writer import publish_after_s, segment_bytes
+from headrace.plane.memory_tier import memory_quota
+from headrace.plane.rate_limit import Throttle, TokenBucket
 from headrace.plane.stage import Stage
-from headrace.plane.tiers.bucket import TokenBucket
-from headrace.plane.tiers.policy import publish_after_s, ram_quota, segment_bytes
-from headrace.plane.tiers.throttle import Throttle
 from plane.conftest import SAMPLES
 from tests_shared import until
 
@@ -117,7 +117,7 @@ def test_a_smaller_quota_gives_memory_back_at_once(store, expected):
 
 
 def test_memory_is_given_back_when_it_runs_short(store, monkeypatch):
-    monkeypatch.setattr("headrace.plane.tiers.ram._PRESSURE_CHECK_S", 0.0)
+    monkeypatch.setattr("headrace.plane.memory_tier._PRESSURE_CHECK_S", 0.0)
     loader = hr.loader(store, 32, seed=3, ram_bytes="auto")
     batches = iter(loader)
     for _ in range(8):
@@ -285,7 +285,7 @@ def test_a_bucket_does_not_wait_for_ever_for_a_large_request():
 @pytest.fixture
 def cold(monkeypatch):
     """As if nothing came out of the page cache: everything is paid for."""
-    gate = "headrace.plane.tiers.throttle._Gate.settle"
+    gate = "headrace.plane.rate_limit._Gate.settle"
     monkeypatch.setattr(gate, lambda *_: None)
 
 
@@ -408,10 +408,10 @@ def test_an_index_outside_is_refused_through_every_stage(store, tmp_path):
 @given(data_bytes=st.integers(0, 1 << 50), available=st.integers(0, 1 << 44))
 def test_memory_is_taken_by_itself_only_where_it_pays(data_bytes, available):
     sizes = {"data_bytes": data_bytes, "available_bytes": available}
-    assert ram_quota(None, far=False, **sizes) == 0
-    assert ram_quota(12345, far=False, **sizes) == 12345
-    quota = ram_quota(None, far=True, **sizes)
-    assert quota == ram_quota("auto", far=False, **sizes)
+    assert memory_quota(None, far=False, **sizes) == 0
+    assert memory_quota(12345, far=False, **sizes) == 12345
+    quota = memory_quota(None, far=True, **sizes)
+    assert quota == memory_quota("auto", far=False, **sizes)
     assert 0 <= quota <= available / 2
     assert quota == 0 or available - quota >= 2 << 30
 

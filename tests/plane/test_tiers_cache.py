@@ -22,8 +22,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import StoreError
-from headrace.plane.tiers import Shelf, policy, shelf, tee
-from headrace.plane.tiers.shelf import MARK, hold
+from headrace.plane import cache_directory, cache_writer
+from headrace.plane.cache_directory import MARK, CacheDirectory, hold
 from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
@@ -60,13 +60,13 @@ def volumes_of(cache):
 @pytest.fixture(autouse=True)
 def _any_free_space(monkeypatch):
     """The machine's disk may be nearly full: that is another test."""
-    monkeypatch.setattr(shelf, "disk_reserve", lambda _: 0)
+    monkeypatch.setattr(cache_directory, "disk_reserve", lambda _: 0)
 
 
 @pytest.fixture
 def small_segments(monkeypatch):
     """Segments of 100 kB rather than 64 MiB."""
-    monkeypatch.setattr(tee, "segment_bytes", lambda _: 100_000)
+    monkeypatch.setattr(cache_writer, "segment_bytes", lambda _: 100_000)
 
 
 def test_the_second_run_reads_the_local_disk(store, tmp_path, expected):
@@ -132,9 +132,9 @@ def test_both_ways_of_writing_give_the_same_cache(
         made.append(kwargs["direct"])
         begin(self, *args, **kwargs)
 
-    begin = tee.Tail.__init__
-    monkeypatch.setattr(tee.Tail, "__init__", begun)
-    monkeypatch.setattr(tee, "writes_direct", lambda _: direct)
+    begin = cache_writer.CacheSegment.__init__
+    monkeypatch.setattr(cache_writer.CacheSegment, "__init__", begun)
+    monkeypatch.setattr(cache_writer, "writes_direct", lambda _: direct)
     filled(store, tmp_path)
     assert set(made) == {direct}
     assert hr.verify(folder_of(tmp_path)).ok
@@ -380,7 +380,7 @@ def test_the_quota_holds_and_training_goes_on(store, tmp_path, expected, caplog,
     assert 0 < report.samples < SAMPLES
     assert "900,000" in report.stopped
     assert sum("Training goes on" in r.message for r in caplog.records) == 1
-    assert Shelf(tmp_path).used_bytes() <= 900_000
+    assert CacheDirectory(tmp_path).used_bytes() <= 900_000
     assert hr.verify(folder_of(tmp_path)).ok
 
 
@@ -388,7 +388,7 @@ def test_a_full_disk_ends_the_writing_only(store, tmp_path, expected, caplog, mo
     """The system refuses a write in the middle of a segment: a file may have 150 kB only."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    monkeypatch.setattr(tee, "segment_bytes", lambda _: 300_000)
+    monkeypatch.setattr(cache_writer, "segment_bytes", lambda _: 300_000)
     try:
         loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path)
         batches = iter(loader)
@@ -470,8 +470,8 @@ def test_sixty_four_file_descriptors_are_enough(packed, tmp_path):
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "import headrace as hr\n"
-        "from headrace.plane.tiers import tee\n"
-        "tee.segment_bytes = lambda _: 20_000\n"
+        "from headrace.plane import cache_writer\n"
+        "cache_writer.segment_bytes = lambda _: 20_000\n"
         "for run in range(2):\n"
         "    loader = hr.loader(hr.open(sys.argv[1]), 8, seed=3, cache_dir=sys.argv[2])\n"
         "    for epoch in range(2):\n"
@@ -502,13 +502,13 @@ def test_a_small_budget_is_kept(store, tmp_path, expected):
 
 def test_a_stuck_writer_never_holds_up_the_consumer(store, tmp_path, expected, monkeypatch):
     stuck = threading.Event()
-    append = tee.Tail.append
+    append = cache_writer.CacheSegment.append
 
     def wait(self, batch, positions):
         stuck.wait(30)
         append(self, batch, positions)
 
-    monkeypatch.setattr(tee.Tail, "append", wait)
+    monkeypatch.setattr(cache_writer.CacheSegment, "append", wait)
     loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path, budget_bytes=1 << 20)
     assert epochs(loader) == expected[: len(loader) + 1]
     report = loader.cache
@@ -539,22 +539,22 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
 @pytest.mark.parametrize(
     ("rate", "waiting", "share"),
     [
-        (2e9, 1.0, policy.BUSY_SHARE),
+        (2e9, 1.0, cache_writer.BUSY_SHARE),
         (2e9, 0.0, 1.0),
         (1e8, 1.0, 1.0),
-        (0.0, 1.0, policy.BUSY_SHARE),
+        (0.0, 1.0, cache_writer.BUSY_SHARE),
     ],
 )
 def test_a_share_is_written_only_while_a_fast_source_is_waited_for(rate, waiting, share):
-    assert policy.writer_share(rate, waiting) == share
+    assert cache_writer.writer_share(rate, waiting) == share
 
 
 def test_a_fast_source_that_is_waited_for_is_packed_over_several_epochs(
     store, tmp_path, expected, monkeypatch
 ):
     """Each pass writes about its share, whatever is cached already, until all is."""
-    monkeypatch.setattr(tee, "writer_share", lambda _rate, _waiting: 0.3)
-    monkeypatch.setattr(tee, "_CREDIT_BYTES", 0)
+    monkeypatch.setattr(cache_writer, "writer_share", lambda _rate, _waiting: 0.3)
+    monkeypatch.setattr(cache_writer, "_CREDIT_BYTES", 0)
     cached = [0]
     for _ in range(20):
         came, _, _, report = filled(store, tmp_path)
@@ -570,10 +570,10 @@ def test_a_fast_source_that_is_waited_for_is_packed_over_several_epochs(
 
 @pytest.mark.parametrize(("rate", "direct"), [(0.0, True), (2e9, True), (1e8, False)])
 def test_the_page_cache_is_left_alone_beside_a_fast_source(rate, direct):
-    assert policy.writes_direct(rate) is direct
+    assert cache_writer.writes_direct(rate) is direct
 
 
-# -- the shelf -------------------------------------------------------------------------------------
+# -- the cache directory -------------------------------------------------------------------------
 
 
 def pack_small(path, seed):
@@ -595,7 +595,7 @@ def test_room_is_made_of_complete_caches_that_nobody_uses(tmp_path):
             kept.stages[0].tee.close()
     (cache / "foreign").mkdir()
     (cache / "foreign" / "precious").write_bytes(bytes(100))
-    found = {info.source for info in Shelf(cache).caches() if info.complete}
+    found = {info.source for info in CacheDirectory(cache).caches() if info.complete}
     assert found == {str(tmp_path / "0.hr"), str(tmp_path / "2.hr")}
     assert (cache / "foreign" / "precious").exists()
     kept.close()
@@ -603,7 +603,7 @@ def test_room_is_made_of_complete_caches_that_nobody_uses(tmp_path):
 
 def test_only_caches_that_nobody_uses_are_removed(store, tmp_path):
     filled(store, tmp_path)
-    caches = Shelf(tmp_path)
+    caches = CacheDirectory(tmp_path)
     (info,) = caches.caches()
     assert info.complete
     assert not info.in_use
@@ -635,11 +635,11 @@ def test_a_batch_that_asks_twice_is_cached_once(store, tmp_path):
 
 def test_the_runner_is_a_run(packed, tmp_path, capsys):
     """So that the kills above kill what they should."""
-    before = tee.publish_after_s
+    before = cache_writer.publish_after_s
     try:
         cache_runner.main(packed, tmp_path, "1")
     finally:
-        tee.publish_after_s = before
+        cache_writer.publish_after_s = before
     assert len(capsys.readouterr().out.splitlines()) == -(-SAMPLES // cache_runner.BATCH)
     assert len(volumes_of(tmp_path)) > 3
 

@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from headrace.plane.wait import PHASES, Aside, waits
-from headrace.plane.way import WAY
+from headrace.plane.batch_trace import PHASES, WAY, Interruptions, waits
 
 STAMPS = (
     "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
@@ -28,7 +27,7 @@ def asides(detours):
     for turn in range(max(map(len, detours))):
         those = [(row, *each[turn]) for row, each in enumerate(detours) if len(each) > turn]
         rows, until_s, came = zip(*those, strict=True)
-        found.append(Aside(np.array(rows), np.array(until_s), np.concatenate(came)))
+        found.append(Interruptions(np.array(rows), np.array(until_s), np.concatenate(came)))
     return found
 
 

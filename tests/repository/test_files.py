@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-PACKAGES = ("store", "plane/tiers", "checkpoint", "node", "job")
+PACKAGES = ("store", "plane", "checkpoint", "node", "job")
 CALLS = {"open", "io.open", "os.open", "os.replace", "os.rename", "os.link", "fcntl.flock"}
 METHODS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 

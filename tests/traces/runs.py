@@ -6,8 +6,8 @@ from itertools import count
 import numpy as np
 
 from headrace.order import Shuffled, Slices, order_hash
+from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS
-from headrace.plane.step import PHASES, STEP
 from headrace.trace.file import TraceFile, write_once
 from headrace.trace.format import RUN
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.base.documents import seal
 from headrace.errors import TraceError
 from headrace.order import Shuffled, Slices
-from headrace.plane.step import PHASES, STEP
+from headrace.plane.batch_trace import PHASES, STEP
 from headrace.trace import read_run
 from headrace.trace.file import TraceFile
 from headrace.trace.format import EVENT, STEPS, chunk, header_line

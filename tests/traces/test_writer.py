@@ -13,8 +13,7 @@ import pytest
 
 from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
-from headrace.plane.step import PHASES, StepLog
-from headrace.plane.way import READ, Way
+from headrace.plane.batch_trace import PHASES, READ, BatchTrace, StepLog
 from headrace.trace import flush, follow, read_run
 from headrace.trace.file import bytes_max
 from headrace.trace.writer import _without_secrets
@@ -39,7 +38,7 @@ def way_of(row):
     read = np.zeros((), READ)
     read["ready_ns"] = round((row["asked_s"] + row["waited_s"][PHASES.index("read")]) * 1e9)
     read["bytes"] = row["bytes"]
-    way = Way(read.tobytes())
+    way = BatchTrace(read.tobytes())
     way.decoding_s, way.decoded_s = read["ready_ns"] * 1e-9, row["delivered_s"]
     return way
 
@@ -150,7 +149,7 @@ def test_machine_counters_stand_in_one_file_of_the_process(tmp_path):
 PROGRAM = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
-from headrace.plane.step import StepLog
+from headrace.plane.batch_trace import StepLog
 from headrace.trace import follow
 from traces.test_writer import ABOUT, ROWS, Owner, add
 log = StepLog()

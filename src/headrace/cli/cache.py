@@ -12,7 +12,7 @@ from headrace.base.text import bytes_text, count_text
 from headrace.cli.output import Json, Output, printable
 
 if TYPE_CHECKING:
-    from headrace.plane.tiers.shelf import CacheInfo
+    from headrace.plane.cache_directory import CacheEntry
 
 __all__ = ["app", "ls", "rm"]
 
@@ -28,10 +28,10 @@ Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder given as 
 @app.command()
 def ls(directory: Folder, *, as_json: Json = False) -> None:
     """List caches: data set, samples, bytes, how complete, and whether a job uses them."""
-    from headrace.plane.tiers.shelf import Shelf
+    from headrace.plane.cache_directory import CacheDirectory
 
     output = Output(as_json=as_json)
-    found = Shelf(directory).caches()
+    found = CacheDirectory(directory).caches()
     if as_json:
         output.document({"path": directory, "caches": [_document(info) for info in found]})
         return
@@ -58,12 +58,12 @@ def rm(
     """Remove a cache, or all of them. What a job uses, or headrace did not make, stays."""
     from pathlib import Path
 
-    from headrace.plane.tiers.shelf import Shelf
+    from headrace.plane.cache_directory import CacheDirectory
 
     output = Output(as_json=as_json)
     if (fingerprint is None) == (not everything):
         raise ValueError("name a cache (by its fingerprint) or give --all")
-    shelf = Shelf(directory)
+    shelf = CacheDirectory(directory)
     chosen = shelf.caches()
     if fingerprint is None:
         chosen = [info for info in chosen if not info.in_use]
@@ -81,11 +81,11 @@ def rm(
         output.line(f"removed {count_text(len(removed))} caches, {bytes_text(freed)}")
 
 
-def _document(info: CacheInfo) -> dict[str, Any]:
+def _document(info: CacheEntry) -> dict[str, Any]:
     return {**asdict(info), "complete": info.complete}
 
 
-def _percent(info: CacheInfo) -> str:
+def _percent(info: CacheEntry) -> str:
     # Rounded down: 100 % is said of a whole cache only.
     return f"{100 * info.samples // max(1, info.of_samples)}%"
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from headrace.control.limits import Limits
     from headrace.control.tuner import Decision
+    from headrace.plane.batch_trace import StepLog
     from headrace.plane.stage import Stage
-    from headrace.plane.step import StepLog
 
 __all__ = ["Change", "Plane", "TuningHandle", "planes", "tune"]
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Plane
     from headrace.control.stalls.verdict import Verdict
+    from headrace.plane.batch_trace import StepLog
     from headrace.plane.stage import StageStats
-    from headrace.plane.step import StepLog
 
 __all__ = ["PERIOD_S", "Publisher", "Totals", "divided", "split_wait", "tier_bytes"]
 

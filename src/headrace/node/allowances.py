@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.control.messages import Flow, Grant
-from headrace.plane.limit import LIMITED, Cost, Limit
+from headrace.plane.rate_limit import LIMITED, Cost, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from headrace.machine.host import available_memory
 from headrace.node.quota import share_out
 from headrace.node.served import ServedData
 from headrace.node.wire import Status
-from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
+from headrace.plane.memory_tier import MEMORY_RESERVE_BYTES
 from headrace.store.opening import reopen
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Holdings:
         wants = [data.want() for data in everything]
         held = sum(want.held_bytes for want in wants)
         total = self._options.ram_bytes
-        short = RAM_RESERVE_BYTES // 2 - available_memory()
+        short = MEMORY_RESERVE_BYTES // 2 - available_memory()
         if short > 0 and self._options.yielding:
             total = min(total, max(0, held - short))
         quotas = share_out(total, self._options.job_ram_bytes, wants, self.quotas_of_jobs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.config import ReaderOptions, TierOptions
 from headrace.control.metrics_http import address_of
 from headrace.machine.host import available_memory
-from headrace.plane.tiers.policy import ram_quota
+from headrace.plane.memory_tier import memory_quota
 
 if TYPE_CHECKING:
     from headrace.control.client import Endpoint
@@ -19,7 +19,7 @@ __all__ = ["NodeOptions", "automatic_ram_bytes"]
 def automatic_ram_bytes() -> int:
     """Half of the memory that machine and cgroup have left, 2 GiB left alone."""
     everything = 1 << 60
-    return ram_quota("auto", far=True, data_bytes=everything, available_bytes=available_memory())
+    return memory_quota("auto", far=True, data_bytes=everything, available_bytes=available_memory())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.node.attaching import Attached
     from headrace.node.wire import Samples
-    from headrace.plane.tiers import PendingReads, Reads
+    from headrace.plane.stage import PendingReads, Reads
 
 __all__ = ["Pending", "Taker", "join_pieces"]
 

@@ -25,8 +25,7 @@ from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
 from headrace.node.pending import Pending, join_pieces
 from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
-from headrace.plane.stage import StageStats
-from headrace.plane.tiers.reads_over import ReadsOver
+from headrace.plane.stage import ReadStage, StageStats
 from headrace.runtime import runtime_folder
 
 if TYPE_CHECKING:
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.node.wire import Note
-    from headrace.plane.tiers import Chain, PendingReads, Reads
+    from headrace.plane.pipeline import Stages
+    from headrace.plane.stage import PendingReads, Reads
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
 
@@ -64,7 +64,7 @@ GATHERERS = 2
 """Threads that gather ahead: as many as read from the page cache without a daemon."""
 
 
-def over_node(chain: Chain, source: Any, part_names: Sequence[str], /) -> Chain:
+def over_node(chain: Stages, source: Any, part_names: Sequence[str], /) -> Stages:
     """A chain that asks the daemon of this user first."""
     budget_bytes = int(chain.source.stats()["buffer_bytes"])
     reads = NodeReads(
@@ -96,7 +96,7 @@ class NodeReport:
     why: str
 
 
-class NodeReads(ReadsOver):
+class NodeReads(ReadStage):
     """Batches from the daemon, or from below.
 
     Args:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import HeadraceError
-from headrace.plane.limit import Cost
-from headrace.plane.tiers import build_chain
-from headrace.plane.tiers.chain import bytes_of
+from headrace.plane.pipeline import build_stages, bytes_of
+from headrace.plane.rate_limit import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.config import ReaderOptions, TierOptions
     from headrace.node.quota import Want
-    from headrace.plane.tiers import CacheReport, PendingReads
+    from headrace.plane.disk_tier import CacheReport
+    from headrace.plane.stage import PendingReads
     from headrace.store import Store
 
 __all__ = ["Outcome", "ServedData", "label_of"]
@@ -123,7 +123,7 @@ class ServedData:
         self.opened_s = self.used_s = time.monotonic()
         names = list(store.parts)
         numbers = [names.index(part) for part in part_names]
-        self.chain = build_chain(store, self.part_names, numbers, options, tiers, shared=True)
+        self.chain = build_stages(store, self.part_names, numbers, options, tiers, shared=True)
         self._gathering = gathering
         self._call_soon = call_soon
         # Zeros that were never written to take no memory. 0: nobody reads the sample.

@@ -7,7 +7,8 @@ array, memoryview or tensor over it is gone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+
+
+__all__ = ["OnError", "Skipped"]
 
 
 class Batch:
@@ -126,3 +130,17 @@ class Batch:
         for start, offset, length in zip(starts, offsets, lengths, strict=False):
             packed[start : start + length] = self.data[offset : offset + length]
         return packed, starts
+
+
+OnError = Literal["raise", "skip"]
+"""`raise`: stop with an error that names the sample. `skip`: leave the sample out of its batch, keep
+the number of steps, and record it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A sample that was left out of its batch."""
+
+    index: int
+    name: str
+    reason: str

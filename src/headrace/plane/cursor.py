@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.order import Order, Share, Slices
-    from headrace.plane.prefetch import Span
+    from headrace.plane.pipeline import Span
 
 __all__ = ["Cursor", "Pass"]
 

@@ -11,11 +11,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.base.text import bytes_text
+from headrace.pages.card import card
+from headrace.plane.batch_trace import StepLog
 from headrace.plane.cursor import Cursor, Pass
-from headrace.plane.prefetch_stage import PrefetchStage
+from headrace.plane.pipeline import Pipeline, PrefetchStage, SampleSource
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
-from headrace.plane.step import StepLog
-from headrace.plane.store_reader import SampleSource, StoreReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +24,21 @@ if TYPE_CHECKING:
     from headrace.base.job import RankDecision
     from headrace.config import ReaderOptions, TierOptions
     from headrace.order import Order, Share, Slices
-    from headrace.plane.batch import Batch
-    from headrace.plane.skipped import OnError, Skipped
-    from headrace.plane.stage import Stage
-    from headrace.plane.store_reader import Over
-    from headrace.plane.tiers import CacheReport
+    from headrace.plane.batch import Batch, OnError, Skipped
+    from headrace.plane.disk_tier import CacheReport
+    from headrace.plane.pipeline import AddStage
 
-__all__ = ["Loader", "LoaderStats", "SampleSource", "Tuning"]
+
+__all__ = [
+    "Loader",
+    "LoaderStats",
+    "SampleSource",
+    "Tuning",
+    "delivered_rows",
+    "loader_card",
+    "loader_line",
+    "waited_share",
+]
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -127,7 +136,7 @@ class _Stages:
     """The stages of this process, the reading one first; tiers from when reading began."""
 
     prefetch: PrefetchStage
-    reader: StoreReader
+    reader: Pipeline
 
     def __call__(self) -> tuple[Stage, ...]:
         return (self.prefetch, *self.reader.stages)
@@ -157,7 +166,7 @@ class Loader:
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be delivered.
         tiers: where samples are kept nearer than the source, and limits.
-        over: puts another stage on top, see `StoreReader`.
+        over: puts another stage on top, see `Pipeline`.
 
     Attributes:
         tuning: whoever does; None: nobody.
@@ -173,13 +182,13 @@ class Loader:
         parts: Sequence[str] = (),
         on_error: OnError = "raise",
         tiers: TierOptions | None = None,
-        over: Over | None = None,
+        over: AddStage | None = None,
     ) -> None:
         self.source = source
         self.order = order
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
-        self._reader = StoreReader(source, options, parts, on_error, tiers, over=over)
+        self._reader = Pipeline(source, options, parts, on_error, tiers, over=over)
         self._prefetch = PrefetchStage(self._reader, options)
         # Not of this loader's own method: a cycle would keep files and threads open after the last
         # reference has gone, until garbage is collected.
@@ -198,14 +207,11 @@ class Loader:
         return len(self._cursor.share)
 
     def __repr__(self) -> str:
-        from headrace.plane.showing import loader_line
 
         return loader_line(self)
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
-        from headrace.plane.showing import loader_card
-
         return loader_card(self)
 
     @property
@@ -228,7 +234,7 @@ class Loader:
         return self._cursor
 
     @property
-    def reader(self) -> StoreReader:
+    def reader(self) -> Pipeline:
         """What reads its batches, for adapters likewise."""
         return self._reader
 
@@ -339,3 +345,53 @@ class Loader:
             self.stats.rest()
             fetched.close()
         this.finish()
+
+
+def loader_line(loader: Loader, kind: str = "Loader") -> str:
+    """`Loader('photos.hr', shuffled, seed 7, batch 4, rank 0 of 2, epoch 1 at 16 of 36)`."""
+    described = loader.order.describe()
+    parts = [
+        repr(_source(loader)),
+        str(described.get("mode", type(loader.order).__name__)),
+        f"seed {described['seed']}" if "seed" in described else "",
+        f"batch {loader.cursor.share.batch_size}",
+        str(loader.ranks),
+        f"epoch {loader.epoch} at {loader.position:,} of {loader.order.length:,}",
+    ]
+    return f"{kind}({', '.join(part for part in parts if part)})"
+
+
+def loader_card(loader: Loader, kind: str = "Loader") -> str:
+    """The same with what was delivered, as HTML."""
+    described, share = loader.order.describe(), loader.cursor.share
+    order = str(described.get("mode", type(loader.order).__name__))
+    rows: list[tuple[str, object]] = [
+        ("samples", f"{loader.order.samples:,}"),
+        ("order", f"{order}, seed {described['seed']}" if "seed" in described else order),
+        ("batch", f"{share.batch_size:,} samples{share.steps_text()}"),
+        ("rank", str(loader.ranks)),
+        (
+            "stands at",
+            f"epoch {loader.epoch}, position {loader.position:,} of {loader.order.length:,}",
+        ),
+    ]
+    rows += delivered_rows(loader.stats)
+    return card(f"{kind}: {_source(loader)}", rows, waited=waited_share(loader.stats))
+
+
+def delivered_rows(stats: LoaderStats) -> list[tuple[str, object]]:
+    """What was delivered so far; nothing before the first batch."""
+    if not stats.batches:
+        return []
+    told = f"{stats.batches:,} batches, {stats.samples:,} samples"
+    return [("delivered", f"{told}, {bytes_text(stats.bytes)}" if stats.bytes else told)]
+
+
+def waited_share(stats: LoaderStats) -> float | None:
+    """Share of its consumer's time that was waited; None before there was any."""
+    seconds = stats.stall_s + stats.worked_s
+    return stats.stall_s / seconds if stats.batches and seconds > 0 else None
+
+
+def _source(loader: Loader) -> str:
+    return str(getattr(loader.source, "path", type(loader.source).__name__))

@@ -17,17 +17,27 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace import _native
+
+
 __all__ = [
     "KNOBS",
     "LATENCY_BUCKETS",
     "TIERS",
     "ConsumerStats",
+    "PendingReads",
+    "ReadStage",
+    "Reads",
     "RemoteStats",
     "Stage",
     "StageStats",
     "latency_bucket",
     "latency_percentile_s",
 ]
+
 
 KNOBS: Final = ("reads_in_flight", "buffer_bytes", "decode_threads")
 """Knobs that stages may have: reads in flight over the whole stage; bytes that it may hold, being
@@ -202,3 +212,81 @@ def latency_percentile_s(counts: Sequence[int], share: float) -> float:
             return float(2.0 ** ((bucket + left / count) / 2.0) * 1e-6)
         left -= count
     return 0.0
+
+
+class PendingReads(Protocol):
+    """A batch that was asked for."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `take` would return at once."""
+
+    def take(self) -> _native.Batch:
+        """Wait for the batch, once.
+
+        Raises:
+            VolumeTimeout: the deadline passed; names what the batch waits for.
+        """
+
+
+class Reads(Protocol):
+    """Gives batches of samples by index."""
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child of the process that made it."""
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """The engine of the source, and why it is not io_uring (or '')."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that it and those below it take."""
+
+    def submit(self, indices: NDArray[np.int64]) -> PendingReads:
+        """Ask for one batch; returns at once.
+
+        Raises:
+            SampleNotFound: an index lies outside the data set.
+        """
+
+    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
+        """Copy samples start to stop - 1 of each (batch, start, stop) into one new batch."""
+
+    def close(self) -> None:
+        """Stop. Batches that were taken stay valid."""
+
+
+class ReadStage:
+    """Passes on what is below.
+
+    Args:
+        below: what reads.
+    """
+
+    def __init__(self, below: Reads) -> None:
+        self._below = below
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child of the process that made it."""
+        return self._below.usable
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """As below."""
+        return self._below.engine
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory of this process that it and those below it take."""
+        return self._own_bytes() + self._below.mapped_bytes
+
+    def _own_bytes(self) -> int:
+        """Memory that it takes itself."""
+        return 0
+
+    def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:
+        """As below."""
+        return self._below.gather(pieces)

@@ -29,8 +29,8 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.base.documents import DocumentKind, seal, unseal
 from headrace.errors import TraceError
+from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS
-from headrace.plane.step import PHASES, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

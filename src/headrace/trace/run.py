@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.errors import TraceError
-from headrace.plane.step import STEP
+from headrace.plane.batch_trace import STEP
 from headrace.trace.format import (
     EVENT,
     HEADER_BYTES_MAX,
@@ -73,7 +73,7 @@ class RankTrace:
     batch_size: int = 0
     tail: str = ""
     steps: NDArray[np.void]
-    """dtype `headrace.plane.step.STEP`, as they were delivered."""
+    """dtype `headrace.plane.batch_trace.STEP`, as they were delivered."""
     events: tuple[dict[str, Any], ...] = ()
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
     cut: str = ""

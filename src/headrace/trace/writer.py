@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Change, Plane
     from headrace.plane import LoaderStats
-    from headrace.plane.step import Mark, StepLog
+    from headrace.plane.batch_trace import Mark, StepLog
 
 __all__ = ["Traced", "flush", "follow"]
 

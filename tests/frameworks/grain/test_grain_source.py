@@ -24,12 +24,12 @@ def test_it_is_a_source(path):
 
 
 def test_a_batch_is_one_read(path, monkeypatch):
-    from headrace.plane.store_reader import StoreReader
+    from headrace.plane.pipeline import Pipeline
 
     reads = []
-    fetch = StoreReader.fetch
+    fetch = Pipeline.fetch
     monkeypatch.setattr(
-        StoreReader,
+        Pipeline,
         "fetch",
         lambda self, wanted: (reads.append(len(wanted)), fetch(self, wanted))[1],
     )

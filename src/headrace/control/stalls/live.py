@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from headrace.control.controller import Change, Plane, TuningHandle
     from headrace.control.stalls.evidence import Source
     from headrace.plane import Loader
+    from headrace.plane.batch_trace import Mark, StepLog
     from headrace.plane.stage import StageStats
-    from headrace.plane.step import Mark, StepLog
 
 __all__ = [
     "PassEnded",

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.base.causes import Cause, cause_of
 from headrace.control.stalls.waits import around
-from headrace.plane.step import PHASES
+from headrace.plane.batch_trace import PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

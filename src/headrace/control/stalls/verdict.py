@@ -29,7 +29,7 @@ from headrace.control.stalls.waits import (
     turns,
     waits_of,
 )
-from headrace.plane.step import PHASES
+from headrace.plane.batch_trace import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from headrace.api import OrderName
     from headrace.order import Order
     from headrace.plane import Loader
+    from headrace.plane.batch import OnError, Skipped
     from headrace.plane.cursor import Pass
-    from headrace.plane.skipped import OnError, Skipped
-    from headrace.plane.store_reader import Fetched
+    from headrace.plane.pipeline import Fetched
 
 __all__ = ["Dataset", "dataset"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from headrace.errors import DecodeError
-from headrace.plane.skipped import Skipped
+from headrace.plane.batch import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane import Batch
-    from headrace.plane.skipped import OnError
-    from headrace.plane.way import Way
+    from headrace.plane.batch import OnError
+    from headrace.plane.batch_trace import BatchTrace
 
 __all__ = ["Decoder", "Form", "arrays_of", "check_form", "on_device"]
 
@@ -102,7 +102,7 @@ class Decoder:
         self._skipped = skipped
         self._pool = ThreadPoolExecutor(threads, "headrace-decode") if threads else None
 
-    def __call__(self, batch: Batch, way: Way) -> dict[str, Any]:
+    def __call__(self, batch: Batch, way: BatchTrace) -> dict[str, Any]:
         """Return the decoded batch, and stamp its way.
 
         Raises:

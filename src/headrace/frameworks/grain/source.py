@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace import api
 from headrace.config import reader_options
-from headrace.plane.store_reader import StoreReader
+from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Source:
         self._begin()
 
     def _begin(self) -> None:
-        self._reader = StoreReader(self.store, self._options, self._parts)
+        self._reader = Pipeline(self.store, self._options, self._parts)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.api import OrderName
     from headrace.order import Order
     from headrace.plane import LoaderStats
-    from headrace.plane.skipped import OnError, Skipped
+    from headrace.plane.batch import OnError, Skipped
     from headrace.store import Store
 
 __all__ = ["Loader", "dataset"]
@@ -159,13 +159,13 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
         return len(self._loader)
 
     def __repr__(self) -> str:
-        from headrace.plane.showing import loader_line
+        from headrace.plane.loader import loader_line
 
         return loader_line(self._loader, type(self).__name__)
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
-        from headrace.plane.showing import loader_card
+        from headrace.plane.loader import loader_card
 
         return loader_card(self._loader, type(self).__name__)
 

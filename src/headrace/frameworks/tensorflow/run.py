@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane import Batch, Loader
-    from headrace.plane.way import Way
+    from headrace.plane.batch_trace import BatchTrace
 
 __all__ = ["Run"]
 
@@ -33,7 +33,7 @@ class _Taken(NamedTuple):
     samples: int
     nbytes: int
     reads: dict[str, int]
-    way: Way
+    way: BatchTrace
 
 
 class Run:

@@ -37,7 +37,7 @@ from headrace.frameworks.torch.dropin.randomness import Snapshot, kept_randomnes
 from headrace.frameworks.torch.dropin.watching import Watcher, nothing_to_read
 from headrace.frameworks.torch.store_loader import StoreLoader
 from headrace.plane import LoaderStats
-from headrace.plane.ahead import AheadOptions, SharedLog
+from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -295,9 +295,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if self._reading is None:
             shares = max(1, self.num_workers)
             options = (
-                AheadOptions()
+                ReadAheadOptions()
                 if self._ahead_bytes is None
-                else AheadOptions(buffer_bytes=max(64 << 10, self._ahead_bytes // shares))
+                else ReadAheadOptions(buffer_bytes=max(64 << 10, self._ahead_bytes // shares))
             )
             learned = None
             if self.num_workers:
@@ -417,7 +417,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _repr_html_(self) -> str:
         """A card for notebooks. The data set is not asked: its `len` may take long."""
         from headrace.pages.card import card
-        from headrace.plane.showing import delivered_rows, waited_share
+        from headrace.plane.loader import delivered_rows, waited_share
 
         rows: list[tuple[str, object]] = [
             ("batch", self.batch_size),

@@ -15,15 +15,15 @@ from torch.utils import data as torch_data
 from headrace import api
 from headrace.config import reader_options, tier_options
 from headrace.frameworks.torch.decode import Decoded, Decoder
-from headrace.plane.store_reader import StoreReader
+from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from headrace.plane.skipped import OnError, Skipped
-    from headrace.plane.store_reader import Fetched
+    from headrace.plane.batch import OnError, Skipped
+    from headrace.plane.pipeline import Fetched
 
 __all__ = ["Dataset"]
 
@@ -143,8 +143,8 @@ class Dataset(torch_data.Dataset[Decoded]):
         self.__dict__.update(state)
         self._reader = self._new_reader()
 
-    def _new_reader(self) -> StoreReader:
+    def _new_reader(self) -> Pipeline:
         over = api.plane_over(self._tiers, self._options)
-        return StoreReader(
+        return Pipeline(
             self.store, self._options, self.parts, self.on_error, self._tiers, over=over
         )

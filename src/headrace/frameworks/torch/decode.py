@@ -17,13 +17,13 @@ import torch
 from headrace.errors import DecodeError
 from headrace.frameworks.torch.tensors import TensorBatch
 from headrace.order.hash import Purpose, derive_key
-from headrace.plane.skipped import Skipped
+from headrace.plane.batch import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from headrace.plane import Batch
-    from headrace.plane.skipped import OnError
+    from headrace.plane.batch import OnError
 
 __all__ = ["Decoded", "Decoder", "Sample"]
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.frameworks.torch.decode import Decoded
+    from headrace.plane.batch_trace import BatchTrace as Came
     from headrace.plane.cursor import Pass
-    from headrace.plane.store_reader import Fetched
-    from headrace.plane.way import Way as Came
+    from headrace.plane.pipeline import Fetched
 
 __all__ = ["Collate", "Delivery", "Way"]
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from headrace.api import OrderName
     from headrace.frameworks.torch.delivery import Way
     from headrace.plane import LoaderStats
+    from headrace.plane.batch import OnError, Skipped
     from headrace.plane.cursor import Pass
-    from headrace.plane.skipped import OnError, Skipped
     from headrace.store import Store
 
 __all__ = ["StoreLoader"]
@@ -190,13 +190,13 @@ class StoreLoader(Closing):
         return len(self._loader)
 
     def __repr__(self) -> str:
-        from headrace.plane.showing import loader_line
+        from headrace.plane.loader import loader_line
 
         return loader_line(self._loader, type(self).__name__)
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
-        from headrace.plane.showing import loader_card
+        from headrace.plane.loader import loader_card
 
         return loader_card(self._loader, type(self).__name__)
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from headrace.frameworks.torch.decode import Decoded, Decoder
     from headrace.plane import Loader
+    from headrace.plane.batch_trace import Interruption
     from headrace.plane.cursor import Pass
-    from headrace.plane.store_reader import Fetched
-    from headrace.plane.way import Detour
+    from headrace.plane.pipeline import Fetched
 
 __all__ = ["ThreadOptions", "ThreadedDecoding"]
 
@@ -115,7 +115,7 @@ class ThreadedDecoding:
         more = True
         while True:
             submitted = 0
-            detours: list[Detour] = []
+            detours: list[Interruption] = []
             while more and self._wants_more(pending, submitted):
                 future, more = self._submit_next(fetched, pool, detours)
                 if future is not None:
@@ -136,7 +136,7 @@ class ThreadedDecoding:
         self,
         fetched: Generator[Fetched, None, None],
         pool: Executor,
-        detours: list[Detour],
+        detours: list[Interruption],
     ) -> tuple[Future[Delivery] | None, bool]:
         """Return the next batch, and whether more may come; note how long it was waited for."""
         try:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.decode import Decoded
     from headrace.order import Order
     from headrace.plane import Loader
+    from headrace.plane.batch import Skipped
     from headrace.plane.cursor import Pass
-    from headrace.plane.skipped import Skipped
 
 __all__ = ["WorkerDecoding", "WorkerOptions"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.control.stalls.verdict import causes_by_step
+from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import TIERS
-from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

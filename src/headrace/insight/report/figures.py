@@ -13,8 +13,8 @@ from headrace.base.causes import Cause
 from headrace.control.stalls import verdict_of
 from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, curves_of
 from headrace.insight.report.looks import decisions_of, evidence_of, knobs_of, latencies_of
+from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import LATENCY_BUCKETS, TIERS
-from headrace.plane.step import PHASES
 from headrace.trace.format import finite
 from headrace.trace.run import rank_traces, run_facts
 

@@ -24,8 +24,8 @@ from headrace.insight.report.words import (
 )
 from headrace.pages.charts import Part, columns, figure, round_up, table
 from headrace.pages.plots import FEW_ROWS, SHADES, Axis, Line, areas, heat, lines, time_axis
+from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import LATENCY_BUCKETS
-from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

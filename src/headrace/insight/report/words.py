@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause
+from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import TIERS
-from headrace.plane.step import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -38,7 +38,7 @@ from headrace.base.files import (
     replace_file,
 )
 from headrace.errors import StoreError
-from headrace.plane.tiers.policy import disk_reserve
+from headrace.plane.cache_directory import disk_reserve
 
 if TYPE_CHECKING:
     from headrace.node.files.memory_copy import Bytes

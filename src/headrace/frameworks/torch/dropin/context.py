@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.frameworks.torch.dropin.messages import Reading
-    from headrace.plane.way import Way
+    from headrace.plane.batch_trace import BatchTrace
 
 __all__ = ["WorkerContext"]
 
@@ -128,7 +128,7 @@ class WorkerContext:
         assert self.results is not None
         return self.results.marks.pop(idx, (0, None))[1]
 
-    def made(self, idx: int) -> Way | None:
+    def made(self, idx: int) -> BatchTrace | None:
         """How a task's batch was made, if its worker said so."""
         assert self.results is not None
         made = self.results.made.pop(idx, None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.progress import Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
     from headrace.plane import LoaderStats
-    from headrace.plane.way import Way
+    from headrace.plane.batch_trace import BatchTrace
 
 __all__ = ["InProcess", "InWorkers"]
 
@@ -93,7 +93,7 @@ class _Draws:
         self._epoch = loader.epochs_begun - 1
         self._position = 0
         self._last_index: Any = None
-        self._last_way: Way | None = None
+        self._last_way: BatchTrace | None = None
 
     def _instead(self) -> dict[str, Any]:
         """What torch's iterator is to see in the place of the loader's."""

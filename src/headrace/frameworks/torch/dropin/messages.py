@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.arena import Arena
     from headrace.frameworks.torch.dropin.position import DataState
     from headrace.frameworks.torch.dropin.randomness import Snapshot
-    from headrace.plane.ahead import AheadOptions, SharedLog
+    from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 __all__ = ["Answer", "Begun", "Coming", "Mark", "Reading", "WorkerPlan"]
 
@@ -83,7 +83,7 @@ _PACKED_FIELDS = _FIELDS + len(Packed._fields)
 class Reading:
     """How files are read ahead, and what all who do it learn."""
 
-    options: AheadOptions
+    options: ReadAheadOptions
     log: SharedLog | None
 
 

@@ -1,7 +1,7 @@
 """Timing: what torch's own loop spends on a batch: waiting for files, decoding, collating.
 
 The loop runs untouched: `Making` is told when a batch is begun, stands around `collate_fn`, and says how
-the batch came (`Way`) when it is made. One process makes one batch after the other.
+the batch came (`BatchTrace`) when it is made. One process makes one batch after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.io.replaced import real_open
 from headrace.order import order_hash
-from headrace.plane.way import Way, read_between
+from headrace.plane.batch_trace import BatchTrace, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +43,10 @@ class Made(NamedTuple):
     cpu_s: float
     """Processor time until it was collated."""
 
-    def way(self) -> Way:
+    def way(self) -> BatchTrace:
         """The same as a way: what was waited for comes first."""
         ready_s = min(self.begun_s + self.waited_s, self.collating_s)
-        way = Way(read_between(self.begun_s, ready_s, self.waited_s, self.opened_s))
+        way = BatchTrace(read_record(self.begun_s, ready_s, self.waited_s, self.opened_s))
         way.serial = True
         way.decoding_s = ready_s
         way.decoded_s, way.collated_s = self.collating_s, self.collated_s

@@ -16,7 +16,7 @@ from headrace.control.limits import Bounds, Limits, read_limits
 
 if TYPE_CHECKING:
     from headrace.control import TuningHandle
-    from headrace.plane.ahead import ReadAhead
+    from headrace.plane.read_ahead import ReadAhead
 
 __all__ = ["READS_MAX", "READS_MIN", "tuned"]
 

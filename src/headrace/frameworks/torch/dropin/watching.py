@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils import data as torch_data
 
 from headrace.frameworks.torch.dropin.tuning import tuned
-from headrace.plane.ahead import ReadAhead
+from headrace.plane.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

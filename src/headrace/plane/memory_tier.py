@@ -1,4 +1,4 @@
-"""RamTier: samples kept in memory within a quota.
+"""MemoryTier: samples kept in memory within a quota.
 
 What was read once is delivered from memory afterwards. A placement is kept, not churned: when the
 quota is full, the rest goes on being read below. A batch of both is put together in one native call.
@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.machine.host import available_memory
-from headrace.plane.stage import StageStats
-from headrace.plane.tiers.policy import RAM_RESERVE_BYTES
-from headrace.plane.tiers.reads_over import ReadsOver
+from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,14 +21,46 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.plane.tiers.reads import PendingReads, Reads
+    from headrace.plane.stage import PendingReads, Reads
 
-__all__ = ["RamTier"]
+
+__all__ = ["MEMORY_RESERVE_BYTES", "MemoryTier", "memory_quota"]
+
 
 _PRESSURE_CHECK_S = 1.0
 
+_GIB = 1 << 30
+_MIB = 1 << 20
 
-class RamTier(ReadsOver):
+RAM_SHARE = 0.5
+"""Of the memory that is available: the training program needs the rest."""
+
+MEMORY_RESERVE_BYTES = 2 * _GIB
+"""Memory that is left alone, however much there is."""
+
+
+def memory_quota(
+    given: int | str | None, *, far: bool, data_bytes: int, available_bytes: int
+) -> int:
+    """Bytes of the RAM tier; 0 for none.
+
+    Args:
+        given: a quota, `auto`, or None for the default: `auto` where the source is far, else none.
+            Local volumes have the page cache, and a copy of it would take the memory twice.
+        far: the source is remote, or behaves so.
+        data_bytes: of all samples.
+        available_bytes: memory that can be taken.
+    """
+    if isinstance(given, int):
+        return given
+    if given is None and not far:
+        return 0
+    room = min(RAM_SHARE * available_bytes, available_bytes - MEMORY_RESERVE_BYTES)
+    # An eighth more than the data: slabs are not filled to the last byte.
+    return max(0, min(int(room), data_bytes + data_bytes // 8 + 4 * _MIB))
+
+
+class MemoryTier(ReadStage):
     """Keeps samples in memory.
 
     Args:
@@ -157,7 +187,7 @@ class RamTier(ReadsOver):
         if not self._yielding or now - self._looked_at < _PRESSURE_CHECK_S:
             return
         self._looked_at = now
-        short = RAM_RESERVE_BYTES // 2 - self._available()
+        short = MEMORY_RESERVE_BYTES // 2 - self._available()
         if short > 0:
             self._cache.set_quota(max(0, self._cache.mapped_bytes - short))
 
@@ -165,7 +195,7 @@ class RamTier(ReadsOver):
 class _Pending:
     """A batch of which some is held and the rest is being read."""
 
-    def __init__(self, tier: RamTier, hits: _native.Hits, job: PendingReads | None) -> None:
+    def __init__(self, tier: MemoryTier, hits: _native.Hits, job: PendingReads | None) -> None:
         self._tier = tier
         self._hits = hits
         self._job = job

@@ -23,21 +23,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, read_file, replace_file, temporary_name
 from headrace.errors import StoreError
-from headrace.plane.tiers.policy import disk_reserve
 from headrace.store.manifest import load_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "MARK",
-    "CacheInfo",
-    "Shelf",
-    "hold",
-    "read_mark",
-    "take_lock",
-    "write_mark",
-]
+
+__all__ = ["MARK", "CacheDirectory", "CacheEntry", "hold", "read_mark", "take_lock", "write_mark"]
+
 
 MARK = "cache.json"
 _MARK = DocumentKind(
@@ -53,7 +46,7 @@ _LOCK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class CacheInfo:
+class CacheEntry:
     """One cache of a shelf.
 
     Attributes:
@@ -82,7 +75,7 @@ class CacheInfo:
         return self.samples >= self.of_samples
 
 
-class Shelf:
+class CacheDirectory:
     """The caches below one folder.
 
     Args:
@@ -94,7 +87,7 @@ class Shelf:
         self.path = Path(os.fsdecode(path)).absolute()
         self.quota_bytes = quota_bytes
 
-    def caches(self) -> list[CacheInfo]:
+    def caches(self) -> list[CacheEntry]:
         """All caches, the one that was used longest ago first."""
         found = [info for folder in self._folders() if (info := _info(folder)) is not None]
         return sorted(found, key=lambda info: info.used_s)
@@ -186,6 +179,11 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
     return fields.plain()
 
 
+def disk_reserve(disk_bytes: int) -> int:
+    """Bytes of a file system that a cache without a quota leaves free."""
+    return min(disk_bytes // 20, 2 << 30)
+
+
 @contextlib.contextmanager
 def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
     """Hold a folder while the block runs; false where others hold it in the way.
@@ -217,7 +215,7 @@ def take_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _info(folder: Path) -> CacheInfo | None:
+def _info(folder: Path) -> CacheEntry | None:
     mark = read_mark(folder)
     if mark is None:
         return None
@@ -231,7 +229,7 @@ def _info(folder: Path) -> CacheInfo | None:
         used_s = folder.joinpath(MARK).stat().st_mtime
     except OSError:
         return None
-    return CacheInfo(
+    return CacheEntry(
         str(folder), mark["fingerprint"], mark["source"], samples, mark["samples"], _size(folder), in_use,
         used_s,
     )  # fmt: skip

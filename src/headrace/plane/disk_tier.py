@@ -18,8 +18,7 @@ import numpy as np
 from headrace import _native
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.io import BatchReader
-from headrace.plane.stage import TIERS, StageStats
-from headrace.plane.tiers.reads_over import ReadsOver
+from headrace.plane.stage import TIERS, ReadStage, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,12 +26,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.config import ReaderOptions
-    from headrace.plane.tiers.cache import Cache
-    from headrace.plane.tiers.reads import PendingReads, Reads
-    from headrace.plane.tiers.tee import Tee
+    from headrace.plane.cache_writer import CacheWriter
+    from headrace.plane.disk_cache import DiskCache
+    from headrace.plane.stage import PendingReads, Reads
     from headrace.store.store import Store
 
+
 __all__ = ["CacheReport", "DiskTier"]
+
 
 _log = logging.getLogger("headrace")
 
@@ -77,7 +78,7 @@ class _Local:
     reader: BatchReader
 
 
-class DiskTier(ReadsOver):
+class DiskTier(ReadStage):
     """Reads from the local disk what is there.
 
     Args:
@@ -93,9 +94,9 @@ class DiskTier(ReadsOver):
     def __init__(
         self,
         below: Reads,
-        cache: Cache,
+        cache: DiskCache,
         options: ReaderOptions,
-        tee: Tee,
+        tee: CacheWriter,
         *,
         shared: bool = False,
     ) -> None:

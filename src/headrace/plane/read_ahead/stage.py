@@ -1,8 +1,8 @@
-"""ReadAhead: reads the files of coming samples before the user's code opens them.
+"""ReadAhead: reads the files of coming samples before the user's code opened them.
 
-A stage between files and a dataset that opens them itself. It is told which samples come
+A stage between files and a dataset that opened them itself. It is told which samples come
 (`coming`), knows their files (from the dataset's attributes or from what it learned), has them read
-natively within its budget, and answers the dataset's `open` from memory (opened.py). Bytes are
+natively within its budget, and answers the dataset's `open` from memory (`opens`). Bytes are
 served only if the path still names exactly the file that was read; in every other case the real open
 happens, with its own errors: a plan that is wrong costs time and nothing else.
 
@@ -23,20 +23,17 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from headrace.closing import Closing
 from headrace.io.simulated_paths import simulated_paths
-from headrace.plane.ahead import learner, opened
-from headrace.plane.ahead.doze import Doze
-from headrace.plane.ahead.figures import Figures, Judge
-from headrace.plane.ahead.options import AheadOptions
-from headrace.plane.ahead.paths import PathSource, guess_paths
-from headrace.plane.ahead.plan import Occurrence, OpenJob, Plan, Planned
-from headrace.plane.ahead.reader import AheadReader
-from headrace.plane.ahead.sample_files import SampleFiles
+from headrace.plane.read_ahead import opens
+from headrace.plane.read_ahead.plan import Plan, PlannedFile, PlannedReader, PlannedSample, ReadJob
+from headrace.plane.read_ahead.policy import CacheBypass
+from headrace.plane.read_ahead.sample_files import PathSource, SampleFiles, guess_paths
 from headrace.plane.stage import ConsumerStats, StageStats
 
 if TYPE_CHECKING:
@@ -44,9 +41,131 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from headrace import _native
-    from headrace.plane.ahead.shared_log import SharedLog
+    from headrace.plane.read_ahead.learned import SharedLog
 
-__all__ = ["ReadAhead"]
+
+__all__ = ["Counts", "ReadAhead", "ReadAheadOptions", "Usefulness"]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts since the start. One `planned` file ends as exactly one of the others, up to `late`."""
+
+    planned: int = 0
+    served: int = 0
+    skipped: int = 0
+    """Nobody opened it before its turn had passed."""
+    changed: int = 0
+    """It was no longer what had been read, or the read met an error: opened directly."""
+    late: int = 0
+    """Opened before its read had begun, or a read that took too long: opened directly."""
+    unplanned: int = 0
+    """Files that samples opened though nobody had planned them (counted while learning)."""
+    bytes_served: int = 0
+    wait_s: float = 0.0
+    """How long opens waited for reads that had begun."""
+
+
+@dataclass(slots=True)
+class Usefulness:
+    """Switches reading ahead off while most of what is read ahead is not used.
+
+    After `window` files of which more than half were skipped or had changed, nothing is planned for
+    `pause` samples; each time in a row the pause doubles.
+    """
+
+    window: int = 64
+    pause: int = 2048
+    pause_max: int = 1 << 20
+    reason: str | None = None
+    """Why it is off; None: it is on."""
+    _good: int = 0
+    _skipped: int = 0
+    _changed: int = 0
+    _left: int = 0
+    _next_pause: int = field(default=0)
+
+    def note(self, *, good: int = 0, skipped: int = 0, changed: int = 0) -> None:
+        """Files that were planned have come to their end."""
+        self._good += good
+        self._skipped += skipped
+        self._changed += changed
+        total = self._good + self._skipped + self._changed
+        if total < self.window:
+            return
+        if 2 * self._good >= total:
+            self._next_pause = 0
+        elif self.reason is None:
+            self._next_pause = min(max(2 * self._next_pause, self.pause), self.pause_max)
+            self._left = self._next_pause
+            self.reason = (
+                f"off for {self._left} samples: of the last {total} files read ahead {self._good} "
+                f"were used, {self._skipped} were never opened and {self._changed} had changed"
+            )
+        self._good = self._skipped = self._changed = 0
+
+    def admits(self) -> bool:
+        """Whether one more sample may be planned."""
+        if self.reason is None:
+            return True
+        self._left -= 1
+        if self._left <= 0:
+            self.reason = None
+        return False
+
+
+Cold = Literal["auto", "direct", "fill"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAheadOptions:
+    """Bounds and first settings of a ReadAhead; the knobs are turned later.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    reads_in_flight: int = 16
+    """Files in work at a time. 16 saturate an NVMe device at 110 kB."""
+
+    buffer_bytes: int = 64 << 20
+    """Memory for files that are being read, or were read and not opened yet."""
+
+    cold: Cold = "auto"
+    """How files that are not in the page cache are read: `direct` past it, with the least CPU, or
+    `fill`, so that the next epoch finds them there. `auto` fills if the device is what the consumer
+    waits for, and the dataset fits into half of the memory that is free."""
+
+    plan_max: int = 1 << 20
+    """Coming samples that are kept; what is announced beyond that is opened directly."""
+
+    learn: bool = True
+    """Watch which files samples open, where no attribute of the dataset says it."""
+
+    knowledge_bytes: int = 256 << 20
+    """Memory for what was learned."""
+
+    doze: bool = True
+    """Pause while all files come from the page cache anyway."""
+
+    wait_s: float = 60.0
+    """An open waits for a read that has begun, never longer than this; much less as a rule."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "reads_in_flight": (1, 1024),
+            "buffer_bytes": (64 << 10, 1 << 48),
+            "plan_max": (1, 1 << 32),
+            "knowledge_bytes": (1 << 16, 1 << 48),
+            "wait_s": (0.0, 1e9),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}, expected {low} to {high}")
+        if self.cold not in get_args(Cold):
+            raise ValueError(f"cold is {self.cold!r}, expected one of {get_args(Cold)}")
+
 
 _CATCH_UP_MAX = 4096  # coming samples that are searched for one that was not planned yet
 _SLACK = 64  # samples that the consumer may leave behind while nobody says which it makes
@@ -72,28 +191,28 @@ class ReadAhead(Closing):
         self,
         samples: int,
         source: PathSource | None = None,
-        options: AheadOptions | None = None,
+        options: ReadAheadOptions | None = None,
         log: SharedLog | None = None,
     ) -> None:
-        self.options = options or AheadOptions()
-        self.figures = Figures()
+        self.options = options or ReadAheadOptions()
+        self.figures = Counts()
         self._samples = samples
         self._files = SampleFiles(samples, source, self.options, log)
         self._closed = False
-        self._start(AheadReader(self.options, samples))
+        self._start(PlannedReader(self.options, samples))
         _all.add(self)
 
-    def _start(self, reader: AheadReader) -> None:
+    def _start(self, reader: PlannedReader) -> None:
         """What belongs to one process."""
         self._reader = reader
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._plan = Plan()
         self.planned = self._plan.by_path
-        self._judge = Judge()
-        self._doze = Doze()
+        self._judge = Usefulness()
+        self._doze = CacheBypass()
         self._later: deque[int | str] = deque()
-        self._jobs: set[OpenJob] = set()
+        self._jobs: set[ReadJob] = set()
         self._active = self._active_max = 0
         self._strays = 0
 
@@ -101,7 +220,7 @@ class ReadAhead(Closing):
     def for_dataset(
         cls,
         dataset: Any,
-        options: AheadOptions | None = None,
+        options: ReadAheadOptions | None = None,
         *,
         log: SharedLog | None = None,
     ) -> Self | None:
@@ -118,7 +237,7 @@ class ReadAhead(Closing):
         except Exception:  # noqa: BLE001  # a user's __len__ may raise anything
             return None
         source = guess_paths(dataset)
-        options = options or AheadOptions()
+        options = options or ReadAheadOptions()
         if source is None and not options.learn:
             return None
         return cls(samples, source, options, log)
@@ -159,7 +278,7 @@ class ReadAhead(Closing):
             self._submit(files_max)
 
     def _submit(self, files_max: int) -> None:
-        job = OpenJob()
+        job = ReadJob()
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
             if self._doze.due():
@@ -171,9 +290,9 @@ class ReadAhead(Closing):
                 raw += map(os.fsencode, paths)
         if not raw:
             if self._doze.paused and not self._plan:
-                opened.stop_serving(self)  # the real `open` is the fastest
+                opens.stop_serving(self)  # the real `open` is the fastest
             return
-        opened.serve(self)
+        opens.serve(self)
         self.figures.planned += len(raw)
         job.native = self._reader.order(raw)
         self._jobs.add(job)
@@ -237,7 +356,7 @@ class ReadAhead(Closing):
             self.figures.changed += 1
             self._judge.note(changed=1)
 
-    def _leave(self, planned: Planned) -> None:
+    def _leave(self, planned: PlannedFile) -> None:
         """A file is served or dropped: its job may be over, and make room."""
         job = planned.job
         job.left -= 1
@@ -246,7 +365,7 @@ class ReadAhead(Closing):
             self._jobs.discard(job)
             self._pump()
 
-    def _drop(self, files: list[Planned]) -> None:
+    def _drop(self, files: list[PlannedFile]) -> None:
         for planned in files:
             if planned.job.native is not None:
                 planned.job.native.forget(planned.slot)
@@ -278,7 +397,7 @@ class ReadAhead(Closing):
 
     def _begin(self, sample: _Sample) -> None:
         if self._files.watching:
-            sample.watch = learner.Watch()
+            sample.watch = opens.Watch()
             sample.watch.begin()
         with self._lock:
             self._active += 1
@@ -393,7 +512,7 @@ class ReadAhead(Closing):
         Returns:
             False if a read never answered and its thread was left behind.
         """
-        opened.stop_serving(self)
+        opens.stop_serving(self)
         with self._lock:
             self._closed = True
             self._later.clear()
@@ -406,7 +525,7 @@ class ReadAhead(Closing):
     def _forget_parent(self) -> None:
         """In a forked child: threads, memory and plan are the parent's."""
         self._files.forget_parent()
-        self._start(AheadReader(self.options, self._samples, self._reader.knobs))
+        self._start(PlannedReader(self.options, self._samples, self._reader.knobs))
 
 
 _NOTHING = nullcontext()
@@ -420,8 +539,8 @@ class _Sample:
     def __init__(self, ahead: ReadAhead, key: int | str) -> None:
         self._ahead = ahead
         self.key = key
-        self.occurrence: Occurrence | None = None
-        self.watch: learner.Watch | None = None
+        self.occurrence: PlannedSample | None = None
+        self.watch: opens.Watch | None = None
 
     def __enter__(self) -> Self:
         self._ahead._begin(self)  # noqa: SLF001  # two halves of one thing
@@ -464,8 +583,7 @@ def _key(item: Any) -> int | str:
 
 
 def _after_fork_in_child() -> None:
-    opened.forget_in_child()
-    learner.forget_in_child()
+    opens.forget_in_child()
     for ahead in list(_all):
         ahead._forget_parent()  # noqa: SLF001
 

@@ -1,24 +1,148 @@
-"""AheadReader: has files read natively, from the first order on; its knobs, and what its reads say.
+"""The files that samples are about to open, in the samples' order, and the reader that fetches them.
 
-Not safe for concurrent users: ReadAhead holds its lock.
+The same path may be planned several times; each is served once, the earliest first. Not safe for
+concurrent users: ReadAhead holds its lock.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import _native
 from headrace.io.simulated_paths import simulated_paths
-from headrace.plane.ahead.cold import ColdChoice
+from headrace.plane.read_ahead.policy import ColdChoice
 from headrace.plane.stage import latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.plane.ahead.options import AheadOptions
+    from headrace.plane.read_ahead.stage import ReadAheadOptions
 
-__all__ = ["AheadReader", "Lately"]
+
+__all__ = ["Plan", "PlannedFile", "PlannedReader", "PlannedSample", "ReadJob", "RecentReads"]
+
+
+class ReadJob:
+    """Files that are read together, and how many of them are still to be taken or dropped."""
+
+    __slots__ = ("left", "native")
+
+    def __init__(self) -> None:
+        self.native: _native.FileJob | None = None
+        self.left = 0
+
+
+class PlannedFile:
+    """One file of one coming sample."""
+
+    __slots__ = ("job", "later", "occurrence", "path", "slot")
+
+    def __init__(self, path: str, occurrence: PlannedSample, job: ReadJob, slot: int) -> None:
+        self.path = path
+        self.occurrence = occurrence
+        self.job = job
+        self.slot = slot
+        self.later: deque[PlannedFile] | None = None  # the same path again; held by the first
+
+
+class PlannedSample:
+    """One coming sample: `number` is its place among all that were ever planned."""
+
+    __slots__ = ("files", "key", "number", "over")
+
+    def __init__(self, key: int | str, number: int) -> None:
+        self.key = key
+        self.number = number
+        self.files: list[PlannedFile] = []
+        self.over = False
+
+
+class Plan:
+    """Coming samples and their files."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, PlannedFile] = {}
+        self._by_key: dict[int | str, deque[PlannedSample]] = {}
+        self._order: deque[PlannedSample] = deque()
+        self.next_number = 0
+        """The number of the next occurrence."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, key: int | str, paths: list[tuple[str, int]], job: ReadJob) -> None:
+        """Append a sample with its (path, slot of the job) pairs."""
+        occurrence = PlannedSample(key, self.next_number)
+        self.next_number += 1
+        for path, slot in paths:
+            planned = PlannedFile(path, occurrence, job, slot)
+            occurrence.files.append(planned)
+            first = self.by_path.setdefault(path, planned)
+            if first is not planned:
+                if first.later is None:
+                    first.later = deque()
+                first.later.append(planned)
+        job.left += len(paths)
+        self._order.append(occurrence)
+        same = self._by_key.get(key)
+        if same is None:
+            same = self._by_key[key] = deque()
+        same.append(occurrence)
+
+    def begin(self, key: int | str) -> PlannedSample | None:
+        """The earliest occurrence of a sample; it stays until `finish`."""
+        same = self._by_key.get(key)
+        return same[0] if same else None
+
+    def take(self, path: str) -> PlannedFile | None:
+        """The earliest planned use of a file, which is removed."""
+        planned = self.by_path.get(path)
+        if planned is not None:
+            self._remove(planned)
+        return planned
+
+    def _remove(self, planned: PlannedFile) -> None:
+        planned.occurrence.files.remove(planned)
+        first = self.by_path[planned.path]
+        if first is not planned:
+            if first.later is not None:
+                first.later.remove(planned)
+            return
+        if not planned.later:
+            del self.by_path[planned.path]
+            return
+        heir = planned.later.popleft()
+        heir.later = planned.later or None
+        self.by_path[planned.path] = heir
+
+    def finish(self, occurrence: PlannedSample) -> list[PlannedFile]:
+        """A sample is over, or its turn has passed: the files that nobody opened."""
+        if occurrence.over:
+            return []
+        occurrence.over = True
+        left = list(occurrence.files)
+        for planned in left:
+            self._remove(planned)
+        same = self._by_key[occurrence.key]
+        same.remove(occurrence)
+        if not same:
+            del self._by_key[occurrence.key]
+        return left
+
+    def pass_before(self, number: int) -> list[PlannedFile]:
+        """Finish all occurrences before `number`: the files that nobody opened."""
+        dropped: list[PlannedFile] = []
+        order = self._order
+        while order and (order[0].over or order[0].number < number):
+            dropped += self.finish(order.popleft())
+        return dropped
+
+    def clear(self) -> list[PlannedFile]:
+        """Finish everything."""
+        return self.pass_before(self.next_number)
+
 
 _ORDER_FILES_MAX = 64
 _ORDERS_MAX = 64
@@ -26,7 +150,7 @@ _ORDERS_IN_BUFFER = 8  # an order's memory is free again when the last of its fi
 _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 
 
-class Lately(NamedTuple):
+class RecentReads(NamedTuple):
     """What reads say of where the files lie."""
 
     bytes: int
@@ -37,7 +161,7 @@ class Lately(NamedTuple):
     """The median of the reads since the last time that this was asked."""
 
 
-class AheadReader:
+class PlannedReader:
     """Reads files in orders of some at a time. Its threads begin with the first order.
 
     Args:
@@ -52,7 +176,7 @@ class AheadReader:
     """
 
     def __init__(
-        self, options: AheadOptions, samples: int, knobs: Mapping[str, int] | None = None
+        self, options: ReadAheadOptions, samples: int, knobs: Mapping[str, int] | None = None
     ) -> None:
         self.knobs = {
             "reads_in_flight": options.reads_in_flight,
@@ -124,7 +248,7 @@ class AheadReader:
             if self._cold.judge(waited_s, busy_s, allowed, self._mean_bytes):
                 self._native.turn(cold=self._cold.now)
 
-    def lately(self) -> Lately | None:
+    def lately(self) -> RecentReads | None:
         """What reads say since this was last asked; None before there were any."""
         if self._native is None:
             return None
@@ -134,7 +258,7 @@ class AheadReader:
         self._latencies = latencies
         new = [a - b for a, b in zip(latencies, before, strict=True)]
         resident_bytes = stats["bytes_by_tier"]["page_cache"]
-        return Lately(stats["bytes"], resident_bytes, latency_percentile_s(new, 0.5))
+        return RecentReads(stats["bytes"], resident_bytes, latency_percentile_s(new, 0.5))
 
     def stats(self) -> dict[str, Any]:
         """The native reader's figures since the first order; {} before."""

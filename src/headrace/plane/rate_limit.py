@@ -1,9 +1,7 @@
-"""Throttle: keeps reads of a shared file system below a rate of bytes and of reads.
+"""Rate limits: token buckets, a job's limit on a file system, and the stage that holds reads back.
 
-It holds requests back, in order, and lets each go when its buckets are not in debt; one thread sleeps
-until then. Without a limit it passes requests straight on and has no thread. What comes out of the
-page cache costs the file system nothing and is paid back. No more is let go than can be worked on: a
-limit that is lowered holds from then on, not only for what is asked for later.
+What is asked for passes as soon as its bucket is not in debt, however large it is, and the debt is paid
+off before the next: a batch larger than the bucket cannot wait for ever, and the mean rate is exact.
 """
 
 from __future__ import annotations
@@ -13,25 +11,219 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import HeadraceError, VolumeTimeout
-from headrace.plane.stage import StageStats
-from headrace.plane.tiers.bucket import TokenBucket
-from headrace.plane.tiers.reads_over import ReadsOver
+from headrace.plane.stage import ReadStage, StageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.plane.tiers.reads import PendingReads, Reads
+    from headrace.plane.stage import PendingReads, Reads
 
     BytesOf = Callable[[NDArray[np.int64]], int]
 
-__all__ = ["Throttle"]
+__all__ = ["LIMITED", "Cost", "Limit", "Throttle", "TokenBucket", "Usage"]
+
+
+class TokenBucket:
+    """Lets `rate` units a second through.
+
+    Args:
+        rate: units per second; None: everything at once.
+        now: seconds on the caller's clock.
+        burst_s: how much it saves up while idle, in seconds of its rate: hides a hiccup, not more.
+    """
+
+    def __init__(self, rate: float | None, now: float, burst_s: float = 0.25) -> None:
+        self._burst_s = burst_s
+        self._rate = rate
+        self._tokens = 0.0
+        self._at = now
+
+    @property
+    def rate(self) -> float | None:
+        """Units per second."""
+        return self._rate
+
+    def set_rate(self, rate: float | None, now: float) -> None:
+        """Change the rate from now on. A debt stays, in units."""
+        self._fill(now)
+        self._rate = rate
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until something may pass; 0.0: now."""
+        self._fill(now)
+        if self._rate is None or self._tokens >= 0.0:
+            return 0.0
+        return -self._tokens / self._rate
+
+    def spend(self, units: float) -> None:
+        """Count what was let through; negative: what was paid for and then not needed."""
+        if self._rate is not None:
+            self._tokens -= units
+
+    def _fill(self, now: float) -> None:
+        if self._rate is None:
+            self._tokens = 0.0
+        else:
+            earned = max(0.0, now - self._at) * self._rate
+            self._tokens = min(self._rate * self._burst_s, self._tokens + earned)
+        self._at = now
+
+
+LIMITED: Final = ("bytes", "reads", "metadata")
+"""What is counted: bytes, reads of data, and metadata operations (open, stat, list)."""
+
+BURST_S: Final = 0.05
+"""How much an idle bucket saves up, in seconds of its rate: with one batch, what a cap may be passed
+by within any stretch of time. 1 % of 5 s."""
+
+
+class Cost(NamedTuple):
+    """What something takes from a file system."""
+
+    bytes: float = 0.0
+    reads: float = 0.0
+    metadata: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a limit has counted in an interval, each in the order of `LIMITED`.
+
+    Attributes:
+        used: what was let through.
+        waiting: what is held back now, by the limit that holds it.
+        held_s: how long something was held back, likewise.
+    """
+
+    used: tuple[float, float, float]
+    waiting: tuple[float, float, float]
+    held_s: tuple[float, float, float]
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (any(self.used) or any(self.waiting) or any(self.held_s))
+
+
+class Limit:
+    """Buckets, counters, and who waits.
+
+    Args:
+        now: seconds on the caller's monotonic clock.
+
+    Attributes:
+        total: everything that was let through, in the order of `LIMITED`.
+        held_s: seconds for which something was held back.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._buckets = [TokenBucket(None, now, BURST_S) for _ in LIMITED]
+        self._lock = threading.Lock()
+        self._used = [0.0] * len(LIMITED)
+        self.total = [0.0] * len(LIMITED)
+        self.held_s = 0.0
+        self._held: dict[object, Cost] = {}
+        self._held_by: int | None = None
+        self._held_since = now
+        self._held_for = [0.0] * len(LIMITED)
+
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """Per second; None: no limit."""
+        return tuple(bucket.rate for bucket in self._buckets)
+
+    @property
+    def limited(self) -> bool:
+        """Whether anything is limited now."""
+        return any(bucket.rate is not None for bucket in self._buckets)
+
+    def set_rates(self, rates: Sequence[float | None], now: float) -> None:
+        """Limit to these from now on; None: no limit. What was overdrawn stays so.
+
+        Raises:
+            ValueError: a rate is not positive.
+        """
+        for name, rate in zip(LIMITED, rates, strict=True):
+            if rate is not None and not rate > 0:
+                raise ValueError(f"{name} is {rate} per second, expected more than 0, or None")
+        with self._lock:
+            for bucket, rate in zip(self._buckets, rates, strict=True):
+                if bucket.rate != rate:
+                    bucket.set_rate(rate, now)
+
+    def wait_s(self, cost: Cost, now: float) -> float:
+        """Seconds until something of this cost may pass; 0.0: now."""
+        with self._lock:
+            return self._longest(cost, now)[0]
+
+    def spend(self, cost: Cost) -> None:
+        """Count what was let through. Negative: it was not needed after all."""
+        with self._lock:
+            for i, units in enumerate(cost):
+                self._buckets[i].spend(units)
+                self._used[i] += units
+                self.total[i] += units
+
+    def hold(self, who: object, cost: Cost, now: float) -> None:
+        """Somebody waits, with this."""
+        with self._lock:
+            self._settle(now)
+            self._held[who] = cost
+            self._held_by = self._longest(cost, now)[1]
+
+    def let_go(self, who: object, now: float) -> None:
+        """Whoever waited does so no more."""
+        with self._lock:
+            self._settle(now)
+            self._held.pop(who, None)
+            if not self._held:
+                self._held_by = None
+
+    def take_usage(self, now: float) -> Usage:
+        """What was counted since this was last asked."""
+        with self._lock:
+            self._settle(now)
+            waiting = [0.0] * len(LIMITED)
+            if self._held_by is not None:
+                cost = next(iter(self._held.values()))
+                self._held_by = self._longest(cost, now)[1]
+                waiting[self._held_by] = sum(c[self._held_by] for c in self._held.values())
+            # What was paid back may belong to the interval before.
+            used = [max(0.0, units) for units in self._used]
+            usage = Usage(_three(used), _three(waiting), _three(self._held_for))
+            self._used = [min(0.0, units) for units in self._used]
+            self._held_for = [0.0] * len(LIMITED)
+            return usage
+
+    def _longest(self, cost: Cost, now: float) -> tuple[float, int]:
+        """How long to wait, and for which bucket; those that the cost does not touch are left out."""
+        waits = [
+            bucket.wait_s(now) if units else 0.0
+            for bucket, units in zip(self._buckets, cost, strict=True)
+        ]
+        longest = max(range(len(waits)), key=waits.__getitem__)
+        return waits[longest], longest
+
+    def _settle(self, now: float) -> None:
+        """Count how long something was held back until now."""
+        if self._held_by is not None:
+            seconds = max(0.0, now - self._held_since)
+            self._held_for[self._held_by] += seconds
+            self.held_s += seconds
+        self._held_since = now
+
+
+def _three(values: list[float]) -> tuple[float, float, float]:
+    return values[0], values[1], values[2]
+
 
 _SIGNAL_CHECK_S = 0.2
 
@@ -39,7 +231,7 @@ _GIVEN_UP_CHECK_S = 0.05
 """Nobody says when a request that was let go is dropped and not taken."""
 
 
-class Throttle(ReadsOver):
+class Throttle(ReadStage):
     """Limits the rate of what is read below it.
 
     Args:

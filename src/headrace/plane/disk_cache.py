@@ -26,8 +26,13 @@ import numpy as np
 
 from headrace.base.files import lock_path, make_folder, read_file
 from headrace.errors import CorruptStore, HeadraceError, StoreNotFound
-from headrace.plane.tiers.shelf import MARK, read_mark, take_lock, write_mark
-from headrace.plane.tiers.tail import INDEX_COLUMN, Tail, remove_stale_tails
+from headrace.plane.cache_directory import MARK, read_mark, take_lock, write_mark
+from headrace.plane.cache_writer import (
+    IN_SEGMENT,
+    INDEX_COLUMN,
+    CacheSegment,
+    remove_stale_segments,
+)
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import SEGMENTS_MAX, Manifest, fingerprint_of, load_manifest
 from headrace.store.segment import OpenSegment, open_segment
@@ -38,15 +43,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.plane.tiers.shelf import Shelf
+    from headrace.plane.cache_directory import CacheDirectory
     from headrace.store.manifest import Segment
 
-__all__ = ["Cache", "CacheSource"]
+
+__all__ = ["CacheSource", "DiskCache"]
+
 
 _log = logging.getLogger("headrace")
 
-IN_TAIL = -1
-"""In `Cache.places`: being written."""
 
 _ATTEMPTS = 50
 _PAUSE_S = 0.02
@@ -82,7 +87,7 @@ class CacheSource(Protocol):
     def __len__(self) -> int: ...
 
 
-class Cache:
+class DiskCache:
     """One data set's cache, as this process sees it. Thread-safe.
 
     Args:
@@ -97,7 +102,9 @@ class Cache:
         writable: whether this process may add to it.
     """
 
-    def __init__(self, shelf: Shelf, source: CacheSource, part_names: Sequence[str]) -> None:
+    def __init__(
+        self, shelf: CacheDirectory, source: CacheSource, part_names: Sequence[str]
+    ) -> None:
         self.shelf = shelf
         self.source = source
         self.part_names = tuple(part_names)
@@ -190,7 +197,7 @@ class Cache:
     def _clean(self) -> None:
         """Remove what killed writers left behind."""
         with contextlib.suppress(OSError), take_lock(self.folder / "writer.lock"):
-            remove_stale_tails(self.folder)
+            remove_stale_segments(self.folder)
             manifest = self._manifest()
             known = {v.path for s in manifest.segments for v in s.volumes}
             known |= {s.directory for s in manifest.segments}
@@ -286,7 +293,7 @@ class Cache:
 
     # -- adding and striking out ------------------------------------------------------------------
 
-    def publish(self, tail: Tail) -> int:
+    def publish(self, tail: CacheSegment) -> int:
         """Add a tail's samples, but for those that others have published meanwhile.
 
         Returns:
@@ -314,7 +321,7 @@ class Cache:
         finally:
             tail.remove()
             with self._lock:
-                left = self.places[indices] == IN_TAIL
+                left = self.places[indices] == IN_SEGMENT
                 self.places[indices[left]] = 0
         return added
 

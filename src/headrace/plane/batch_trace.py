@@ -1,0 +1,563 @@
+"""Batch traces: when a batch passed each stage on its way to its consumer, and what a step waited for.
+
+Stages stamp a `BatchTrace` as the batch passes them. `StepLog` keeps the traces of the last deliveries in a
+ring of records, and cuts each wait, from the moment that the consumer asked until it had its batch, into
+phases along the trace: the phases of a wait add up to it. Moments are monotonic, which all processes of a
+machine share.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace.machine.host import HostCounters, read_host
+from headrace.plane.interpreter import Contention, contention, delivered
+from headrace.plane.stage import TIERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+
+__all__ = [
+    "MADE",
+    "NOT_READ",
+    "PHASES",
+    "READ",
+    "STEP",
+    "WAY",
+    "BatchTrace",
+    "Interruption",
+    "Interruptions",
+    "Mark",
+    "StepLog",
+    "Waits",
+    "read_record",
+    "records",
+    "waits",
+]
+
+
+READ: Final = np.dtype(
+    [
+        ("submitted_ns", "<i8"),
+        ("taken_ns", "<i8"),  # a thread that reads began with it
+        ("planned_ns", "<i8"),  # its samples were found and their volumes open
+        ("begun_ns", "<i8"),  # there was room for it, and its reads began
+        ("ready_ns", "<i8"),  # its bytes were there
+        ("read_ns", "<i8"),  # that its reads from storage took, added up
+        ("open_ns", "<i8"),  # of these, for opening files
+        ("reads", "<u8"),  # from storage
+        (
+            "depth",
+            "<u8",
+        ),  # reads that were under way when each of these began, itself included, added up
+        ("quiet_ns", "<i8"),  # that those took that began while hardly any other was under way
+        ("quiet_reads", "<u8"),  # these
+        ("held_ns", "<i8"),  # a limit on rates held it back, after it had let the one before it go
+        ("bytes", "<u8", (len(TIERS),)),  # by where they came from
+    ]
+)
+"""How a batch was read: `BatchWay` of `native/io/batch.h`, which readers give as bytes. A moment of 0: it did
+not pass there, or that is not known."""
+
+NOT_READ: Final = bytes(READ.itemsize)
+"""Nothing is known."""
+
+MADE: Final = np.dtype(
+    [
+        ("decoding_s", "<f8"),  # its first sample began to be decoded
+        ("decoded_s", "<f8"),  # its last sample was decoded
+        ("collated_s", "<f8"),  # its samples were put together
+        ("moved_s", "<f8"),  # it was in pinned memory, or on the device
+        ("work_s", "<f8"),  # that threads spent on decoding it, added up
+        ("cpu_s", "<f8"),  # processor time of these
+        (
+            "serial",
+            "<f8",
+        ),  # not 0: whoever made it made nothing else meanwhile, no part hid behind another
+    ]
+)
+"""What became of a batch after it was read; 0.0 as above."""
+
+WAY: Final = np.dtype(
+    [
+        *((name, "<f8") for name in ("taken_s", "planned_s", "begun_s", "ready_s")),
+        (
+            "room_s",
+            "<f8",
+        ),  # its reads waited for room in the buffer, longer than anybody waited for it
+        *((name, "<f8") for name in ("held_s", "read_s", "open_s", "quiet_s")),
+        *((name, "<f8") for name in ("reads", "depth", "quiet_reads")),
+        *((name, "<f8") for name in MADE.names or ()),
+    ]
+)
+"""The whole of it but bytes, in seconds."""
+
+
+def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) -> bytes:
+    """How a batch was read, for whoever reads it by himself.
+
+    Args:
+        begun_s: when its reads began, monotonic.
+        ready_s: when its bytes were there.
+        read_s: that its reads took.
+        open_s: of that, for opening files.
+
+    Returns:
+        A record of dtype `READ`.
+    """
+    found = np.zeros((), READ)
+    found["taken_ns"] = found["planned_ns"] = found["begun_ns"] = round(begun_s * 1e9)
+    found["ready_ns"] = round(ready_s * 1e9)
+    found["read_ns"], found["open_ns"] = round(read_s * 1e9), round(open_s * 1e9)
+    return found.tobytes()
+
+
+class BatchTrace:
+    """How one batch came.
+
+    Args:
+        read: how it was read, as a record of dtype `READ`.
+
+    Attributes:
+        detours: what else the consumer's own thread waited for when it asked for this batch.
+        others: as in `MADE`.
+    """
+
+    __slots__ = (
+        "collated_s",
+        "cpu_s",
+        "decoded_s",
+        "decoding_s",
+        "detours",
+        "moved_s",
+        "read",
+        "serial",
+        "work_s",
+    )
+
+    def __init__(self, read: bytes = NOT_READ) -> None:
+        self.read = read
+        self.decoding_s = self.decoded_s = self.collated_s = self.moved_s = 0.0
+        self.work_s = self.cpu_s = 0.0
+        self.serial = False
+        self.detours: Sequence[Interruption] = ()
+
+
+Interruption = tuple[float, bytes]
+"""Until when a consumer was busy with a later batch while its own was ready, and how that one was read."""
+
+
+def records(read: NDArray[np.void], made: NDArray[np.void] | None = None) -> NDArray[np.void]:
+    """Ways as records.
+
+    Args:
+        read: dtype `READ`, shape (ways,).
+        made: with all fields of `MADE`, shape (ways,); None: nothing became of them yet.
+
+    Returns:
+        Dtype `WAY`, shape (ways,).
+    """
+    found = np.zeros(len(read), WAY)
+    for name in ("taken", "planned", "begun", "ready", "held", "read", "open", "quiet"):
+        found[f"{name}_s"] = read[f"{name}_ns"] * 1e-9
+    for name in ("reads", "depth", "quiet_reads"):
+        found[name] = read[name]
+    planned = read["planned_ns"] != 0
+    found["room_s"] = np.where(planned, (read["begun_ns"] - read["planned_ns"]) * 1e-9, 0.0)
+    if made is not None:
+        for name in MADE.names or ():
+            found[name] = made[name]
+    return found
+
+
+PHASES: Final = ("hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
+"""What an awaited batch was doing, in its order: `hold`: its reads had not begun, for want of room, of
+the right to read, or of an earlier request; `open`: paths were looked up and files opened; `read`: reads
+were under way; `queue`: its bytes waited for a thread or process to decode them; `decode`; `collate`;
+`transfer`: to pinned memory or the device; `hand`: it was ready, and on its way to its consumer."""
+
+_HOLD, _OPEN, _READ, _QUEUE, _DECODE, _COLLATE, _TRANSFER, _HAND = range(len(PHASES))
+
+
+class Waits(NamedTuple):
+    """What was waited for, at each of some deliveries."""
+
+    phases: NDArray[np.float64]
+    """Seconds, shape (deliveries, phases)."""
+    room_s: NDArray[np.float64]
+    """How long the reads that were waited for had waited for room; shape (deliveries,)."""
+    held_s: NDArray[np.float64]
+    """How long a limit had held them back; shape (deliveries,)."""
+
+
+class Interruptions(NamedTuple):
+    """Detours: what consumers were busy with while their own batches were ready. One of each, at most."""
+
+    rows: NDArray[np.int64]
+    """Of which deliveries; shape (detours,)."""
+    until_s: NDArray[np.float64]
+    """When each was over; shape (detours,)."""
+    came: NDArray[np.void]
+    """How the batch that was waited for instead had come; dtype `WAY`, shape (detours,)."""
+
+
+def waits(
+    asked_s: NDArray[np.float64],
+    delivered_s: NDArray[np.float64],
+    came: NDArray[np.void],
+    asides: Sequence[Interruptions] = (),
+) -> Waits:
+    """Cut waits into their phases.
+
+    Args:
+        asked_s: when the consumer asked for each batch, monotonic; shape (deliveries,).
+        delivered_s: when it had it; shape (deliveries,).
+        came: how each came, dtype `WAY`, shape (deliveries,). Nothing is known of a way without a moment:
+            all of its wait is `read`.
+        asides: what else each was waited with: the first detours, the second, and so on.
+    """
+    done_s = _done_s(came)
+    delivered_s = np.maximum(asked_s, delivered_s)
+    found, at = _along(asked_s, delivered_s, came)
+    straight = np.ones(len(came), np.bool_)
+    for first in asides[:1]:
+        straight[first.rows] = False
+    later = (done_s > asked_s) | straight
+    room_s, held_s = came["room_s"] * later, came["held_s"] * later
+    for rows, until_s, others in asides:
+        room_s[rows] += others["room_s"]
+        held_s[rows] += others["held_s"]
+        part, reached = _aside(at[rows], np.minimum(until_s, delivered_s[rows]), others)
+        found[rows] += part
+        at[rows] = reached
+    found[:, _HAND] += delivered_s - at
+    found = np.where(
+        (came["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, came), found
+    )
+    unknown = done_s == 0.0
+    found[unknown] = 0.0
+    found[unknown, _READ] = (delivered_s - asked_s)[unknown]
+    return Waits(found, room_s, held_s)
+
+
+def _done_s(came: NDArray[np.void]) -> NDArray[np.float64]:
+    """When each could be handed over; 0.0: not known."""
+    done_s = came["moved_s"].copy()
+    for name in ("collated_s", "decoded_s", "ready_s"):
+        done_s = np.where(done_s > 0.0, done_s, came[name])
+    return done_s
+
+
+def _open_share(came: NDArray[np.void]) -> NDArray[np.float64]:
+    """Of the time of its reads, that for opening files."""
+    share = np.zeros(len(came))
+    np.divide(came["open_s"], came["read_s"], out=share, where=came["read_s"] > 0.0)
+    return np.minimum(share, 1.0)
+
+
+class _Walk:
+    """Goes along ways from one moment to the next, no further than an end.
+
+    Attributes:
+        found: seconds in each phase so far, shape (ways, phases).
+        at_s: where each has got to.
+    """
+
+    def __init__(self, at_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
+        self.found = np.zeros((len(at_s), len(PHASES)))
+        self.at_s = at_s
+        self._end_s = end_s
+
+    def to(self, moment_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Go on to a moment, and return how long that took; 0 where it is past."""
+        reached_s = np.maximum(self.at_s, np.minimum(moment_s, self._end_s))
+        took_s: NDArray[np.float64] = reached_s - self.at_s
+        self.at_s = reached_s
+        return took_s
+
+    def read(self, came: NDArray[np.void]) -> None:
+        """Go on until all was read."""
+        self.found[:, _HOLD] = self.to(came["taken_s"])
+        self.found[:, _OPEN] = self.to(came["planned_s"])
+        self.found[:, _HOLD] += self.to(came["begun_s"])
+        reading_s = self.to(came["ready_s"])
+        opened_s = reading_s * _open_share(came)
+        self.found[:, _OPEN] += opened_s
+        self.found[:, _READ] = reading_s - opened_s
+
+
+def _along(
+    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], came: NDArray[np.void]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What batches did from when they were asked for until they were done; and when that was."""
+    walk = _Walk(asked_s, delivered_s)
+    walk.read(came)
+    for phase, name in (
+        (_QUEUE, "decoding_s"), (_DECODE, "decoded_s"), (_COLLATE, "collated_s"), (_TRANSFER, "moved_s"),
+    ):  # fmt: skip
+        walk.found[:, phase] = walk.to(came[name])
+    return walk.found, walk.at_s.copy()
+
+
+def _aside(
+    at_s: NDArray[np.float64], until_s: NDArray[np.float64], came: NDArray[np.void]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What later batches did while the consumer was busy with them; after it was read, that is `hand`."""
+    walk = _Walk(at_s, until_s)
+    walk.read(came)
+    walk.found[:, _HAND] = walk.to(until_s)
+    return walk.found, walk.at_s
+
+
+def _shared_out(
+    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], came: NDArray[np.void]
+) -> NDArray[np.float64]:
+    """Waits for batches that one process made from beginning to end, one thing after the other.
+
+    Whatever of it a wait fell on, all of it took that process's time: it is shared out as that was.
+    """
+    made_s = came["collated_s"]
+    for name in ("decoded_s", "ready_s"):
+        made_s = np.where(made_s > 0.0, made_s, came[name])
+    begun_s = came["taken_s"]
+    for name in ("begun_s", "decoding_s"):
+        begun_s = np.where(begun_s > 0.0, begun_s, came[name])
+    ready_s = np.where(came["ready_s"] > 0.0, came["ready_s"], begun_s)
+    done_s = np.minimum(np.maximum(asked_s, made_s), delivered_s)
+    moved_s = np.minimum(np.maximum(done_s, came["moved_s"]), delivered_s)
+    read_s = np.maximum(0.0, ready_s - begun_s)
+    decode_s = np.maximum(0.0, came["decoded_s"] - came["decoding_s"])
+    collate_s = np.maximum(0.0, came["collated_s"] - came["decoded_s"])
+    total_s = read_s + decode_s + collate_s
+    scale = np.zeros(len(came))
+    np.divide(done_s - asked_s, total_s, out=scale, where=total_s > 0.0)
+    opened_s = read_s * _open_share(came)
+    found = np.zeros((len(came), len(PHASES)))
+    found[:, _OPEN] = opened_s * scale
+    found[:, _READ] = (read_s - opened_s) * scale
+    found[:, _DECODE] = decode_s * scale
+    found[:, _COLLATE] = collate_s * scale
+    found[:, _TRANSFER] = moved_s - done_s
+    found[:, _HAND] = delivered_s - moved_s + np.where(scale > 0.0, 0.0, done_s - asked_s)
+    return found
+
+
+STEP: Final = np.dtype(
+    [
+        ("epoch", "<u4"),
+        ("step", "<u4"),  # within the epoch's pass, from 0
+        ("position", "<u8"),  # global position of its first sample
+        ("samples", "<u4"),
+        ("order_hash", "<u8"),  # of these samples at these positions; sums over an epoch
+        ("asked_s", "<f8"),  # monotonic
+        ("delivered_s", "<f8"),
+        ("waited_s", "<f4", (len(PHASES),)),
+        ("bytes", "<u8", (len(TIERS),)),
+        # What the wait alone does not show: the same batch, before somebody waited for it.
+        ("room_s", "<f4"),  # reads that were waited for had waited for room in the buffer
+        ("held_s", "<f4"),  # a limit on rates had held them back
+        ("reads", "<u4"),  # from storage
+        ("read_s", "<f4"),  # that these took, added up
+        ("depth", "<u8"),  # reads under way when each of them began, itself included, added up
+        ("quiet_reads", "<u4"),  # those that began while hardly any other was under way
+        ("quiet_s", "<f4"),  # that these took, added up
+        ("work_s", "<f4"),  # of threads that decoded it, added up
+        ("cpu_s", "<f4"),  # their processor time
+        ("serial", "?"),  # whoever made it made nothing else meanwhile
+        # Since the step before: looks for the interpreter's lock, those at which it was taken, and the
+        # processor time of Python threads of others meanwhile.
+        ("looks", "<u4"),
+        ("contended", "<u4"),
+        ("others_s", "<f4"),
+    ]
+)
+"""One step as a record of fixed size."""
+
+
+MARKS: Final = 64
+
+
+class Mark(NamedTuple):
+    """What had been counted when a pass delivered its first batch."""
+
+    epoch: int
+    added: int
+    """Steps that had been added."""
+    at_s: float
+    contention: Contention
+    host: HostCounters
+
+
+_NOTHING: Final = BatchTrace()
+
+_TOLD: Final = np.dtype(
+    [
+        ("epoch", "<u8"), ("step", "<u8"), ("position", "<u8"), ("order_hash", "<u8"), ("samples", "<u8"),
+        ("asked_s", "<f8"), ("delivered_s", "<f8"),
+        *((name, "<f8") for name in MADE.names or ()),
+        # What had been seen in this process, up to this delivery.
+        ("looks", "<f8"), ("contended", "<f8"), ("others_s", "<f8"),
+        ("read", READ),
+    ]
+)  # fmt: skip
+"""A delivery as it was told. What it means is worked out when somebody takes it."""
+
+_PACKED: Final = struct.Struct(f"<5Q2d7d3d{READ.itemsize}s")
+assert _PACKED.size == _TOLD.itemsize
+
+_put: Final = _PACKED.pack_into
+
+
+class StepLog:
+    """The last steps of a loader: one thread adds, others take.
+
+    Nothing is locked, and a step is no object: it is put into a ring of records with one call, and whoever
+    takes steps copies them from there. Both happen while the interpreter's lock is held.
+
+    Args:
+        most: steps that are kept; older ones are dropped, and counted.
+
+    Attributes:
+        added: steps that were ever added.
+        marks: what had been counted when the last passes began.
+        first: is called once, by the next `came`: whoever takes steps can sleep until there are some.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        # Room for the one that is being put there, and for the one before the oldest, since when things were
+        # seen: at first that is none.
+        self._slots = most + 2
+        self._ring = bytearray(self._slots * _PACKED.size)
+        self._detours: deque[tuple[int, Sequence[Interruption]]] = deque()
+        self.added = 0
+        self.marks: deque[Mark] = deque(maxlen=MARKS)
+        self.first: Callable[[], object] | None = None
+        self._write(0, (0, 0, 0, 0), 0, (0.0, 0.0), _NOTHING)
+
+    def _write(
+        self,
+        slot: int,
+        place: tuple[int, int, int, int],
+        samples: int,
+        times: tuple[float, float],
+        way: BatchTrace,
+    ) -> None:
+        looks, contended, _, others_s = contention()
+        _put(
+            self._ring, slot * _PACKED.size, *place, samples, *times,
+            way.decoding_s, way.decoded_s, way.collated_s, way.moved_s, way.work_s, way.cpu_s, way.serial,
+            looks, contended, others_s, way.read,
+        )  # fmt: skip
+
+    def came(
+        self,
+        place: tuple[int, int, int, int],
+        samples: int,
+        times: tuple[float, float],
+        way: BatchTrace | None = None,
+    ) -> None:
+        """Add the delivery of a batch, and forget the oldest if there is no room.
+
+        Args:
+            place: epoch, step, position and order hash.
+            samples: positions that it was asked for, those included whose sample was left out.
+            times: when it was asked for, and delivered.
+            way: how it came, which is complete; None: that is not known.
+        """
+        if place[1] == 0:
+            self.marks.append(
+                Mark(place[0], self.added, times[0], contention(), read_host(times[0]))
+            )
+        delivered(times[1], self)
+        if way is None:
+            way = _NOTHING
+        elif way.detours:
+            self._detours.append((self.added, way.detours))
+            while self._detours[0][0] <= self.added - self._most:
+                self._detours.popleft()
+        self._write((self.added + 1) % self._slots, place, samples, times, way)
+        self.added += 1
+        if self.first is not None:
+            first, self.first = self.first, None
+            first()
+
+    def since(self, seen: int) -> tuple[NDArray[np.void], int]:
+        """Steps that were added after the first `seen`, as far as they are still there.
+
+        Returns:
+            The steps, read-only, dtype `STEP`, shape (steps,), and the number to ask with next time.
+        """
+        first, end, told = self._told(seen)
+        if len(told) < 2:  # all of them may have been put over
+            found = np.empty(0, STEP)
+        else:
+            detours = {at - first: each for at, each in list(self._detours) if first <= at < end}
+            found = _rows_of(told, detours)
+        found.flags.writeable = False
+        return found, end
+
+    def _told(self, seen: int) -> tuple[int, int, NDArray[np.void]]:
+        """Steps since `seen`: the first one's number, that after the last's, and all, with the one before."""
+        end = self.added
+        first = max(seen, end - self._most)
+        if first >= end:
+            return seen, seen, np.empty(0, _TOLD)
+        begin, stop = first % self._slots * _PACKED.size, (end + 1) % self._slots * _PACKED.size
+        ring = self._ring
+        raw = ring[begin:stop] if begin < stop else ring[begin:] + ring[:stop]
+        told = np.frombuffer(raw, _TOLD)
+        # Those that were put over others meanwhile.
+        lost = max(0, self.added - self._most - first)
+        return first + lost, end, told[lost:]
+
+
+def _rows_of(
+    told: NDArray[np.void], detours: Mapping[int, Sequence[Interruption]]
+) -> NDArray[np.void]:
+    """Work steps out.
+
+    Args:
+        told: dtype `_TOLD`, the one before the first, too; shape (deliveries + 1,).
+        detours: by delivery.
+
+    Returns:
+        Dtype `STEP`, shape (deliveries,).
+    """
+    before, now = told[:-1], told[1:]
+    rows = np.empty(len(now), STEP)
+    for name in ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s"):
+        rows[name] = now[name]
+    came = records(now["read"], now)
+    found = waits(now["asked_s"], now["delivered_s"], came, _asides(detours))
+    rows["waited_s"], rows["room_s"], rows["held_s"] = found.phases, found.room_s, found.held_s
+    rows["bytes"] = now["read"]["bytes"]
+    for name in _OF_THE_WAY:
+        rows[name] = came[name]
+    anew = now["looks"] < before["looks"]
+    for name in ("looks", "contended", "others_s"):
+        rows[name] = np.where(anew, now[name], np.maximum(0.0, now[name] - before[name]))
+    return rows
+
+
+_OF_THE_WAY: Final = (
+    "reads", "read_s", "depth", "quiet_reads", "quiet_s", "work_s", "cpu_s", "serial",
+)  # fmt: skip
+
+
+def _asides(detours: Mapping[int, Sequence[Interruption]]) -> list[Interruptions]:
+    """The first detour of each delivery that has one, the second, and so on."""
+    found: list[Interruptions] = []
+    for turn in range(max(map(len, detours.values()), default=0)):
+        those = [(row, *each[turn]) for row, each in detours.items() if len(each) > turn]
+        rows, until_s, read = zip(*those, strict=True)
+        came = records(np.frombuffer(b"".join(read), READ))
+        found.append(Interruptions(np.array(rows), np.array(until_s, np.float64), came))
+    return found

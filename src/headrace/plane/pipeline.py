@@ -1,0 +1,644 @@
+"""Pipeline: the stages that read batches of one store, from the source's reader up.
+
+    source reader -> throttle -> disk tier -> memory tier -> (node daemon) -> prefetch
+
+It is made when it is first needed in a process, so that a loader or data set may be made anywhere and
+used in any process, forked ones included. It keeps no order and no position. None of the stages changes
+what is delivered: only where from, and when.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, fields, replace
+from itertools import tee
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from headrace.config import TierOptions
+from headrace.io import BatchReader, simulation_of
+from headrace.machine.host import available_memory
+from headrace.order import Blocked
+from headrace.plane.batch import Batch, OnError, Skipped
+from headrace.plane.batch_trace import NOT_READ, BatchTrace
+from headrace.plane.cache_directory import CacheDirectory
+from headrace.plane.cache_writer import CacheWriter
+from headrace.plane.disk_cache import DiskCache
+from headrace.plane.disk_tier import DiskTier
+from headrace.plane.memory_tier import MemoryTier, memory_quota
+from headrace.plane.rate_limit import Throttle
+from headrace.plane.stage import RemoteStats, StageStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace import _native
+    from headrace.config import ReaderOptions
+    from headrace.errors import HeadraceError
+    from headrace.order import Order
+    from headrace.plane.disk_tier import CacheReport
+    from headrace.plane.stage import PendingReads, Reads, Stage
+
+
+__all__ = [
+    "AddStage",
+    "Fetched",
+    "Pipeline",
+    "PrefetchStage",
+    "SampleSource",
+    "Stages",
+    "TurnableReader",
+    "build_stages",
+    "bytes_of",
+]
+
+
+_SAME_NAME = (
+    "busy_s",
+    "wait_input_s",
+    "wait_output_s",
+    "reads",
+    "in_flight",
+    "in_flight_s",
+    "buffered_bytes",
+    "ready_bytes",
+    "bytes_by_tier",
+)
+
+
+class TurnableReader(Protocol):
+    """What the stage needs of a `Pipeline`."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Statistics of this process's native reader; empty before it reads."""
+
+    def remote(self) -> RemoteStats | None:
+        """What the engine of remote volumes did in this process; None where there is none."""
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """Set its knobs."""
+
+
+def _label(simulate: Any) -> str:
+    """What figures of a simulated storage must be labelled with; '' for a real one."""
+    if simulate is None:
+        return ""
+    label = getattr(getattr(simulate, "model", None), "label", None)  # of a SlowVolume
+    return str(label) if label is not None else f"simulated {simulation_of(simulate).name}"
+
+
+class PrefetchStage:
+    """Reads batches ahead of their consumer.
+
+    Args:
+        reader: what does it.
+        options: where the knobs stand at first.
+    """
+
+    name = "prefetch"
+
+    def __init__(self, reader: TurnableReader, options: ReaderOptions) -> None:
+        self._reader = reader
+        self._simulation = _label(options.simulate)
+        each = options.threads if options.engine == "threads" else options.queue_depth
+        given = options.reads_in_flight or each * options.workers
+        remote = reader.remote()
+        if remote is not None and options.reads_in_flight is None:
+            given = remote.reads_in_flight  # what waits inside of its engine is not in flight
+        self._knobs = {"reads_in_flight": given, "buffer_bytes": options.budget_bytes}
+        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
+        # their depths, two workers with small batches would have a handful of slow reads in flight.
+        reader.turn(reads_in_flight=given)
+
+    def stats(self) -> StageStats:
+        """What the reader of this process did; zeros before it has begun."""
+        found = self._reader.stats()
+        remote = self._reader.remote()
+        if not found:
+            return StageStats(name=self.name, simulation=self._simulation, remote=remote)
+        return StageStats(
+            name=self.name,
+            samples=found["delivered_samples"],
+            bytes=found["delivered_bytes"],
+            latency_us=tuple(found["latency_us"]),
+            simulation=self._simulation,
+            remote=remote,
+            **{name: found[name] for name in _SAME_NAME},
+        )
+
+    def knobs(self) -> Mapping[str, int]:
+        """Reads in flight and buffer bytes, as they were given or turned last."""
+        return dict(self._knobs)
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Set reads in flight, buffer bytes or both.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+        mine = {name: value for name, value in knobs.items() if name in self._knobs}
+        for name, value in mine.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
+        self._knobs |= mine
+        self._reader.turn(**mine)
+
+
+Span = tuple[int, int]
+"""Global positions (start, stop) of one batch; past the order's length they wrap."""
+
+WINDOWS_AHEAD_MAX = 2
+"""Windows submitted ahead of the one that is being consumed."""
+
+
+def read_batches(
+    reader: Reads,
+    order: Order,
+    epoch: int,
+    spans: Iterable[Span],
+    batches_ahead: Callable[[], int],
+    *,
+    told: Callable[[bool], None] = lambda _: None,
+) -> Generator[_native.Batch, None, None]:
+    """Yield the batch of each span, in order.
+
+    Args:
+        reader: reads them.
+        order: which sample lies at which position.
+        epoch: the epoch.
+        spans: global positions (start, stop) of each batch.
+        batches_ahead: how many batches to submit ahead, now; more than the reader's budget of bytes
+            holds only queue up.
+        told: called before each batch is taken, with whether it was ready.
+    """
+    pending: deque[PendingReads] = deque()
+    for span in spans:
+        pending.append(reader.submit(order.wrapped(epoch, *span)))
+        while len(pending) > max(1, batches_ahead()):
+            told(pending[0].done)
+            yield pending.popleft().take()
+    while pending:
+        told(pending[0].done)
+        yield pending.popleft().take()
+
+
+@dataclass(slots=True)
+class _Window:
+    """Positions that this rank takes from one window, and how they fall into batches."""
+
+    indices: list[NDArray[np.int64]] = field(default_factory=list)
+    pieces: list[tuple[int, bool]] = field(default_factory=list)  # samples; batch is complete
+
+
+def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]:
+    """Cut spans at the bounds of windows. A padded span comes back to the first windows."""
+    window, bounds = _Window(), (0, 0)
+    for start, stop in spans:
+        if start == stop:
+            window.pieces.append((0, True))
+        at = start
+        while at < stop:
+            position = at % order.length
+            if not bounds[0] <= position < bounds[1]:
+                if window.pieces:
+                    yield window
+                window, bounds = _Window(), order.window_at(epoch, position)
+            count = min(stop - at, bounds[1] - position)
+            window.indices.append(order.indices(epoch, position, position + count))
+            at += count
+            window.pieces.append((count, at == stop))
+    if window.pieces:
+        yield window
+
+
+def read_windows(
+    reader: Reads,
+    order: Blocked,
+    epoch: int,
+    spans: Iterable[Span],
+) -> Generator[_native.Batch, None, None]:
+    """Yield the batch of each span, in order, reading window by window."""
+    batch: list[tuple[_native.Batch, int, int]] = []
+    for window, pending in _submit_windows(reader, _cut(order, epoch, spans)):
+        native = pending.take()
+        at = 0
+        for count, complete in window.pieces:
+            batch.append((native, at, at + count))
+            at += count
+            if complete:
+                yield reader.gather(batch)
+                batch = []
+
+
+def _submit_windows(
+    reader: Reads,
+    windows: Iterable[_Window],
+) -> Iterator[tuple[_Window, PendingReads]]:
+    ahead: deque[tuple[_Window, PendingReads]] = deque()
+    for window in windows:
+        indices = np.concatenate([np.empty(0, np.int64), *window.indices])
+        ahead.append((window, reader.submit(indices)))
+        if len(ahead) > WINDOWS_AHEAD_MAX:
+            yield ahead.popleft()
+    yield from ahead
+
+
+_LOCAL_KINDS = ("packed", "file", "tree")
+
+_QUEUE_BYTES = 256 << 20
+"""Batches that wait to be written to the cache take no more than this, nor than another budget."""
+
+_ROOM = 2
+"""Buffers' worth of requests that a throttle lets go: one is read, one waits for its room."""
+
+_IDLE_BYTES = 1 << 20
+"""What a source's reader may hold while the cache has every sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of one process.
+
+    Attributes:
+        source: the source's reader.
+        top: what order and prefetch ask for batches.
+        stages: the tiers and limits, the lowest first; the source's reader is none of them.
+        disk: the disk tier, if there is one.
+        ram: the RAM tier, if there is one.
+    """
+
+    top: Reads
+    source: BatchReader
+    stages: tuple[Stage, ...] = ()
+    disk: DiskTier | None = None
+    ram: MemoryTier | None = None
+
+    @property
+    def active(self) -> BatchReader:
+        """The reader whose knobs count: the cache's in a pass that it serves alone, else the source's."""
+        whole = self.disk.whole if self.disk is not None else None
+        return whole or self.source
+
+    def missing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the indices that no tier holds now: they would come from the source."""
+        if self.ram is not None:
+            indices = self.ram.missing(indices)
+        if self.disk is not None and len(indices):
+            indices = self.disk.missing(indices)
+        return indices
+
+    def begin(self, knobs: Mapping[str, int]) -> None:
+        """A pass through the data begins.
+
+        Args:
+            knobs: where the reader's knobs shall stand, whichever it is now; `buffer_bytes` included.
+        """
+        if self.disk is None:
+            return
+        before = self.active
+        self.disk.begin()
+        if self.active is before:
+            return
+        if self.active is not self.source:
+            self.source.turn(buffer_bytes=_IDLE_BYTES)
+        self.active.turn(**knobs)
+
+
+def build_stages(
+    source: Any,
+    part_names: Sequence[str],
+    part_numbers: Sequence[int],
+    options: ReaderOptions,
+    tiers: TierOptions,
+    *,
+    shared: bool = False,
+) -> Stages:
+    """Make the stages that the options ask for.
+
+    Args:
+        source: the store (what each stage needs of it: `SampleSource`, `CacheSource`).
+        part_names: the parts that are read.
+        part_numbers: their numbers in the source.
+        options: how to read.
+        tiers: which stages.
+        shared: deliver in memory that other processes may map.
+    """
+    cache = None
+    if tiers.cache_dir is not None:
+        cache = DiskCache(CacheDirectory(tiers.cache_dir, tiers.cache_bytes), source, part_names)
+    reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)
+    top: Reads = reader
+    stages: list[Stage] = []
+    if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
+        top = throttle = Throttle(
+            top,
+            lambda indices: bytes_of(source, indices),
+            bytes_per_s=tiers.bytes_per_s,
+            reads_per_s=tiers.reads_per_s,
+            deadline_s=options.deadline_s,
+            room=lambda: _ROOM * int(reader.stats()["buffer_bytes"]),
+        )
+        stages.append(throttle)
+    disk = None
+    if cache is not None:
+        tee = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
+        top = disk = DiskTier(top, cache, options, tee, shared=shared)
+        stages.append(disk)
+    ram = None
+    quota = _ram_bytes(source, options, tiers)
+    if quota > 0:
+        yielding = not isinstance(tiers.ram_bytes, int)
+        top = ram = MemoryTier(
+            top, len(source), len(part_numbers), quota, yielding=yielding, shared=shared
+        )
+        stages.append(ram)
+    return Stages(top, reader, tuple(stages), disk, ram)
+
+
+def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:
+    """Bytes of the samples with these indices, all parts counted."""
+    total = 0
+    for segment in store.segments:
+        local = indices - segment.base
+        inside = local[(local >= 0) & (local < segment.directory.samples)]
+        if len(inside):
+            total += int(segment.directory.extents_of(inside)["length"].sum())
+    return total
+
+
+def _budgeted(options: ReaderOptions, cache: DiskCache | None) -> ReaderOptions:
+    """How the source is read beside a cache, which has half of the budget until it is whole.
+
+    While little is cached, hardly anything is read there: the source has the whole budget. A whole
+    cache needs nothing of the source's.
+    """
+    if cache is None or 2 * cache.cached < len(cache.places):
+        return options
+    share = _IDLE_BYTES if cache.complete else options.budget_bytes // 2
+    return replace(options, budget_bytes=max(_IDLE_BYTES, share))
+
+
+def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:
+    if isinstance(tiers.ram_bytes, int):
+        return tiers.ram_bytes
+    kinds = {v.kind for s in getattr(source, "segments", ()) for v in s.entry.volumes}
+    far = not kinds <= set(_LOCAL_KINDS) or bool(getattr(options, "simulate", None))
+    # What lies on the local disk already is near, once it is there; memory still saves reading it.
+    if tiers.ram_bytes is None and (not far or tiers.cache_dir is not None):
+        return 0
+    return memory_quota(
+        tiers.ram_bytes, far=far, data_bytes=source.nbytes, available_bytes=available_memory()
+    )
+
+
+BATCHES_AHEAD_MAX = 4096
+"""However small they are: a submitted batch costs memory for its indices."""
+
+
+class AddStage(Protocol):
+    """Puts another stage on top of a chain."""
+
+    def __call__(self, chain: Stages, source: Any, part_names: Sequence[str], /) -> Stages:
+        """The chain with the stage: over the source, for these parts."""
+
+
+class SampleSource(Protocol):
+    """What reading needs of a store."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """Names of the parts of its samples."""
+
+    @property
+    def catalog(self) -> _native.Catalog:
+        """Directories and volumes, opened in this process."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names."""
+
+    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
+        """The error for a failed slot of a native batch."""
+
+
+class Fetched(NamedTuple):
+    """A batch that was read, and what its delivery has to be counted with."""
+
+    batch: Batch
+    asked: NDArray[np.int64]
+    """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
+    reads: dict[str, int]
+    """How the bytes were read: numbers by name, see `LoaderStats`."""
+    way: BatchTrace
+    """How it came; whoever makes something of it stamps it."""
+
+
+class Pipeline:
+    """Reads batches of a store.
+
+    Args:
+        source: the store.
+        options: how to read.
+        parts: names of the parts to read; all if empty.
+        on_error: what to do with a sample that cannot be read.
+        tiers: where samples are kept nearer than the source, and limits.
+        over: puts another stage on top of the chain, of the source and the names of parts.
+
+    Attributes:
+        part_names: the parts that are read.
+        skipped: samples that were left out so far.
+        was_ready: the batch that was taken last did not have to be waited for.
+
+    Raises:
+        ValueError: the store has no part of this name.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        options: ReaderOptions,
+        parts: Sequence[str] = (),
+        on_error: OnError = "raise",
+        tiers: TierOptions | None = None,
+        *,
+        over: AddStage | None = None,
+    ) -> None:
+        self.source = source
+        self.options = options
+        self._over = over
+        self.part_names = tuple(parts) or tuple(source.parts)
+        self.skipped: list[Skipped] = []
+        self._part_numbers = _numbers_of(self.part_names, source.parts)
+        self._on_error = on_error
+        self._tiers = tiers or TierOptions()
+        self._chain: Stages | None = None
+        self._turned: dict[str, int] = {}
+        self.was_ready = False
+        self._batch_bytes = 0.0  # of a batch, lately
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that batch buffers take, those of delivered batches included, and held samples."""
+        return self._chain.top.mapped_bytes if self._chain is not None else 0
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits of this process, the lowest first; none before it reads."""
+        return self._chain.stages if self._chain is not None else ()
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics of the reader whose knobs count, see `BatchReader.stats`; empty before it reads.
+
+        That is the source's, or the cache's once every sample is cached.
+        """
+        chain = self._chain
+        return chain.active.stats() if chain is not None and chain.active.usable else {}
+
+    def remote(self) -> RemoteStats | None:
+        """What the engine of the store's remote volumes did in this process; None without one."""
+        engine = getattr(self.source, "objects", None)
+        if engine is None:
+            return None
+        found = engine.stats()
+        return RemoteStats(
+            reads_in_flight=engine.reads_in_flight,
+            **{each.name: getattr(found, each.name) for each in fields(RemoteStats)
+               if hasattr(found, each.name)},
+        )  # fmt: skip
+
+    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
+        """Set knobs of the reader whose knobs count, now and when it is made anew.
+
+        See `BatchReader.turn`.
+        """
+        given = {"reads_in_flight": reads_in_flight, "buffer_bytes": buffer_bytes}
+        self._turned |= {name: value for name, value in given.items() if value is not None}
+        chain = self._chain
+        if chain is not None and chain.active.usable:
+            chain.active.turn(**self._turned)
+
+    @property
+    def cache(self) -> CacheReport | None:
+        """How far the cache in `cache_dir` is; None without one, or before reading began."""
+        if self._chain is None or self._chain.disk is None:
+            return None
+        return self._chain.disk.report()
+
+    @property
+    def engine(self) -> tuple[str, str]:
+        """The engine for bytes that are not resident, and why it is not io_uring (or '')."""
+        return self._reader().engine
+
+    def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
+        """Read one batch now.
+
+        Args:
+            indices: int64, shape (samples,).
+            epoch: recorded in the batch.
+
+        Raises:
+            SampleNotFound: an index lies outside the store.
+            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        """
+        return self._checked(self._reader().submit(indices).take(), epoch, 0)
+
+    def stream(
+        self,
+        order: Order,
+        epoch: int,
+        spans: Iterable[Span],
+    ) -> Generator[Fetched, None, None]:
+        """Read the batch of each span ahead, and yield them in order.
+
+        Args:
+            order: which sample lies at which position.
+            epoch: the epoch.
+            spans: global positions (start, stop) of each batch.
+
+        Raises:
+            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        """
+        reader = self._reader()
+        if self._chain is not None:
+            self._chain.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
+        # Reading runs ahead of the consumer: each walks the spans at its own pace.
+        ahead, here = tee(spans)
+        if isinstance(order, Blocked):
+            natives = read_windows(reader, order, epoch, ahead)
+        else:
+            natives = read_batches(
+                reader, order, epoch, ahead, self._batches_ahead, told=self._tell
+            )
+        try:
+            for native, (position, _) in zip(natives, here, strict=True):
+                fetched = self._checked(native, epoch, position)
+                self._batch_bytes += 0.1 * (fetched.batch.nbytes - self._batch_bytes)
+                yield fetched
+        finally:
+            natives.close()
+
+    def _tell(self, ready: bool) -> None:
+        self.was_ready = ready
+
+    def _batches_ahead(self) -> int:
+        """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
+        if self._chain is None:
+            return 0
+        active = self._chain.active
+        if self._batch_bytes <= 0.0:  # before the first batch
+            return active.batches_ahead
+        buffer_bytes = self._turned.get("buffer_bytes", self.options.budget_bytes)
+        filling = 1 + int(buffer_bytes / self._batch_bytes)
+        return max(active.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
+
+    def close(self) -> None:
+        """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""
+        if self._chain is not None:
+            self._chain.top.close()
+        self._chain = None
+
+    def _reader(self) -> Reads:
+        if self._chain is None or not self._chain.top.usable:
+            self._chain = build_stages(
+                self.source, self.part_names, self._part_numbers, self.options, self._tiers
+            )
+            if self._over is not None:
+                self._chain = self._over(self._chain, self.source, self.part_names)
+            if self._turned:
+                self._chain.source.turn(**self._turned)
+        return self._chain.top
+
+    def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
+        keep = self._without_failed(native) if native.failed else None
+        batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
+        return Fetched(
+            batch, native.indices, native.stats, BatchTrace(getattr(native, "way", NOT_READ))
+        )
+
+    def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
+        keep = np.ones(native.samples, np.bool_)
+        for failure in self.source.catalog.failures(native):
+            sample = failure["slot"] // native.parts
+            index = int(native.indices[sample])
+            if self._on_error == "raise":
+                # In no variable: the traceback holds this frame, and with it all that reads.
+                raise self.source.failure_error(index, failure)
+            if keep[sample]:
+                error = self.source.failure_error(index, failure)
+                self.skipped.append(Skipped(index, self.source.names[index], str(error)))
+            keep[sample] = False
+        return keep
+
+
+def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
+    missing = [name for name in wanted if name not in available]
+    if missing:
+        raise ValueError(f"the store has no part {missing[0]!r}, only {list(available)}")
+    return [list(available).index(name) for name in wanted]
