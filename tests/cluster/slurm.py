@@ -388,8 +388,12 @@ class Slurm:
         return self.job_state(job_id)
 
     def begin_now(self, job_id: str) -> None:
-        """A job that was requeued waits two minutes; this one does not."""
-        self.command("scontrol", "update", f"jobid={job_id}", "starttime=now")
+        """A job that was requeued waits two minutes; this one does not.
+
+        The credential of its first start is revoked up to the second in which it was requeued: a
+        second start within that second would be refused ("Job credential revoked").
+        """
+        self.command("scontrol", "update", f"jobid={job_id}", "starttime=now+2")
 
     def end_time_limit(self, job_id: str, seconds: int = 1) -> None:
         """Let a running job's time be over in seconds, not minutes. Slurm looks every 30 s."""
