@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -46,7 +47,9 @@ def help_text() -> str:
     root = typer.main.get_command(app)
     shown = {}
     for name, _ in commands():
-        shown[name] = _printed(root.main, [*name.split()[1:], "--help"])
+        shown[name] = _printed(
+            functools.partial(root.main, prog_name="headrace"), [*name.split()[1:], "--help"]
+        )
     with pytest.MonkeyPatch.context() as patch:
         for name, program in PROGRAMS.items():
             patch.setattr("sys.argv", [name, "--help"])
