@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path.insert(0, str(ROOT))
 
-from headrace.bench.emulate.run import RunOptions
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 
 if TYPE_CHECKING:

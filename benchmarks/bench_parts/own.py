@@ -23,9 +23,9 @@ from headrace.base.job import Rank
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
-from headrace.bench.emulate.ranks import join
-from headrace.bench.emulate.run import RunOptions, run_epochs
 from headrace.bench.generate import generate
+from headrace.bench.ranks import join
+from headrace.bench.run import RunOptions, run_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path.insert(0, str(ROOT))
 
-from headrace.bench.emulate.run import RunOptions
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume

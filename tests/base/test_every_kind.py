@@ -11,8 +11,8 @@ import pytest
 from base.flips import flips, outcomes
 from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.manifest import FILE_NAME, Manifest
-from headrace.bench.manifest import read_manifest as read_dataset_manifest
+from headrace.bench.dataset_files import FILE_NAME, Manifest
+from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
 from headrace.cluster.local.folder import Task, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot_file import snapshot_from_json, snapshot_to_json

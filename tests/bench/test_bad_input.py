@@ -12,8 +12,7 @@ import pytest
 
 from headrace.base.documents import seal
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import find_files
-from headrace.bench.manifest import FILE_NAME
+from headrace.bench.dataset_files import FILE_NAME, find_files
 from headrace.bench.session import run_session
 from headrace.errors import BenchError, SourceError, VolumeError, WorkloadError
 from tests_shared import opened_to_others

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import Rank
+from headrace.bench.checkpoint_runs import Checkpointer, _model_spec
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.emulate.checkpoint import Checkpointer, _model_spec
-from headrace.bench.emulate.ranks import join
-from headrace.bench.emulate.run import RunOptions
+from headrace.bench.ranks import join
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError, CheckpointError, VolumeError, WorkloadError
 
@@ -131,7 +131,7 @@ def test_after_the_shift_each_host_reads_what_the_next_one_wrote(words, tmp_path
     ))  # fmt: skip
     hosts = {}
     monkeypatch.setattr(
-        "headrace.bench.emulate.checkpoint._host",
+        "headrace.bench.checkpoint_runs._host",
         lambda: f"host{hosts[threading.current_thread().name]}",
     )
     read, errors = {}, []

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.checkpoints import writer_of
-from headrace.bench.model import ModelSpec, Parallelism, Transformer
+from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer, writer_of
 from headrace.errors import CheckpointNotFound, CorruptCheckpoint, VolumeError
 from headrace.store import output_file
 

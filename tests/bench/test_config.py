@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from headrace.bench.config import TimeDistribution, load_workload, parse_command_line
-from headrace.bench.config.keys import ALIASES, KEYS
+from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.schema import ALIASES, KEYS, TimeDistribution
 from headrace.errors import WorkloadError
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.bench.checks import notes_of
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.config.times import TimeDistribution
 from headrace.bench.dataset_files import find_files
-from headrace.bench.emulate.effects import notes_of
-from headrace.bench.emulate.engines import preprocessing
-from headrace.bench.emulate.engines.base import Delivered
+from headrace.bench.engines import native as preprocessing
+from headrace.bench.engines.base import Delivered
 from headrace.bench.generate import generate
+from headrace.bench.schema import TimeDistribution
 from headrace.errors import BenchError, SourceError
 
 

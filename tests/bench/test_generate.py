@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import find_files
+from headrace.bench.dataset_files import FILE_NAME, find_files, read_manifest
 from headrace.bench.generate import generate
-from headrace.bench.manifest import FILE_NAME, read_manifest
 from headrace.errors import SourceError, VolumeError
 from headrace.store import output_file
 

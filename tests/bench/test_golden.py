@@ -14,12 +14,11 @@ import json
 import numpy as np
 import pytest
 
+from headrace.bench.checkpoint_runs import Saved
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.emulate.checkpoint import Saved
-from headrace.bench.metrics.timeline import Block, Window
-from headrace.bench.results.files import write_rank_files
-from headrace.bench.results.summary import Figures, metric_lines, summary_document, timestamp
-from headrace.bench.results.together import together
+from headrace.bench.metrics import Block, Window
+from headrace.bench.results import write_rank_files
+from headrace.bench.summary import Figures, metric_lines, summary_document, timestamp, together
 
 BATCH = 7
 WAITS = {

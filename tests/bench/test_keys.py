@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import headrace.bench
-from headrace.bench.config import load_workload, parse_command_line, sections
-from headrace.bench.config.keys import ALIASES, KEYS
-from headrace.bench.config.query import queried
-from headrace.bench.emulate.check import check_supported
-from headrace.bench.emulate.effects import notes_of
+from headrace.bench import schema as sections
+from headrace.bench.checks import check_supported, notes_of
+from headrace.bench.config import load_workload, parse_command_line, queried
+from headrace.bench.schema import ALIASES, KEYS
 from headrace.errors import WorkloadError
 
 # key: a value that is not its default, and its fate: what the error or the note says; "" for honoured.

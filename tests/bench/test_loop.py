@@ -9,13 +9,13 @@ import time
 import numpy as np
 import pytest
 
-from headrace.bench.emulate.clock import ModelSource, VirtualClock
-from headrace.bench.emulate.engines.base import Delivered, batches_ahead
-from headrace.bench.emulate.loop import LoopOptions, StepLoop
-from headrace.bench.metrics.dlio import phase_figures
-from headrace.bench.metrics.timeline import Window
+from headrace.bench.engines.base import Delivered, batches_ahead
+from headrace.bench.loop import LoopOptions, StepLoop
+from headrace.bench.metrics import Window, phase_figures
 from headrace.errors import BenchError
 from headrace.io.simulation import Simulation
+
+from .virtual_clock import ModelSource, VirtualClock
 
 BATCH = Delivered(1, 10)
 

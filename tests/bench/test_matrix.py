@@ -8,9 +8,9 @@ import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
-from headrace.bench.emulate.engines import torch as torch_engine
-from headrace.bench.emulate.run import RunOptions
+from headrace.bench.engines import frameworks as torch_engine
 from headrace.bench.formats import format_of
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError, WorkloadError
 

@@ -3,17 +3,20 @@
 import numpy as np
 import pytest
 
-from headrace.bench.metrics.dlio import block_au, block_throughput, phase_figures
-from headrace.bench.metrics.mlperf import mlperf_au
-from headrace.bench.metrics.own import (
+from headrace.bench.metrics import (
+    Block,
     Shares,
+    Window,
+    block_au,
+    block_throughput,
     confidence,
+    mlperf_au,
     percentiles,
+    phase_figures,
     shares_of,
     steadiness_of,
+    verdict_of,
 )
-from headrace.bench.metrics.timeline import Block, Window
-from headrace.bench.metrics.verdict import verdict_of
 
 DEFAULT = Window(1, 0)
 

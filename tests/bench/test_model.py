@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.bench.model import ModelSpec, Parallelism, Transformer
+from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer
 
 GIB = 1 << 30
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.bench.emulate.phases import PHASES, PhaseTimes
-from headrace.bench.results.summary import time_to_solution
+from headrace.bench.run import PHASES, PhaseTimes
+from headrace.bench.summary import time_to_solution
 
 
 def test_every_second_belongs_to_one_phase():

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from headrace.bench.emulate import punctual as module
-from headrace.bench.emulate.punctual import before_others, punctual
+from headrace.bench import loop as module
+from headrace.bench.loop import before_others, punctual
 
 
 def slack_ns():

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from headrace.base.job import Rank
-from headrace.bench.emulate import ranks
-from headrace.bench.emulate.ranks import _addresses, _reach, join
+from headrace.bench import ranks
+from headrace.bench.ranks import _addresses, _reach, join
 from headrace.errors import BenchError
 
 

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.bench.report.compare import compare, judge
-from headrace.bench.report.conditions import condition_of
-from headrace.bench.report.measures import MEASURES, measure_named, measured, value_of
-from headrace.bench.report.page import report_page, with_confidence
-from headrace.bench.report.repeats import load_runs
-from headrace.bench.report.result import load_run, rank_blocks
-from headrace.bench.report.steps import phases_of, slowest_steps
-from headrace.bench.report.trace import trace_events, trace_text
+from headrace.bench.compare import (
+    MEASURES,
+    compare,
+    condition_of,
+    judge,
+    measure_named,
+    measured,
+    value_of,
+)
+from headrace.bench.report import report_page, with_confidence
+from headrace.bench.results import load_run, load_runs, rank_blocks
+from headrace.bench.trace import phases_of, slowest_steps, trace_events, trace_text
 from headrace.errors import BenchError
 from headrace.pages.text import safe
 

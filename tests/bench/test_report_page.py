@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from headrace.bench.emulate.run import RunOptions
-from headrace.bench.report.page import report_page
-from headrace.bench.report.repeats import load_runs
-from headrace.bench.report.result import rank_blocks
+from headrace.bench.report import report_page
+from headrace.bench.results import load_runs, rank_blocks
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 
 from .test_mlpstorage import TINY

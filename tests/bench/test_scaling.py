@@ -11,12 +11,12 @@ from headrace.bench.scaling import (
     EpochLine,
     ScalingOptions,
     ScalingRun,
-    figure_svg,
     measure,
     read_epochs,
     scaling_table,
     table_text,
 )
+from headrace.bench.scaling_figure import figure_svg
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.errors import BenchError, ClusterTimeout
 

@@ -11,12 +11,12 @@ import yaml
 
 from headrace.base.job import Rank
 from headrace.bench import session
-from headrace.bench.emulate.ranks import join
-from headrace.bench.emulate.run import RunOptions
-from headrace.bench.emulate.staging import stage_files
-from headrace.bench.report.measures import measure_named, measured
-from headrace.bench.report.repeats import load_runs
+from headrace.bench.compare import measure_named, measured
+from headrace.bench.ranks import join
+from headrace.bench.results import load_runs
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.staging import stage_files
 from headrace.errors import BenchError, HeadraceError, SourceError, WorkloadError
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume

@@ -9,8 +9,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from headrace.bench.storage import StorageOptions, characterise
-from headrace.bench.storage.advice import Cell, advice_of
+from headrace.bench.storage import Cell, StorageOptions, advice_of, characterise
 from headrace.cli.app import app
 from headrace.errors import BenchError, VolumeError
 

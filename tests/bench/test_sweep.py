@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.bench.emulate.run import RunOptions
-from headrace.bench.report.conditions import condition_of
+from headrace.bench.compare import condition_of
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions
 from headrace.bench.sweep import Probe, Sweep, most_before, sweep
 from headrace.errors import BenchError, WorkloadError

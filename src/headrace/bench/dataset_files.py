@@ -1,21 +1,123 @@
-"""Finds a data set's files: generated here or by DLIO, or anyone's of the right kind and number.
+"""A data set's files: its manifest, finding them, and checking them before a run.
 
-As DLIO, it goes by the folders and by what names end with: the files in name order are the data set. Unlike
-DLIO it refuses a half-generated one, and one that was generated for another workload.
+`headrace-dataset.json` in the data folder is written before the first file and again behind the last one. A
+folder without it was made by someone else: it is read, and never written. As DLIO, a run goes by the folders
+and by what names end with: the files in name order are the data set. Unlike DLIO it refuses a half-generated
+one, and one that was generated for another workload; the headers of a few files and the sizes of many are
+checked, since engines that hand on bytes would read anything.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
-from typing import TYPE_CHECKING, Final
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.bench.manifest import Manifest, differences, read_manifest
+from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
+from headrace.bench.dataset import DatasetSpec
+from headrace.bench.formats import format_of
+from headrace.bench.formats.base import bad_file
+from headrace.bench.replay import check_recorded_files, fingerprint
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
-    from headrace.bench.dataset import DatasetSpec, Split
+    from collections.abc import Sequence
 
-__all__ = ["AT_REST_S", "find_files", "foreign_files"]
+    from headrace.bench.dataset import Split
+
+
+FILE_NAME = "headrace-dataset.json"
+_MANIFEST = DocumentKind(
+    name="a data set's manifest",
+    version=2,
+    unchecked=1,
+    error=SourceError,
+    next_step="Generate the data set into another folder.",
+    marks={"kind": "headrace data set"},
+    bytes_max=1 << 20,
+)
+_POLL_S = 0.05
+
+_NOT_DATA = ("data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize")
+"""Fields that the files do not depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A data folder's manifest."""
+
+    spec: dict[str, Any]
+    """The fields that the files depend on, as JSON has them."""
+    complete: bool
+    files: int
+
+    @classmethod
+    def of(cls, spec: DatasetSpec, *, complete: bool) -> Manifest:
+        """What `spec` asks for."""
+        fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
+        if spec.requests is None:
+            del fields["requests"]
+        else:
+            fields = {"requests": fingerprint(spec.requests), "seed": spec.seed}
+        return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
+
+    def write(self, folder: str) -> None:
+        """Puts it in its place, durably. Several ranks may write the same at the same time."""
+        text = _MANIFEST.encode(dataclasses.asdict(self), indent=1)
+        replace_file(Path(folder, FILE_NAME), text)
+
+
+def read_manifest(folder: str) -> Manifest | None:
+    """The manifest of a data folder; None where there is none.
+
+    Raises:
+        SourceError: it is damaged.
+    """
+    path = os.path.join(folder, FILE_NAME)
+    try:
+        with open(path, "rb") as f:
+            text = f.read(_MANIFEST.bytes_max + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    fields = _MANIFEST.decode(text, path)
+    return Manifest(
+        fields.inner("spec").plain(), fields.flag("complete"), fields.integer("files", 0, 1 << 62)
+    )
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """What two manifests' specs differ in: "num_files_train 8 instead of 9"."""
+    return [
+        f"{key} {found.get(key)!r} instead of {value!r}"
+        for key, value in expected.items()
+        if found.get(key) != value
+    ]
+
+
+def wait_for(folder: str, expected: Manifest, deadline_s: float) -> None:
+    """Waits until rank 0 has prepared the folder.
+
+    Raises:
+        SourceError: it has not, in time.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        found = read_manifest(folder)
+        if found is not None and found.spec == expected.spec:
+            return
+        if time.monotonic() > end:
+            raise SourceError(
+                f"{folder}: rank 0 has not begun this data set within {deadline_s:g} s.",
+                path=folder,
+                next_step="Look at rank 0's error; all ranks need the same workload and folder.",
+            )
+        time.sleep(_POLL_S)
+
 
 AT_REST_S: Final = 0.03
 """Files that changed so lately may change again without anybody seeing it: the clock that they have ticks
@@ -117,3 +219,92 @@ def _unfit(path: str, what: str) -> SourceError:
         next_step="Generate it (headrace bench generate; a half-generated one is finished by the "
         "same command), or correct the workload's dataset section.",
     )
+
+
+_HEADERS_MOST: Final = 3
+_SIZES_MOST: Final = 2000
+_IMAGES: Final = {
+    "jpeg": (b"\xff\xd8\xff", b"\xff\xd9"),
+    "png": (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"),
+}
+"""How they begin and end."""
+
+
+def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
+    """Look at a split's files.
+
+    Args:
+        spec: what the workload says of them.
+        split: which files.
+        paths: as `find_files` gives them.
+
+    Raises:
+        SourceError: one is not of the format, or is cut short; names it.
+    """
+    if spec.requests is not None:
+        check_recorded_files(spec, split, paths)
+        return
+    manifest = read_manifest(spec.data_folder)
+    if manifest is not None:
+        made = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})
+        _check_sizes(made, split)
+    for path in _spread(paths, _HEADERS_MOST):
+        try:
+            _check_header(spec, path)
+        except OSError as e:  # it was listed a moment ago, or is a link to nothing
+            raise SourceError(
+                f"{path} cannot be read: {e.strerror}.",
+                path=path,
+                next_step="Generate the data set again (headrace bench generate).",
+            ) from e
+
+
+def _check_header(spec: DatasetSpec, path: str) -> None:
+    if not os.path.getsize(path):
+        raise bad_file(path, "the file's size", 0, "a sample")
+    try:
+        format_of(spec).sample_extents(path, spec)
+    except SourceError as e:
+        if isinstance(e.__cause__, ImportError):
+            return  # an engine that does not decode needs no library for it
+        raise
+    _check_image(spec, path)
+
+
+def _spread(found: Sequence[str], most: int) -> list[str]:
+    """So many, evenly, with the first and the last."""
+    if len(found) <= most:
+        return list(found)
+    return [found[i * (len(found) - 1) // (most - 1)] for i in range(most)]
+
+
+def _check_sizes(made: DatasetSpec, split: Split) -> None:
+    count = made.num_files(split)
+    shapes = made.sample_shapes()
+    step = max(1, count // _SIZES_MOST)
+    for index in {*range(0, count, step), *([count - 1] if count else [])}:
+        path = made.path(split, index)
+        shape = tuple(shapes[made.number(split, index)].tolist())
+        try:
+            found = os.path.getsize(path)
+        except OSError:
+            continue  # a run may use fewer files than were made; those it needs were counted
+        expected = format_of(made).file_bytes(made, shape)
+        if found != expected if expected is not None else not found:
+            told = "a sample" if expected is None else f"{expected:,}"
+            raise bad_file(path, "the file's size", f"{found:,}", told)
+
+
+def _check_image(spec: DatasetSpec, path: str) -> None:
+    if spec.format not in _IMAGES:
+        return
+    first, last = _IMAGES[spec.format]
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        begin = file.read(len(first))
+        file.seek(max(0, size - len(last)))
+        end = file.read()
+    if begin != first:
+        raise bad_file(path, "its beginning", begin, f"{first!r}, a {spec.format}'s")
+    if end != last:
+        raise bad_file(path, "its end", end, f"{last!r}, a {spec.format}'s", size)

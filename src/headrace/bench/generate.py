@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.files import remove_leftovers
 from headrace.bench.content import Content
-from headrace.bench.dataset_files import foreign_files
+from headrace.bench.dataset_files import (
+    Manifest,
+    differences,
+    foreign_files,
+    read_manifest,
+    wait_for,
+)
 from headrace.bench.formats import FileJob, format_of, layout_of
-from headrace.bench.manifest import Manifest, differences, read_manifest, wait_for
 from headrace.errors import SourceError, VolumeError
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space

@@ -8,28 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import which_rank
+from headrace.bench.checkpoint_runs import require_checkpoints, run_checkpoints, writer_name
+from headrace.bench.checks import check_supported, notes_of
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.dataset_check import check_files
-from headrace.bench.dataset_files import AT_REST_S, find_files
-from headrace.bench.emulate.cache import evict, residency_of
-from headrace.bench.emulate.check import check_supported
-from headrace.bench.emulate.checkpoint import require_checkpoints, writer_name
-from headrace.bench.emulate.checkpoint_run import run_checkpoints
-from headrace.bench.emulate.effects import notes_of
-from headrace.bench.emulate.engines.choose import engine_name
-from headrace.bench.emulate.ranks import join
-from headrace.bench.emulate.run import (
-    Recorded,
-    RunOptions,
-    plans_of,
-    run_ceiling,
-    run_epochs,
-    used,
-)
-from headrace.bench.emulate.staging import stage_files
-from headrace.bench.gather import gather_figures
-from headrace.bench.metrics.timeline import Window
-from headrace.bench.results.files import (
+from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
+from headrace.bench.engines.choose import engine_name
+from headrace.bench.metrics import Window
+from headrace.bench.ranks import join
+from headrace.bench.results import (
     default_folder,
     repeat_folder,
     write_configuration,
@@ -37,22 +23,36 @@ from headrace.bench.results.files import (
     write_log,
     write_rank_files,
 )
-from headrace.bench.results.hosts import host_document, provenance
-from headrace.bench.results.summary import metric_lines, summary_document
-from headrace.bench.results.together import together
+from headrace.bench.run import (
+    Recorded,
+    RunOptions,
+    plans_of,
+    run_ceiling,
+    run_epochs,
+    used,
+)
+from headrace.bench.staging import evict, residency_of, stage_files
+from headrace.bench.summary import (
+    gather_figures,
+    host_document,
+    metric_lines,
+    provenance,
+    summary_document,
+    together,
+)
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from headrace.bench.checkpoint_runs import Restored
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.dataset import Split
-    from headrace.bench.emulate.checkpoint import Restored
-    from headrace.bench.emulate.group import Group
-    from headrace.bench.emulate.staging import Staged
-    from headrace.bench.metrics.dlio import Formula
-    from headrace.bench.results.summary import Figures
+    from headrace.bench.metrics import Formula
+    from headrace.bench.ranks import Group
+    from headrace.bench.staging import Staged
+    from headrace.bench.summary import Figures
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
 

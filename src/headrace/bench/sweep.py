@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import which_rank
+from headrace.bench.compare import MEASURES, value_of
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.emulate.run import plans_of
-from headrace.bench.report.measures import MEASURES, value_of
-from headrace.bench.results.files import default_folder
+from headrace.bench.results import default_folder
+from headrace.bench.run import plans_of
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError, WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from headrace.bench.compare import Condition
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.report.conditions import Condition
 
 __all__ = ["Probe", "Sweep", "most_before", "sweep"]
 

@@ -99,7 +99,7 @@ def run(
     verbose: Verbose = False,
 ) -> int:
     """Runs a workload."""
-    from headrace.bench.emulate.run import RunOptions
+    from headrace.bench.run import RunOptions
     from headrace.io.simulation import simulation_of
 
     if barrier not in ("step", "epoch"):

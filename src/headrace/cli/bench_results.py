@@ -14,7 +14,7 @@ from headrace.cli.output import Json, Output, Quiet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.bench.report.compare import Comparison, Row, Verdict
+    from headrace.bench.compare import Comparison, Row, Verdict
 
 __all__ = ["compare", "report", "trace"]
 
@@ -36,10 +36,9 @@ def report(
     quiet: Quiet = False,
 ) -> int:
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
-    from headrace.bench.report.measures import MEASURES, measured
-    from headrace.bench.report.page import NOT_MLPERF, report_page, with_confidence
-    from headrace.bench.report.repeats import load_runs
-    from headrace.bench.report.result import rank_blocks
+    from headrace.bench.compare import MEASURES, measured
+    from headrace.bench.report import NOT_MLPERF, report_page, with_confidence
+    from headrace.bench.results import load_runs, rank_blocks
 
     if not html and out is not None:
         raise typer.BadParameter("-o names the page: give --html, too")
@@ -76,8 +75,8 @@ def trace(
     quiet: Quiet = False,
 ) -> int:
     """Write the slowest steps for trace viewers (Perfetto, chrome://tracing)."""
-    from headrace.bench.report.result import load_run, rank_blocks
-    from headrace.bench.report.trace import trace_events, trace_text
+    from headrace.bench.results import load_run, rank_blocks
+    from headrace.bench.trace import trace_events, trace_text
     from headrace.errors import BenchError
 
     output = Output(as_json=as_json, quiet=quiet)
@@ -111,11 +110,10 @@ def compare(
     quiet: Quiet = False,
 ) -> int:
     """Compare two results: each figure's change, with its confidence where there are repeats."""
-    from headrace.bench.report.compare import compare as compare_runs
-    from headrace.bench.report.compare import judge
-    from headrace.bench.report.conditions import condition_of
-    from headrace.bench.report.page import NOT_MLPERF
-    from headrace.bench.report.repeats import load_runs
+    from headrace.bench.compare import compare as compare_runs
+    from headrace.bench.compare import condition_of, judge
+    from headrace.bench.report import NOT_MLPERF
+    from headrace.bench.results import load_runs
 
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
@@ -144,7 +142,7 @@ def compare(
 
 
 def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence[Verdict]) -> None:
-    from headrace.bench.report.page import with_confidence
+    from headrace.bench.report import with_confidence
 
     cells = [("", "A", "B", "change", "")]
     for row in comparison.rows:

@@ -14,7 +14,7 @@ from headrace.cli.output import Json, Output, Quiet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.bench.report.conditions import Condition
+    from headrace.bench.compare import Condition
     from headrace.bench.sweep import Probe, Sweep
 
 __all__ = ["sweep"]
@@ -49,8 +49,8 @@ def sweep(
     quiet: Quiet = False,
 ) -> int:
     """Find how many accelerators the storage feeds: double their number, then bisect."""
-    from headrace.bench.emulate.run import RunOptions
-    from headrace.bench.report.conditions import condition_of
+    from headrace.bench.compare import condition_of
+    from headrace.bench.run import RunOptions
     from headrace.bench.session import SessionOptions
     from headrace.bench.sweep import sweep as sweep_runs
     from headrace.cli.progress import progress
@@ -114,7 +114,7 @@ def _probe_line(probe: Probe, condition: Condition) -> str:
 
 
 def _print(output: Output, found: Sweep, condition: Condition, simulate: str | None) -> None:
-    from headrace.bench.report.page import NOT_MLPERF
+    from headrace.bench.report import NOT_MLPERF
     from headrace.pages.text import measure_text
 
     if output.as_json:

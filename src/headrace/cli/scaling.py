@@ -94,7 +94,8 @@ def _document(table: Table) -> dict[str, Any]:
 
 
 def _write(out: Path, table: Table, title: str) -> None:
-    from headrace.bench.scaling import figure_svg, table_text
+    from headrace.bench.scaling import table_text
+    from headrace.bench.scaling_figure import figure_svg
 
     text = json.dumps(_document(table), indent=2, default=plain)
     (out / "scaling.json").write_text(text + "\n", "utf-8")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.bench.emulate.run import RunOptions
+from headrace.bench.run import RunOptions
 from headrace.bench.session import SessionOptions, run_session
 from headrace.errors import BenchError
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.bench.content import Layout, Run, noise, write_layout
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.formats.layout import Layout, Run, noise, write_layout
 from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from headrace.bench.content import Kind, Layout, Run, noise, text, write_layout
 from headrace.bench.formats.images import open_reader, sample_extents
-from headrace.bench.formats.layout import Kind, Layout, Run, noise, text, write_layout
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
+    from headrace.bench.content import Piece
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
-    from headrace.bench.formats.layout import Piece
     from headrace.store.output_file import OutputFile
 
 __all__ = ["file_bytes", "layout", "open_reader", "sample_extents", "write"]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy_format
 
+from headrace.bench.content import Layout, Run, noise, text, write_layout
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.formats.layout import Layout, Run, noise, text, write_layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

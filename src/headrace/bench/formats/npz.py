@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.bench.formats import npy
-from headrace.bench.formats.base import Reader, SampleExtents, bad_file, no_seek, whole_file
-from headrace.bench.formats.layout import (
+from headrace.bench.content import (
     BEGIN,
     END,
     Checksum,
@@ -24,6 +22,8 @@ from headrace.bench.formats.layout import (
     text,
     write_layout,
 )
+from headrace.bench.formats import npy
+from headrace.bench.formats.base import Reader, SampleExtents, bad_file, no_seek, whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.bench.content import Layout, Run, noise, write_layout
 from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.formats.layout import Layout, Run, noise, write_layout
 from headrace.bench.formats.npy import ArrayReader
 from headrace.bench.replay import replay_of
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.bench.formats.base import Reader, SampleExtents, bad_file
-from headrace.bench.formats.layout import (
+from headrace.bench.content import (
     BEGIN,
     END,
     Checksum,
@@ -25,6 +24,7 @@ from headrace.bench.formats.layout import (
     text,
     write_layout,
 )
+from headrace.bench.formats.base import Reader, SampleExtents, bad_file
 from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.tfrecord import mask, unmask
 

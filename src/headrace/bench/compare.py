@@ -1,0 +1,310 @@
+"""Compare: the named figures of a run, conditions on them (`au < -2%`), and two results side by side."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from headrace.bench.metrics import Confidence, confidence
+from headrace.bench.results import differences, number_of
+from headrace.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headrace.bench.results import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a run.
+
+    Attributes:
+        name: in conditions and JSON.
+        title: in tables.
+        unit: of its value; `%`, `s`, `B` or a word; empty for counts.
+        better: which way is good; None where neither is.
+        path: where summary.json has it.
+        per: where summary.json has what it is divided by, for shares in percent.
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: Literal["more", "less"] | None
+    path: str
+    per: str = ""
+
+
+MEASURES: Final = (
+    Measure("accelerators", "accelerators", "", None, "num_accelerators"),
+    Measure("au", "AU", "%", "more", "metric.train_au_mean_percentage"),
+    Measure("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
+    Measure("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
+    Measure("throughput", "throughput", "samples/s", "more",
+            "metric.train_throughput_mean_samples_per_second"),
+    Measure("io", "throughput in bytes (nominal)", "MiB/s", "more",
+            "metric.train_io_mean_MB_per_second"),
+    Measure("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s",
+            "headrace.time.total_s"),
+    Measure("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s",
+            "headrace.time.total_s"),
+    Measure("harness_share", "time lost by the harness", "%", "less", "headrace.time.harness_s",
+            "headrace.time.total_s"),
+    Measure("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
+    Measure("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
+    Measure("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
+    Measure("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
+    Measure("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
+    Measure("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
+    Measure("time_to_solution", "time to solution", "s", "less",
+            "headrace.time_to_solution.total_s"),
+    Measure("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
+    Measure("training", "of it training", "s", "less", "headrace.time_to_solution.training_s"),
+    Measure("evaluation", "of it evaluation", "s", "less",
+            "headrace.time_to_solution.evaluation_s"),
+    Measure("checkpointing", "of it checkpointing", "s", "less",
+            "headrace.time_to_solution.checkpointing_s"),
+    Measure("bytes", "bytes delivered", "B", None, "headrace.bytes"),
+    Measure("device_bytes", "bytes from the device", "B", None, "headrace.device_bytes"),
+    Measure("cpu_s_per_gb", "CPU s/GB", "", "less", "headrace.cpu_s_per_gb"),
+    Measure("eval_au", "AU of evaluation", "%", "more", "metric.eval_au_mean_percentage"),
+    Measure("eval_throughput", "throughput of evaluation", "samples/s", "more",
+            "metric.eval_throughput_mean_samples_per_second"),
+    Measure("checkpoint_s", "a checkpoint's time", "s", "less",
+            "metric.save_checkpoint_duration_mean_seconds"),
+    Measure("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more",
+            "metric.save_checkpoint_io_mean_GB_per_second"),
+    Measure("checkpoint_blocking", "training stood still for one", "s", "less",
+            "headrace.checkpoint.blocking_s.mean"),
+    Measure("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
+    Measure("load_s", "reading a checkpoint back", "s", "less",
+            "metric.load_checkpoint_duration_mean_seconds"),
+    Measure("load_rate", "its rate", "GiB/s", "more",
+            "metric.load_checkpoint_io_mean_GB_per_second"),
+)  # fmt: skip
+"""In the order of tables."""
+
+
+def measure_named(name: str) -> Measure:
+    """The measure of that name.
+
+    Raises:
+        ValueError: there is none; the nearest is named.
+    """
+    names = {measure.name: measure for measure in MEASURES}
+    if name in names:
+        return names[name]
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"no measure is called {name!r}: {hint}There are {', '.join(names)}")
+
+
+def value_of(summary: dict[str, Any], measure: Measure) -> float | None:
+    """The measure's value in a summary.json, or None where it has none."""
+    value = _at(summary, measure.path)
+    if value is None or not measure.per:
+        return value
+    whole = _at(summary, measure.per)
+    return 100 * value / whole if whole else None
+
+
+def _at(document: Any, path: str) -> float | None:
+    for key in path.split("."):
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return number_of(document)
+
+
+def measured(runs: Sequence[RunResult], measure: Measure) -> Confidence | None:
+    """The measure over repeats: several folders, or, for AU, the repeats of one run.
+
+    Returns:
+        None unless every run has it.
+    """
+    values = [value_of(run.summary, measure) for run in runs]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    repeats = runs[0].own.get("au_percent")
+    if len(runs) == 1 and measure.name == "au" and isinstance(repeats, dict):
+        mean, half = number_of(repeats.get("mean")), number_of(repeats.get("confidence_95"))
+        if mean is not None and half is not None:
+            return Confidence(mean, half, int(number_of(repeats.get("runs")) or 2))
+    return confidence(known)
+
+
+_FORM: Final = re.compile(
+    r"\s*(?P<name>[a-z]\w*)\s*(?P<sign><=|>=|<|>)\s*"
+    r"(?P<bound>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<percent>%?)\s*"
+)
+_SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A measure, and what it is held against.
+
+    Attributes:
+        bound: in the measure's unit; of a change: as a fraction.
+        change: it is about the change from one result to another.
+        written: as it was given.
+    """
+
+    measure: Measure
+    sign: str
+    bound: float
+    change: bool
+    written: str
+
+    def holds(self, value: float) -> bool:
+        """Whether the value, or the change, is as the condition says."""
+        return _SIGNS[self.sign](value, self.bound)
+
+
+def condition_of(text: str, *, changes: bool) -> Condition:
+    """Read a condition: a measure's name, one of < <= > >=, a number, perhaps %.
+
+    Args:
+        text: `au < -2%`.
+        changes: a percentage is a change from one result to another; else a value.
+
+    A bound of a percentage without % is a fraction up to 1, as DLIO has `metric.au`, and percent above.
+
+    Raises:
+        ValueError: it is no condition, or no measure has that name.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no condition, expected a measure, one of < <= > >=, and a number: au < -2%"
+        )
+    measure = measure_named(match["name"])
+    bound, percent = float(match["bound"]), bool(match["percent"])
+    change = changes and percent
+    if change:
+        bound /= 100
+    elif percent and measure.unit != "%":
+        raise ValueError(f"{text!r}: {measure.name} is in {measure.unit or 'numbers'}, not in %")
+    elif measure.unit == "%" and not percent and abs(bound) <= 1:
+        bound *= 100
+    return Condition(measure, match["sign"], bound, change, text.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure of two results."""
+
+    measure: Measure
+    a: Confidence
+    b: Confidence
+
+    @property
+    def change(self) -> float | None:
+        """From a to b, as a fraction of a; None where a is 0 and b is not."""
+        if self.a.mean == self.b.mean:
+            return 0.0
+        return self.b.mean / self.a.mean - 1 if self.a.mean else None
+
+    @property
+    def change_half_width(self) -> float | None:
+        """Half of the change's 95 % interval, about; None without repeats on either side.
+
+        Both sides' half widths are added as squares, which is Welch's interval but for its degrees of
+        freedom; a side without repeats adds nothing that is known.
+        """
+        widths = [side.half_width for side in (self.a, self.b) if side.half_width is not None]
+        if not widths or not self.a.mean:
+            return None
+        return math.hypot(*widths) / abs(self.a.mean)
+
+    @property
+    def clear(self) -> bool | None:
+        """Whether the change is more than its interval; None without repeats on both sides."""
+        change, width = self.change, self.change_half_width
+        if change is None or width is None or None in (self.a.half_width, self.b.half_width):
+            return None
+        return abs(change) > width
+
+    @property
+    def worse(self) -> bool | None:
+        """Whether b is on the bad side of a; None where no side is bad."""
+        if self.measure.better is None or self.a.mean == self.b.mean:
+            return None
+        return (self.b.mean < self.a.mean) == (self.measure.better == "more")
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "measure": self.measure.name, "title": self.measure.title, "unit": self.measure.unit,
+            "a": self.a.document(), "b": self.b.document(), "change": self.change,
+            "change_confidence_95": self.change_half_width, "clear": self.clear,
+            "worse": self.worse,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two results.
+
+    Attributes:
+        rows: the measures that both have.
+        differences: (what, in a, in b) of how they were run: with these, figures may differ for
+            another reason than the one looked for.
+    """
+
+    rows: tuple[Row, ...]
+    differences: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A condition and whether it holds."""
+
+    condition: Condition
+    found: float
+    holds: bool
+
+
+def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> Comparison:
+    """Compare two results, each of one run or of repeats."""
+    rows = []
+    for measure in MEASURES:
+        left, right = measured(a, measure), measured(b, measure)
+        if left is not None and right is not None:
+            rows.append(Row(measure, left, right))
+    return Comparison(tuple(rows), tuple(differences(a[0], b[0])))
+
+
+def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[Verdict]:
+    """Which conditions hold.
+
+    Raises:
+        BenchError: one cannot be told: a gate that finds nothing to look at must not be open.
+    """
+    rows = {row.measure.name: row for row in comparison.rows}
+    found = []
+    for condition in conditions:
+        row = rows.get(condition.measure.name)
+        if row is None:
+            raise BenchError(
+                f"{condition.written!r} cannot be told: not both results have "
+                f"{condition.measure.name} ({condition.measure.title}).",
+                next_step=f"Both have {', '.join(rows) or 'nothing in common'}.",
+            )
+        value = row.change if condition.change else row.b.mean
+        if value is None:
+            raise BenchError(
+                f"{condition.written!r} cannot be told: {condition.measure.name} was 0 before, and "
+                f"is {row.b.mean:g}: no percentage says how much that is.",
+                next_step="Give a bound without %: it is held against the second result itself.",
+            )
+        found.append(Verdict(condition, value, condition.holds(value)))
+    return found

@@ -1,0 +1,650 @@
+"""Configuration: DLIO's workload files and its command line, without hydra.
+
+    workload=unet3d_h100 ++workload.reader.batch_size=8 --config-dir=DIR ++hydra.run.dir=DIR
+
+The order is hydra's: the workload's file, then the overrides one after the other. `--config-dir` is searched
+before what is shipped. `++x=v` sets a key, `+x=v` adds one, `x=v` changes one that is there, `~x` takes one
+away. What hydra can do beyond running one job (sweeps, launchers, its logging) is refused by name. All
+problems of a workload are reported at once, each with file and line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.bench import schema as sections
+from headrace.bench.dataset import DatasetSpec
+from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, TimeDistribution
+from headrace.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.bench.schema import Workload
+
+
+_ASSIGNMENT: Final = re.compile(
+    r"(?P<sign>\+\+|\+|~|)(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.DOTALL
+)
+_DIRECTORY: Final = {"--config-dir", "-cd"}
+_REFUSED: Final = {
+    "--multirun": "run the command once for each value",
+    "-m": "run the command once for each value",
+    "--config-path": "give --config-dir, which is looked at first",
+    "-cp": "give --config-dir, which is looked at first",
+    "--config-name": "the workload is named by workload=NAME",
+    "-cn": "the workload is named by workload=NAME",
+    "--experimental-rerun": "give the overrides again",
+    "--shell-completion": "the shell completes `headrace` itself",
+    "-sc": "the shell completes `headrace` itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One word of the command line about a key of the workload."""
+
+    sign: str
+    """++, +, ~ or nothing."""
+    key: str
+    value: str | None
+    """As written; None without `=`."""
+    written: str
+    """The whole word."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a command line says, before any file is read."""
+
+    workload: str = "default"
+    config_dir: str | None = None
+    run_dir: str | None = None
+    """`hydra.run.dir`."""
+    output_subdir: str = ".hydra"
+    """`hydra.output_subdir`: where the configuration is written, below the output folder."""
+    overrides: tuple[Override, ...] = ()
+    task_overrides: tuple[str, ...] = ()
+    """All that hydra lists in overrides.yaml: what is not about hydra itself."""
+    hydra_overrides: tuple[str, ...] = ()
+
+
+def parse_command_line(words: Sequence[str]) -> CommandLine:
+    """Read the words after the program's name.
+
+    Raises:
+        WorkloadError: a word makes no sense, or asks for what is not done here; names all of them.
+    """
+    reading = _Reading()
+    rest = list(words)
+    while rest:
+        reading.word(rest.pop(0), rest)
+    if reading.problems:
+        raise WorkloadError("\n".join(reading.problems))
+    return CommandLine(
+        workload=reading.workload,
+        config_dir=reading.config_dir,
+        run_dir=reading.hydra.get("hydra.run.dir"),
+        output_subdir=reading.hydra.get("hydra.output_subdir", ".hydra"),
+        overrides=tuple(reading.overrides),
+        task_overrides=tuple(reading.task),
+        hydra_overrides=tuple(reading.of_hydra),
+    )
+
+
+class _Reading:
+    """One pass over the words; goes on after a problem, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.workload = "default"
+        self.config_dir: str | None = None
+        self.hydra: dict[str, str] = {}
+        self.overrides: list[Override] = []
+        self.task: list[str] = []
+        self.of_hydra: list[str] = []
+
+    def word(self, word: str, rest: list[str]) -> None:
+        if word.startswith("-"):
+            self._option(word, rest)
+            return
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is None or (match["value"] is None and match["sign"] != "~"):
+            self.problems.append(
+                f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME"
+            )
+            return
+        sign, key, value = match["sign"], match["key"], match["value"]
+        if key.split(".")[0] == "hydra":
+            self._about_hydra(word, key, value)
+        elif key == "workload" and sign == "~":
+            self.problems.append(f"{word!r}: a run needs a workload")
+        elif key == "workload":
+            self.workload = _unquoted(value)
+            self.task.append(word)
+        elif key.startswith("workload."):
+            name = key.removeprefix("workload.")
+            self.overrides.append(Override(sign, name, value, word))
+            self.task.append(word)
+        else:
+            self.problems.append(
+                f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?"
+            )
+
+    def _option(self, word: str, rest: list[str]) -> None:
+        name, equals, value = word.partition("=")
+        if name in _DIRECTORY:
+            if not equals:
+                value = rest.pop(0) if rest else ""
+            if not value:
+                self.problems.append(f"{name} needs a folder that holds workload/NAME.yaml")
+            self.config_dir = value
+        elif name in _REFUSED:
+            self.problems.append(f"{name} is not done here: {_REFUSED[name]}")
+        else:
+            self.problems.append(f"{name} is not known; it is no option of DLIO's command line")
+
+    def _about_hydra(self, word: str, key: str, value: str | None) -> None:
+        if key in ("hydra.run.dir", "hydra.output_subdir") and value:
+            self.hydra[key] = _unquoted(value)
+            self.of_hydra.append(word)
+        elif key == "hydra.job.chdir" and (value or "").lower() == "false":
+            self.of_hydra.append(word)  # it is what is done
+        else:
+            self.problems.append(
+                f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
+            )
+
+
+def _unquoted(value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value
+
+
+DOCUMENT_BYTES_MAX: Final = 4 << 20
+DEPTH_MAX: Final = 12
+
+_FREE: Final = frozenset(
+    {"storage.storage_options", "checkpoint.ksm"}
+    | {name for name in KEYS if name.endswith("_time")}
+)  # fmt: skip
+"""Keys whose value may be a mapping of its own."""
+
+_DICT_KEY: Final = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
+"""hydra's {a:1,b:2}, where YAML wants {a: 1, b: 2}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was given."""
+
+    value: Any
+    where: str
+
+
+def yaml_of() -> Any:
+    """PyYAML.
+
+    Raises:
+        WorkloadError: it is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError as e:
+        raise WorkloadError(
+            "reading workloads needs PyYAML, which is not installed.",
+            next_step="pip install 'headrace[bench]'",
+        ) from e
+    return yaml
+
+
+def read_document(path: Path, label: str) -> dict[str, Setting]:
+    """The settings of a YAML file, by their full keys.
+
+    Raises:
+        WorkloadError: the file cannot be read, is no YAML, or says a key twice.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(DOCUMENT_BYTES_MAX + 1)
+        written = raw.decode()
+    except (OSError, UnicodeDecodeError) as e:
+        raise WorkloadError(f"{path} cannot be read: {e}.", path=str(path)) from e
+    if len(raw) > DOCUMENT_BYTES_MAX:
+        raise WorkloadError(f"{path} is larger than {DOCUMENT_BYTES_MAX} bytes.", path=str(path))
+    yaml = yaml_of()
+    try:
+        node = yaml.compose(written, yaml.SafeLoader)
+        found = _Walk(yaml, label).settings(node)
+    except yaml.YAMLError as e:
+        raise WorkloadError(f"{path} is no YAML: {' '.join(str(e).split())}.") from e
+    except RecursionError as e:
+        raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
+    return found
+
+
+def parse_value(written: str) -> Any:
+    """A value of the command line: hydra's grammar, as far as it is YAML's; `off` stays a word."""
+    yaml = yaml_of()
+    if written.strip().lower() in ("off", "on", "yes", "no"):
+        return written.strip().lower()  # words in hydra's grammar, booleans in YAML 1.1
+    if written.lstrip().startswith("{"):
+        written = _DICT_KEY.sub(r"\1: ", written)
+    try:
+        return yaml.safe_load(written)
+    except yaml.YAMLError:
+        return written
+
+
+class _Walk:
+    """One pass over a composed document."""
+
+    def __init__(self, yaml: Any, label: str) -> None:
+        self._yaml = yaml
+        self._label = label
+
+    def settings(self, node: Any) -> dict[str, Setting]:
+        found: dict[str, Setting] = {}
+        if node is not None:
+            if not isinstance(node, self._yaml.MappingNode):
+                raise WorkloadError(f"{self._at(node)}: expected sections such as `dataset:`.")
+            self._mapping(node, "", found, 0)
+        return found
+
+    def _mapping(self, node: Any, prefix: str, found: dict[str, Setting], depth: int) -> None:
+        if depth > DEPTH_MAX:
+            raise WorkloadError(f"{self._at(node)}: it is nested too deeply.")
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if name in seen:
+                raise WorkloadError(f"{self._at(key)}: {name} stands there twice.")
+            seen.add(name)
+            nested = isinstance(value, self._yaml.MappingNode) and name not in _FREE
+            if nested:
+                self._mapping(value, name + ".", found, depth + 1)
+            elif not self._empty_section(name, value):
+                found[name] = Setting(self._value(value), self._at(key))
+
+    def _empty_section(self, name: str, value: Any) -> bool:
+        """`reader:` with nothing below."""
+        return value.tag == "tag:yaml.org,2002:null" and any(k.startswith(name + ".") for k in KEYS)
+
+    def _value(self, node: Any) -> Any:
+        loader = self._yaml.SafeLoader("")
+        try:
+            return loader.construct_object(node, deep=True)
+        finally:
+            loader.dispose()
+
+    def _at(self, node: Any) -> str:
+        return f"{self._label}:{node.start_mark.line + 1}"
+
+
+def flatten(name: str, value: Any, where: str) -> dict[str, Setting]:
+    """Settings of one override, whose value may be a whole section as a mapping."""
+    if not isinstance(value, dict) or name in _FREE:
+        return {name: Setting(value, where)}
+    found: dict[str, Setting] = {}
+    for key, inner in value.items():
+        found |= flatten(f"{name}.{key}" if name else str(key), inner, where)
+    return found
+
+
+PROBLEMS_MAX: Final = 30
+_STDEVS: Final = {
+    "train.computation_time_stdev": "train.computation_time",
+    "reader.preprocess_time_stdev": "reader.preprocess_time",
+    "evaluation.eval_time_stdev": "evaluation.eval_time",
+}
+_ONLY_CHECKED: Final = frozenset(
+    name for name, key in KEYS.items() if key.only is not None and len(key.only) >= 1
+) | {"dataset.data_gen_method", "dataset.skip_listing", "dataset.listing_validation_interval"}
+"""Keys that have one meaning here, and so no field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWorkload:
+    """A workload and where it comes from."""
+
+    name: str
+    """`workload=NAME`."""
+    source: str
+    """The file."""
+    workload: sections.Workload
+    document: Mapping[str, Any]
+    """The composed configuration with DLIO's keys, for config.yaml."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each key that was given stands."""
+    notes: tuple[str, ...] = ()
+    """What the user should know."""
+    listing_interval: int | None = None
+    """`dataset.skip_listing`: folders are not listed, and every so many-th file is looked for."""
+
+    def at(self, key: str) -> str:
+        """Where a key was given, and its name, for messages."""
+        return f"{self.origins[key]}: {key}" if key in self.origins else f"{self.source}: {key}"
+
+
+def shipped_workloads() -> list[str]:
+    """The names of the workloads that come with headrace."""
+    folder = files("headrace.bench") / "workloads"
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def load_workload(line: CommandLine) -> LoadedWorkload:
+    """Find, merge and check.
+
+    Raises:
+        WorkloadError: no such workload, or something is wrong with it.
+    """
+    path = _find(line.workload, line.config_dir)
+    merging = _Merging(str(path))
+    for name, setting in read_document(path, str(path)).items():
+        merging.put(name, setting)
+    for override in line.overrides:
+        merging.override(override)
+    workload = merging.workload()
+    left = len(merging.problems) - PROBLEMS_MAX
+    if merging.problems:
+        told = merging.problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
+        raise WorkloadError("\n".join(told), path=str(path))
+    assert workload is not None
+    return LoadedWorkload(
+        name=line.workload,
+        source=str(path),
+        workload=workload,
+        document=merging.document(),
+        origins={name: s.where for name, s in merging.settings.items()},
+        notes=tuple(merging.notes),
+        listing_interval=merging.listing_interval,
+    )
+
+
+def _find(name: str, config_dir: str | None) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    shipped = Path(str(files("headrace.bench") / "workloads"))
+    places = [shipped]
+    if config_dir is not None:
+        own = Path(config_dir)
+        if not own.is_dir():
+            raise WorkloadError(f"--config-dir {config_dir} is no folder.", path=config_dir)
+        places.insert(0, own / "workload")
+    for place in places:
+        if (place / f"{name}.yaml").is_file() and os.sep not in name:
+            return place / f"{name}.yaml"
+    known = {file.stem for place in places if place.is_dir() for file in place.glob("*.yaml")}
+    meant = difflib.get_close_matches(name, known, 1)
+    looked = ", ".join(str(place) for place in places)
+    raise WorkloadError(
+        f"there is no workload {name!r} in {looked}."
+        + (f" Did you mean {meant[0]}?" if meant else ""),
+        next_step="`headrace bench workloads` lists those that are shipped.",
+    )
+
+
+class _Merging:
+    """The settings so far; collects what is wrong with them."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.settings: dict[str, Setting] = {}
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.listing_interval: int | None = None
+
+    # -- merging ---------------------------------------------------------------------------------
+
+    def put(self, name: str, setting: Setting) -> None:
+        known = self._known(name, setting.where)
+        if known:
+            self.settings[known] = setting
+
+    def override(self, override: Override) -> None:
+        where = f"command line: {override.written}"
+        name = self._spelled(override.key)
+        inside = [key for key in self.settings if key == name or key.startswith(name + ".")]
+        if override.sign == "~":
+            self._delete(override, name, inside, where)
+            return
+        assert override.value is not None
+        if override.sign == "+" and name in self.settings:
+            self.problems.append(f"{where}: {name} is there already; write ++ to change it")
+        elif override.sign == "" and not inside and name in KEYS:
+            self.problems.append(f"{where}: {name} is not there yet; write ++ to set it")
+        for key, setting in flatten(override.key, parse_value(override.value), where).items():
+            self.put(key, setting)
+
+    def _delete(self, override: Override, name: str, inside: list[str], where: str) -> None:
+        if not inside:
+            self.problems.append(f"{where}: {name} is not there, so it cannot be taken away")
+        elif override.value is not None and (
+            parse_value(override.value) != self.settings[inside[0]].value
+        ):
+            self.problems.append(f"{where}: {name} has another value, so it is not taken away")
+        else:
+            for key in inside:
+                del self.settings[key]
+
+    def _spelled(self, name: str) -> str:
+        section, dot, rest = name.partition(".")
+        name = SECTION_ALIASES.get(section, section) + dot + rest
+        return ALIASES[name][0] if name in ALIASES else name
+
+    def _known(self, name: str, where: str) -> str | None:
+        """The key's right name; None when it is unknown, which is told."""
+        spelled = self._spelled(name)
+        section, dot, rest = name.partition(".")
+        note = ALIASES.get(SECTION_ALIASES.get(section, section) + dot + rest)
+        if note:
+            self.notes.append(f"{where}: {name} is taken as {note[0]} ({note[1]})")
+        for key in (spelled, *_parents(spelled)):
+            if key in KEYS:
+                return spelled if key == spelled or key.startswith("storage.") else key
+        self.problems.append(f"{where}: {closest_key(spelled)}")
+        return None
+
+    # -- checking --------------------------------------------------------------------------------
+
+    def workload(self) -> sections.Workload | None:
+        """The workload; None, with problems, when there is none."""
+        values: dict[str, Any] = {}
+        for name, setting in self.settings.items():
+            base = next((k for k in (name, *_parents(name)) if k in KEYS), name)
+            converted = self._converted(base, name, setting)
+            if isinstance(converted, _Wrong):
+                continue
+            if base != name:  # storage.storage_options.endpoint_url
+                inner = name.removeprefix(base + ".")
+                values[base] = {**values.get(base, {}), inner: converted}
+            else:
+                values[base] = converted
+        for stdev, of in _STDEVS.items():
+            if values.get(stdev):
+                values[of] = self._with_stdev(values, of, values[stdev])
+        if values.get("dataset.skip_listing"):
+            self.listing_interval = values.get("dataset.listing_validation_interval", 1000)
+        return None if self.problems else self._built(values)
+
+    def _with_stdev(self, values: dict[str, Any], of: str, stdev: float) -> Any:
+        if of not in values:
+            self.problems.append(f"{self.settings[of + '_stdev'].where}: {of} is missing beside it")
+            return None
+        return values[of].with_stdev(stdev)
+
+    def _converted(self, base: str, name: str, setting: Setting) -> Any:
+        key = KEYS[base]
+        if key.convert is None:
+            self.problems.append(f"{setting.where}: {base} is not supported: {key.reason}")
+            return _Wrong()
+        if isinstance(setting.value, str) and "${" in setting.value:
+            self.problems.append(
+                f"{setting.where}: {name}: interpolation (${{...}}) is not done here"
+            )
+            return _Wrong()
+        if base != name:
+            return setting.value
+        try:
+            value = key.convert(setting.value)
+        except (ValueError, TypeError) as e:
+            self.problems.append(f"{setting.where}: {name} is {setting.value!r}, expected {e}")
+            return _Wrong()
+        if key.only is not None and value not in key.only:
+            self.problems.append(
+                f"{setting.where}: {name} is {setting.value!r}, which is not supported: {key.reason}"
+            )
+            return _Wrong()
+        return value
+
+    def _built(self, values: dict[str, Any]) -> sections.Workload | None:
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            section, dot, key = name.partition(".")
+            if not dot or name in _ONLY_CHECKED or name in _STDEVS:
+                continue
+            grouped.setdefault(section, {})[key] = value
+        dataset = self._dataset(grouped.pop("dataset", {}))
+        made: dict[str, Any] = {"dataset": dataset}
+        for section, given in grouped.items():
+            kind = _SECTIONS[section]
+            made[section] = kind(**{key.replace(".", "_"): value for key, value in given.items()})
+        if "framework" in values:
+            made["framework"] = values["framework"]
+        if self.problems:
+            return None
+        workload = sections.Workload(**made)
+        root = workload.storage.storage_root
+        folder = os.path.normpath(os.path.join(root, dataset.data_folder))
+        return replace(workload, dataset=replace(dataset, data_folder=folder))
+
+    def _dataset(self, flat: dict[str, Any]) -> DatasetSpec:
+        nested: dict[str, Any] = {}
+        for key, value in flat.items():
+            outer, dot, inner = key.partition(".")
+            if dot:
+                nested.setdefault(outer, {})[inner] = value
+            else:
+                nested[outer] = value
+        if nested.get("requests") is not None:
+            nested["requests"] = self._beside(nested["requests"], "dataset.requests")
+        try:
+            return DatasetSpec.from_mapping(nested)
+        except (ValueError, TypeError, AttributeError) as e:
+            self.problems.append(f"{self._where(str(e))}: {e}")
+            return DatasetSpec()
+
+    def _beside(self, name: str, key: str) -> str:
+        """A file that a workload names lies beside it; one of the command line, where we are."""
+        given_in_file = self.settings[key].where.startswith(f"{self._source}:")
+        folder = os.path.dirname(os.path.abspath(self._source)) if given_in_file else os.getcwd()
+        return os.path.join(folder, name)
+
+    def _where(self, message: str) -> str:
+        """Where the key stands that a message of DatasetSpec names."""
+        match = re.match(r"dataset\.[\w.]+", message)
+        name = match[0] if match else ""
+        for key in (name, *_parents(name)):
+            if key in self.settings:
+                return self.settings[key].where
+        return self._source
+
+    def document(self) -> dict[str, Any]:
+        """The settings as nested mappings, with DLIO's names."""
+        nested: dict[str, Any] = {}
+        for name, setting in self.settings.items():
+            *outer, last = name.split(".")
+            place = nested
+            for part in outer:
+                place = place.setdefault(part, {})
+            place[last] = setting.value
+        return nested
+
+
+class _Wrong:
+    """A value that was told to be wrong."""
+
+
+_SECTIONS: Final = {
+    f.name: getattr(sections, f.name.capitalize())
+    for f in fields(sections.Workload)
+    if f.name not in ("framework", "dataset")
+}
+
+
+def _parents(name: str) -> Sequence[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
+
+
+def closest_key(name: str) -> str:
+    """That a key is not known, and which one was meant."""
+    if name.split(".", maxsplit=1)[0] in ("defaults", "hydra"):
+        return f"{name}: files are not composed of others here; write all keys into one"
+    known = [*KEYS, *ALIASES, *_SECTIONS, "dataset"]
+    meant = difflib.get_close_matches(name, known, 1, 0.6)
+    if not meant:
+        last = name.rsplit(".", maxsplit=1)[-1]
+        meant = [key for key in KEYS if key.split(".")[-1] == last][:1]
+    if not meant:
+        tails = {key.split(".")[-1]: key for key in KEYS}
+        meant = [
+            tails[n]
+            for n in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], tails, 1, 0.75)
+        ]
+    return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
+
+
+_KEY: Final = "workflow.query"
+
+
+def queried(line: CommandLine) -> Any:
+    """The value of the key that `workflow.query` names: as given, else its default; None without a query.
+
+    Args:
+        line: a command line with `++workload.workflow.query=KEY`.
+
+    Raises:
+        WorkloadError: the workload is wrong, or has no such key.
+    """
+    asked = [override for override in line.overrides if override.key == _KEY]
+    others = tuple(override for override in line.overrides if override.key != _KEY)
+    loaded = load_workload(replace(line, overrides=others))
+    if not asked or asked[-1].value is None:
+        return None
+    key = str(parse_value(asked[-1].value))
+    given: Any = loaded.document
+    for part in key.split("."):
+        given = given.get(part) if isinstance(given, dict) else None
+    if given is None or (isinstance(given, dict) and key not in KEYS):
+        return _default(loaded.workload, key, asked[-1].written)
+    return given
+
+
+def _default(workload: Workload, key: str, written: str) -> Any:
+    section, *inner = key.split(".")
+    # Sections within sections are dataclasses, or joined with `_`.
+    for path in ((section, *inner), (section, "_".join(inner))):
+        found: Any = workload
+        known = True
+        for name in path:
+            known = known and name in _names(found)
+            found = getattr(found, name) if known else None
+        if known and not _names(found):
+            return found.mean_s if isinstance(found, TimeDistribution) else found
+    raise WorkloadError(f"command line: {written}: {closest_key(key)}")
+
+
+def _names(value: Any) -> set[str]:
+    """The fields of a section."""
+    section = is_dataclass(value) and not isinstance(value, TimeDistribution)
+    return {each.name for each in fields(value)} if section else set()

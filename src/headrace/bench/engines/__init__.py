@@ -1,0 +1,1 @@
+"""Engines under test: what reads the batches of emulated accelerators."""

@@ -1,0 +1,381 @@
+"""Metrics: figures from recorded timelines. Pure functions: no clock, no file, no thread.
+
+DLIO has two throughput formulas. Upstream counts `len(steps) - 2` steps whatever the window is, so that four
+steps of an epoch report a third less than was done and one step reports less than nothing; MLCommons' fork
+counts the window. Both are here, named, because both are compared with results that exist. AU by MLPerf
+Storage's rules is a third thing. Our own figures say where the time went, how it was spread, whether it was
+steady, how sure we are, and whether the result is about the storage at all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """One accelerator's steps of an epoch, or of the part of one between two checkpoints."""
+
+    epoch: int
+    """From 1, as DLIO counts."""
+    accelerator: int
+    kind: Literal["train", "eval"] = "train"
+    number: int = 1
+    """Of its epoch's, from 1: checkpoints part an epoch into blocks."""
+    start_s: float
+    end_s: float
+    load_s: NDArray[np.float64]
+    """(steps,) the wait for each batch."""
+    compute_s: NDArray[np.float64]
+    """(steps,) the time each step computed."""
+    harness_s: NDArray[np.float64]
+    """(steps,) from a step's end to the moment when the next batch was asked for, barrier left out."""
+    late_s: NDArray[np.float64]
+    """(steps,) how late the end of each step was noticed."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return len(self.compute_s)
+
+    @property
+    def duration_s(self) -> float:
+        """From its begin to its end."""
+        return self.end_s - self.start_s
+
+    @property
+    def process_s(self) -> NDArray[np.float64]:
+        """(steps,) DLIO's `proc`: wait and compute."""
+        return self.load_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steps that count: without the first and the last few.
+
+    Attributes:
+        exclude_start: steps left out at the begin.
+        exclude_end: steps left out at the end.
+    """
+
+    exclude_start: int = 1
+    exclude_end: int = 0
+
+    def bounds(self, steps: int) -> slice:
+        """The steps that count, of `steps`."""
+        return slice(self.exclude_start, max(self.exclude_start, steps - self.exclude_end))
+
+
+Formula = Literal["upstream", "mlcommons"]
+
+
+def _counted_time_s(block: Block, window: Window) -> float:
+    """The block's time without what the steps outside of the window took."""
+    counted = window.bounds(block.steps)
+    process = block.process_s
+    outside = process[: counted.start].sum() + process[counted.stop :].sum()
+    return float(block.duration_s - outside)
+
+
+def block_au(block: Block, window: Window) -> float:
+    """DLIO's AU of a block in percent: compute of the window by its time; 0 without steps."""
+    compute = float(block.compute_s[window.bounds(block.steps)].sum())
+    time = _counted_time_s(block, window)
+    # A clock's last digits must not make more than all of it.
+    return min(100.0, 100 * compute / time) if compute > 0 and time > 0 else 0.0
+
+
+def block_throughput(block: Block, batch: int, window: Window, formula: Formula) -> float:
+    """Samples per second of a block; of evaluation: all its steps by all its time, as DLIO does."""
+    if block.kind == "eval":
+        return block.steps / block.duration_s * batch if block.duration_s > 0 else 0.0
+    time = _counted_time_s(block, window)
+    if time <= 0:
+        return 0.0
+    counted = window.bounds(block.steps)
+    steps = block.steps - 2 if formula == "upstream" else len(block.compute_s[counted])
+    return steps / time * batch
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """Training's or evaluation's figures, an entry an epoch; DLIO's statistics over them.
+
+    Attributes:
+        au_percent: the mean of all accelerators.
+        throughput: samples/s, the sum of all accelerators.
+    """
+
+    au_percent: tuple[float, ...]
+    throughput: tuple[float, ...]
+
+    @property
+    def au_mean_percent(self) -> float:
+        """Mean over epochs."""
+        return float(np.mean(self.au_percent)) if self.au_percent else 0.0
+
+    @property
+    def au_stdev_percent(self) -> float:
+        """Population standard deviation over epochs."""
+        return float(np.std(self.au_percent)) if self.au_percent else 0.0
+
+    @property
+    def throughput_mean(self) -> float:
+        """Mean over epochs."""
+        return float(np.mean(self.throughput)) if self.throughput else 0.0
+
+    @property
+    def throughput_stdev(self) -> float:
+        """Population standard deviation over epochs."""
+        return float(np.std(self.throughput)) if self.throughput else 0.0
+
+    def mb_per_s(self, sample_bytes: float) -> tuple[float, float]:
+        """DLIO's "MB": mean and deviation of throughput times nominal size, in MiB/s."""
+        scale = sample_bytes / 2**20
+        return self.throughput_mean * scale, self.throughput_stdev * scale
+
+
+def phase_figures(
+    blocks: Sequence[Block], batch: int, window: Window, formula: Formula
+) -> PhaseFigures:
+    """Figures of blocks of one kind, of any number of accelerators and epochs.
+
+    An accelerator's epoch is the mean of its blocks, weighted by their steps. A block that has no step in the
+    window, as a last step after a checkpoint, says nothing and does not count; DLIO counts it as an AU of 0.
+    """
+    au: dict[int, list[float]] = {}
+    throughput: dict[int, list[float]] = {}
+    of_rank: dict[tuple[int, int], list[Block]] = {}
+    for block in blocks:
+        of_rank.setdefault((block.epoch, block.accelerator), []).append(block)
+    for (epoch, _), parts in sorted(of_rank.items()):
+        weights = [
+            part.steps if len(part.compute_s[window.bounds(part.steps)]) else 0 for part in parts
+        ]
+        if sum(weights) == 0:
+            weights = [1] * len(parts)
+        aus = [block_au(part, window) for part in parts]
+        rates = [block_throughput(part, batch, window, formula) for part in parts]
+        au.setdefault(epoch, []).append(float(np.average(aus, weights=weights)))
+        throughput.setdefault(epoch, []).append(float(np.average(rates, weights=weights)))
+    return PhaseFigures(
+        tuple(float(np.mean(au[epoch])) for epoch in sorted(au)),
+        tuple(float(np.sum(throughput[epoch])) for epoch in sorted(throughput)),
+    )
+
+
+def mlperf_au(blocks: Sequence[Block], step_s: float) -> float:
+    """AU in percent of training's blocks.
+
+    Args:
+        blocks: training's, of all accelerators. Running time is the sum of all epochs, each from its first
+            accelerator's begin to its last one's end, without the longest first wait of the run.
+        step_s: the compute time of a step that the workload asks for, its mean.
+
+    Returns:
+        0 without steps.
+    """
+    train = [block for block in blocks if block.kind == "train" and block.steps]
+    if not train:
+        return 0.0
+    accelerators = len({block.accelerator for block in train})
+    compute_s = sum(block.steps for block in train) / accelerators * step_s
+    epochs = sorted({block.epoch for block in train})
+    running_s = 0.0
+    for epoch in epochs:
+        of_epoch = [block for block in train if block.epoch == epoch]
+        running_s += max(b.end_s for b in of_epoch) - min(b.start_s for b in of_epoch)
+    begin = min(block.start_s for block in train if block.epoch == epochs[0])
+    first = [float(b.load_s[0]) for b in train if b.epoch == epochs[0] and b.start_s == begin]
+    running_s -= max(first)
+    return 100 * compute_s / running_s if running_s > 0 else 0.0
+
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+
+_STUDENT_95: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
+    2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048,
+    2.045, 2.042,
+)  # fmt: skip
+"""Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; above, the normal's is near."""
+
+_DRIFT_MOST: Final = 0.05
+"""More change than this between the halves of a run is a trend, not noise."""
+
+_STEPS_LEAST: Final = 8
+"""Fewer steps say nothing about steadiness."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Where the counted time of all accelerators went, in seconds; they add up to `total_s`."""
+
+    total_s: float
+    compute_s: float
+    wait_s: float
+    harness_s: float
+    barrier_s: float
+    """What remains: waiting for slower accelerators."""
+
+    def of(self, name: str) -> float:
+        """A part as a fraction of the total."""
+        return float(getattr(self, f"{name}_s") / self.total_s) if self.total_s > 0 else 0.0
+
+
+def shares_of(blocks: Sequence[Block], window: Window) -> Shares:
+    """Sum up training's blocks within the window."""
+    total = compute = wait = harness = 0.0
+    for block in blocks:
+        counted = window.bounds(block.steps)
+        outside = block.process_s.sum() - block.process_s[counted].sum()
+        total += block.duration_s - float(outside)
+        compute += float(block.compute_s[counted].sum())
+        wait += float(block.load_s[counted].sum())
+        harness += float(block.harness_s[counted].sum())
+    return Shares(total, compute, wait, harness, max(0.0, total - compute - wait - harness))
+
+
+def percentiles(values_s: ArrayLike) -> dict[str, float]:
+    """p50, p90, p99, p99.9, the greatest and the mean; empty without values."""
+    values = np.asarray(values_s, np.float64)
+    if not len(values):
+        return {}
+    found = {f"p{q:g}": float(np.percentile(values, q)) for q in PERCENTILES}
+    return found | {"max": float(values.max()), "mean": float(values.mean())}
+
+
+@dataclass(frozen=True, slots=True)
+class Steadiness:
+    """Whether the second half of a run went as the first.
+
+    Attributes:
+        drift: change of the time of a step from the first half to the second, as a fraction; None when
+            there are too few steps to tell.
+    """
+
+    drift: float | None
+
+    @property
+    def steady(self) -> bool | None:
+        """None: nobody can tell."""
+        return None if self.drift is None else abs(self.drift) <= _DRIFT_MOST
+
+
+def steadiness_of(blocks: Sequence[Block], window: Window) -> Steadiness:
+    """Compare the halves of all counted steps, in the order of time, by their mean."""
+    steps: list[float] = []
+    for block in sorted(blocks, key=lambda b: b.start_s):
+        steps += block.process_s[window.bounds(block.steps)].tolist()
+    if len(steps) < _STEPS_LEAST:
+        return Steadiness(None)
+    half = len(steps) // 2
+    first, second = np.mean(steps[:half]), np.mean(steps[-half:])
+    return Steadiness(float(second / first - 1) if first > 0 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """A mean over repeats and its 95 % confidence interval.
+
+    Attributes:
+        half_width: None with a single run.
+    """
+
+    mean: float
+    half_width: float | None
+    runs: int
+
+    def document(self) -> Mapping[str, float | int | None]:
+        """For JSON."""
+        return {"mean": self.mean, "confidence_95": self.half_width, "runs": self.runs}
+
+
+def confidence(values: Sequence[float]) -> Confidence:
+    """Student's interval of the mean.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("values is empty, expected at least one run")
+    count = len(values)
+    mean = float(np.mean(values))
+    if count == 1:
+        return Confidence(mean, None, 1)
+    quantile = _STUDENT_95[count - 2] if count - 2 < len(_STUDENT_95) else 1.96
+    return Confidence(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(count), count)
+
+
+Bound = Literal["compute", "storage", "harness", "unknown"]
+
+_CEILING_LEAST = 99.0
+"""AU in percent that the harness must reach on a null store before a loss counts as the storage's."""
+
+_LOSS_LEAST = 1.0
+"""Percent of AU below which nothing is worth a verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What bounds a run.
+
+    Attributes:
+        bound: compute, storage or harness; unknown without a ceiling.
+        reason: with figures.
+    """
+
+    bound: Bound
+    reason: str
+
+
+def verdict_of(
+    au: float, ceiling_au: float | None, shares: Shares, late_p99_s: float, step_s: float
+) -> Verdict:
+    """Decide what lost the accelerators' time.
+
+    Args:
+        au: of the run, in percent.
+        ceiling_au: of the same run on a null store; None when it was not made.
+        shares: where the time went.
+        late_p99_s: how late ends of steps were noticed.
+        step_s: mean compute time of a step.
+    """
+    lost = 100 - au
+    if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
+        return Verdict(
+            "harness",
+            f"ends of steps were noticed up to {late_p99_s * 1e3:.2f} ms late (p99), steps take "
+            f"{step_s * 1e3:.2f} ms: this host is too busy to emulate them",
+        )
+    if lost <= _LOSS_LEAST:
+        return Verdict("compute", f"AU is {au:.2f} %: the storage keeps up")
+    if ceiling_au is None:
+        return Verdict(
+            "unknown", "there is no ceiling: run with --ceiling to tell storage from harness"
+        )
+    if ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
+        return Verdict(
+            "harness",
+            f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
+            f"{(100 - ceiling_au) / lost:.0%} of what is lost, so this result is not about the storage",
+        )
+    if shares.of("harness") > shares.of("wait"):
+        return Verdict(
+            "harness",
+            f"{shares.of('harness'):.1%} of the time went to the harness, {shares.of('wait'):.1%} to "
+            "waiting for data",
+        )
+    waited = f"{shares.of('wait'):.1%} of the time was waiting for data"
+    if shares.of("barrier") > shares.of("wait"):
+        waited += f", {shares.of('barrier'):.1%} waiting at the barrier for others that did"
+    return Verdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")

@@ -1,0 +1,366 @@
+"""Ranks: how the processes of a run find each other, and barrier, gather and broadcast among them. No MPI.
+
+Rank 0 listens, and writes where into a file in the run's folder, which all ranks share; the others connect.
+Every wait has a deadline and names the ranks that are missing. It ends at once when a rank dies: its connection
+breaks, or, where its host is gone and says nothing any more, is given up after some seconds. Rank 0 tells the
+others which rank it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.base.documents import DocumentKind
+from headrace.base.job import start_of_job
+from headrace.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from headrace.base.job import Rank
+
+
+_MESSAGE_BYTES_MAX: Final = 1 << 30
+_LENGTH: Final = struct.Struct("!Q")
+_FAILED: Final = "headrace: failed"
+"""The key of a message that says which rank is gone."""
+
+_KEEP_ALIVE: Final = (
+    ("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 8000),
+)  # fmt: skip
+"""A host that says nothing for 6 to 8 s is gone. Its kernel answers, however busy its processes are."""
+
+
+class Line:
+    """A connection to another rank: messages both ways, each a length and JSON."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer = peer
+        self._partial = bytearray()
+        self._messages: deque[Any] = deque()
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE:
+            with contextlib.suppress(AttributeError, OSError):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self.peer.fileno()
+
+    def send(self, value: Any, wait_s: float) -> None:
+        """Send a message; OSError if the other end is gone."""
+        data = json.dumps(value).encode()
+        self.peer.settimeout(wait_s)
+        self.peer.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self, wait_s: float, most: int = _MESSAGE_BYTES_MAX) -> Any:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came.
+            OSError: the other end is gone.
+            BenchError: the other end says that a rank is gone.
+        """
+        until = time.monotonic() + wait_s
+        while not self._messages:
+            self.peer.settimeout(max(0.001, until - time.monotonic()))
+            self._take(self.peer.recv(1 << 20), most)
+        return self._messages.popleft()
+
+    def pull(self) -> bool:
+        """Take what has come, without waiting; whether a whole message is there. Errors as for `receive`."""
+        self.peer.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            while not self._messages:
+                self._take(self.peer.recv(1 << 20), _MESSAGE_BYTES_MAX)
+        return bool(self._messages)
+
+    def pop(self) -> Any:
+        """The next message, which is there."""
+        return self._messages.popleft()
+
+    def close(self) -> None:
+        """End it."""
+        self.peer.close()
+
+    def _take(self, data: bytes, most: int) -> None:
+        if not data:
+            raise ConnectionResetError("its connection ended")
+        self._partial += data
+        while len(self._partial) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._partial)
+            if length > most:
+                raise BenchError(f"a rank sent {length} bytes, expected at most {most}.")
+            end = _LENGTH.size + length
+            if len(self._partial) < end:
+                return
+            message = json.loads(bytes(self._partial[_LENGTH.size : end]))
+            del self._partial[:end]
+            if isinstance(message, dict) and _FAILED in message:
+                raise _gone(str(message[_FAILED]))
+            self._messages.append(message)
+
+
+class Group:
+    """All ranks of a run. Calls must come in the same order in every rank.
+
+    Args:
+        place: this process.
+        lines: open connections: in rank 0 to all others, in the others to rank 0.
+        deadline_s: how long a call waits for the slowest rank.
+    """
+
+    def __init__(self, place: Rank, lines: Mapping[int, Line], deadline_s: float) -> None:
+        self.place = place
+        self._lines = dict(lines)
+        self._deadline_s = deadline_s
+
+    def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
+        """Every rank's value by rank, in rank 0; an empty list in the others.
+
+        Args:
+            value: anything that JSON has.
+            deadline_s: for the slowest rank; not given, the group's.
+
+        Raises:
+            BenchError: a rank died, or did not come within the deadline.
+        """
+        wait_s = self._deadline_s if deadline_s is None else deadline_s
+        if not self.place.is_first:
+            self._send(0, value, wait_s)
+            return []
+        found = {0: value} | self._receive_all(wait_s)
+        return [found[rank] for rank in range(self.place.world_size)]
+
+    def broadcast(self, value: Any, deadline_s: float | None = None) -> Any:
+        """Rank 0's value, in every rank; errors as for `gather`."""
+        wait_s = self._deadline_s if deadline_s is None else deadline_s
+        if self.place.is_first:
+            for rank in self._lines:
+                self._send(rank, value, wait_s)
+            return value
+        try:
+            return self._lines[0].receive(wait_s)
+        except OSError as e:
+            raise self._error(0, e, wait_s) from e
+
+    def barrier(self, deadline_s: float | None = None) -> None:
+        """Wait for all ranks; errors as for `gather`."""
+        if self.place.world_size > 1:
+            self.gather(None, deadline_s)
+            self.broadcast(None, deadline_s)
+
+    def check(self) -> None:
+        """See that no rank has died, without waiting.
+
+        Raises:
+            BenchError: one has.
+        """
+        for rank, line in self._lines.items():
+            try:
+                line.pull()
+            except OSError as e:
+                raise self._error(rank, e, 0.0) from e
+
+    def close(self) -> None:
+        """End the connections; others' waits end with an error that names this rank."""
+        for line in self._lines.values():
+            line.close()
+
+    def _receive_all(self, wait_s: float) -> dict[int, Any]:
+        """A message of each of the others, in whatever order they come."""
+        found: dict[int, Any] = {}
+        until = time.monotonic() + wait_s
+        with selectors.DefaultSelector() as selector:
+            for rank, line in self._lines.items():
+                selector.register(line, selectors.EVENT_READ, rank)
+            ready: Iterable[int] = list(self._lines)  # what has come already makes no event
+            while True:
+                for rank in ready:
+                    line = self._lines[rank]
+                    if self._pull(rank, wait_s):
+                        found[rank] = line.pop()
+                        selector.unregister(line)
+                if len(found) == len(self._lines):
+                    return found
+                left_s = until - time.monotonic()
+                ready = [key.data for key, _ in selector.select(left_s)] if left_s > 0 else []
+                if not ready and time.monotonic() >= until:
+                    missing = min(rank for rank in self._lines if rank not in found)
+                    raise self._error(missing, TimeoutError(), wait_s)
+
+    def _pull(self, rank: int, wait_s: float) -> bool:
+        try:
+            return self._lines[rank].pull()
+        except OSError as e:
+            raise self._error(rank, e, wait_s) from e
+
+    def _send(self, rank: int, value: Any, wait_s: float) -> None:
+        try:
+            self._lines[rank].send(value, wait_s)
+        except OSError as e:
+            raise self._error(rank, e, wait_s) from e
+
+    def _error(self, rank: int, e: OSError, wait_s: float) -> BenchError:
+        """What to raise; rank 0 tells the others, who would otherwise see only that rank 0 ended."""
+        # A timeout with an errno is the network's: the host does not answer any more.
+        late = isinstance(e, TimeoutError) and e.errno is None
+        if late:
+            error = BenchError(f"rank {rank} did not answer within {wait_s:g} s.")
+        else:
+            error = _gone(f"rank {rank} is gone ({e}).")
+        if self.place.is_first:
+            for other, line in self._lines.items():
+                if other != rank:
+                    with contextlib.suppress(OSError):
+                        line.send({_FAILED: error.message}, 1.0)
+        return error
+
+
+def _gone(message: str) -> BenchError:
+    return BenchError(message, next_step="Look at what that rank printed.")
+
+
+_GREETING_BYTES_MAX: Final = 4096
+_GREETING_S: Final = 5.0
+_CONNECT_S: Final = 1.0
+_ADDRESS: Final = DocumentKind(
+    name="the address of rank 0",
+    version=1,
+    error=BenchError,
+    next_step="Start all ranks again.",
+)
+"""To try one of rank 0's addresses; those of other networks do not answer."""
+
+_SIOCGIFADDR: Final = 0x8915
+
+
+def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
+    """Meet the other ranks. At once in a world of one.
+
+    Args:
+        place: this process.
+        folder: where rank 0 leaves its address; seen by all ranks.
+        deadline_s: how long to wait for the others.
+
+    Raises:
+        BenchError: a rank is missing after `deadline_s`.
+    """
+    if place.world_size == 1:
+        return Group(place, {}, deadline_s)
+    key = hashlib.sha256(start_of_job().encode()).hexdigest()
+    meeting = folder / f".meeting-{key[:12]}.json"
+    if place.is_first:
+        return _listen(place, meeting, deadline_s)
+    return _connect(place, meeting, deadline_s)
+
+
+def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
+    meeting.parent.mkdir(parents=True, exist_ok=True)
+    token = os.urandom(16).hex()
+    lines: dict[int, Line] = {}
+    until = time.monotonic() + deadline_s
+    with socket.create_server(("", 0), backlog=place.world_size) as server:
+        address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
+        partial = meeting.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(_ADDRESS.encode(address))
+        partial.replace(meeting)
+        try:
+            while len(lines) < place.world_size - 1:
+                server.settimeout(max(0.01, until - time.monotonic()))
+                try:
+                    peer, _ = server.accept()
+                except TimeoutError:
+                    missing = sorted(set(range(1, place.world_size)) - set(lines))
+                    raise _missing(missing, deadline_s) from None
+                line = Line(peer)
+                rank = _greet(line, token)
+                if rank is None or not 0 < rank < place.world_size or rank in lines:
+                    line.close()
+                else:
+                    lines[rank] = line
+        except BaseException:
+            for line in lines.values():
+                line.close()
+            raise
+        finally:
+            meeting.unlink(missing_ok=True)
+    group = Group(place, lines, deadline_s)
+    group.broadcast("all here")
+    return group
+
+
+def _greet(line: Line, token: str) -> int | None:
+    """The rank of who connects; None for a stranger."""
+    with contextlib.suppress(OSError, ValueError, KeyError, BenchError):
+        said = line.receive(_GREETING_S, _GREETING_BYTES_MAX)
+        if isinstance(said, dict) and said.get("token") == token:
+            line.send("welcome", _GREETING_S)
+            return int(said["rank"])
+    return None
+
+
+def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
+            address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
+            for host in address["hosts"]:
+                line = _reach(str(host), int(address["port"]), str(address["token"]), place.rank)
+                if line is None:
+                    continue
+                group = Group(place, {0: line}, deadline_s)
+                try:
+                    if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
+                        return group
+                except BenchError:  # another run's, which ended; ours may come yet
+                    group.close()
+        time.sleep(0.05)
+    raise _missing([0], deadline_s)
+
+
+def _reach(host: str, port: int, token: str, rank: int) -> Line | None:
+    """Rank 0 at one of its addresses; None where it is not, or somebody else is."""
+    try:
+        line = Line(socket.create_connection((host, port), _CONNECT_S))
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, ValueError, BenchError):
+        line.send({"rank": rank, "token": token}, _GREETING_S)
+        if line.receive(_GREETING_S, _GREETING_BYTES_MAX) == "welcome":
+            return line
+    line.close()
+    return None
+
+
+def _addresses() -> list[str]:
+    """Where this host may be reached, the likeliest first: its name may be known here alone."""
+    found = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
+    found.append(socket.gethostname())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in sorted(socket.if_nameindex(), key=lambda each: each[1] == "lo"):
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return list(dict.fromkeys(found))
+
+
+def _missing(ranks: list[int], deadline_s: float) -> BenchError:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return BenchError(
+        f"rank {shown} did not come within {deadline_s:g} s.",
+        next_step="Look at what it printed; all ranks must see the same output folder.",
+    )

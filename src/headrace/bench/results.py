@@ -1,0 +1,477 @@
+"""Results: the files that a run leaves, and reading them back, DLIO's own too.
+
+OUTPUT/summary.json                      all ranks
+OUTPUT/{rank}_output.json                steps of an accelerator
+OUTPUT/{rank}_per_epoch_stats.json       when its epochs began and ended
+OUTPUT/dlio.log                          what was printed
+OUTPUT/repeats/N/...                    where the run was repeated: the first three of each repeat
+OUTPUT/SUBDIR/{config,overrides,hydra}.yaml   what was run, as hydra writes it
+
+What is read back is not trusted to be well-formed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from headrace.bench.config import yaml_of
+from headrace.bench.metrics import block_au, block_throughput
+from headrace.bench.summary import timestamp
+from headrace.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.bench.checkpoint_runs import Restored, Saved
+    from headrace.bench.config import CommandLine, LoadedWorkload
+    from headrace.bench.metrics import Block, Formula, Window
+
+
+def default_folder(line: CommandLine, loaded: LoadedWorkload) -> Path:
+    """Where a run's results go: output.folder, or hydra's run directory, or DLIO's default."""
+    workload = loaded.workload
+    chosen = workload.output.folder or line.run_dir
+    if chosen:
+        return Path(chosen)
+    return Path("hydra_log") / workload.model.name / time.strftime("%Y-%m-%d-%H-%M-%S")
+
+
+def repeat_folder(folder: Path, number: int) -> Path:
+    """Where a repeat's own results go; `number` is from 1."""
+    return folder / "repeats" / str(number)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """A whole document or none: a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(document, indent=4) + "\n")
+    partial.replace(path)
+
+
+def write_log(folder: Path, name: str, lines: Sequence[str]) -> None:
+    """The log of a run, appended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("a", encoding="utf-8") as file:
+        for line in lines:
+            file.write(f"[OUTPUT] {timestamp(time.time())} {line}\n")
+
+
+def write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload) -> None:
+    """config.yaml, overrides.yaml and hydra.yaml."""
+    where = folder / line.output_subdir
+    where.mkdir(parents=True, exist_ok=True)
+    hydra = {
+        "hydra": {
+            "run": {"dir": str(folder)},
+            "output_subdir": line.output_subdir,
+            "overrides": {"hydra": list(line.hydra_overrides), "task": list(line.task_overrides)},
+            "job": {
+                "name": "dlio_benchmark", "chdir": False, "config_name": "config",
+                "override_dirname": ",".join(line.task_overrides),
+            },
+            "runtime": {
+                "cwd": str(Path.cwd()), "output_dir": str(folder.absolute()),
+                "choices": {"workload": line.workload},
+            },
+            "mode": "RUN",
+        }
+    }  # fmt: skip
+    dump = yaml_of().safe_dump
+    documents = {
+        "config": {"workload": _plain(loaded.document)},
+        "overrides": list(line.task_overrides),
+        "hydra": hydra,
+    }
+    for name, document in documents.items():
+        (where / f"{name}.yaml").write_text(dump(document, sort_keys=False, width=1000))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _ends(of_epoch: dict[str, Any], end_s: float) -> None:
+    """An epoch ends with the last of what belongs to it."""
+    end_s = max(end_s, of_epoch["_to"])
+    of_epoch |= {
+        "_to": end_s, "end": timestamp(end_s), "duration": f"{end_s - of_epoch['_from']:.2f}"
+    }  # fmt: skip
+
+
+def write_rank_files(
+    folder: Path,
+    rank: int,
+    blocks: Sequence[Block],
+    *,
+    offset_s: float,
+    batches: tuple[int, int],
+    window: Window,
+    formula: Formula,
+    host: dict[str, Any],
+    saved: Sequence[Saved] = (),
+    restored: Sequence[Restored] = (),
+) -> None:
+    """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator.
+
+    Args:
+        folder: the run's.
+        rank: the accelerator's number among all processes'.
+        blocks: its own.
+        offset_s: what turns the blocks' times into seconds since 1970.
+        batches: samples of a step of training and of evaluation.
+        window: the steps that count.
+        formula: of throughput.
+        host: this machine's document.
+        saved: the checkpoints of this process.
+        restored: those that it read back.
+    """
+    output: dict[str, Any] = {
+        "hostname": host.get("hostname", ""),
+        "host_cpuinfo": host.get("cpuinfo", {}),
+        "host_meminfo": host.get("meminfo", {}),
+    }
+    stats: dict[str, Any] = {}
+    for block in blocks:
+        epoch = output.setdefault(str(block.epoch), {
+            "load": {}, "proc": {}, "throughput": {}, "au": {}, "compute": {},
+            "host_meminfo": host.get("meminfo", {}),
+        })  # fmt: skip
+        name = f"block{block.number}" if block.kind == "train" else "eval"
+        batch = batches[0] if block.kind == "train" else batches[1]
+        start, end = block.start_s + offset_s, block.end_s + offset_s
+        epoch["load"][name] = block.load_s.tolist()
+        epoch["proc"][name] = block.process_s.tolist()
+        epoch["compute"][name] = block.compute_s.tolist()
+        epoch["throughput"][name] = block_throughput(block, batch, window, formula)
+        epoch["au"][name] = block_au(block, window)
+        epoch["end"] = timestamp(end)
+        of_epoch = stats.setdefault(
+            str(block.epoch), {"start": timestamp(start), "_from": start, "_to": 0.0}
+        )
+        _ends(of_epoch, end)
+        of_epoch[name] = {
+            "start": timestamp(start), "end": timestamp(end), "duration": f"{end - start:.2f}",
+        }  # fmt: skip
+    for kind, done in (("save", saved), ("load", restored)):
+        for one in done:
+            end_s = one.start_s + one.duration_s
+            of_epoch = stats.setdefault(
+                str(one.epoch), {"start": timestamp(one.start_s), "_from": one.start_s, "_to": 0.0}
+            )
+            of_epoch[f"{kind}_ckpt{one.number}"] = {
+                "start": timestamp(one.start_s), "end": timestamp(end_s),
+                "duration": one.duration_s, "throughput": one.nbytes / 2**30 / one.duration_s,
+            }  # fmt: skip
+            _ends(of_epoch, end_s)
+    for of_epoch in stats.values():
+        del of_epoch["_from"], of_epoch["_to"]
+    write_json(folder / f"{rank}_output.json", output)
+    write_json(folder / f"{rank}_per_epoch_stats.json", stats)
+
+
+_RANK_FILE: Final = re.compile(r"(\d+)_output\.json")
+
+_EPOCH: Final = re.compile(r"[0-9]{1,9}")
+
+_GREATEST: Final = 1e24
+"""No figure of a run is greater, in any unit."""
+
+_SECONDS_MOST: Final = 1e9
+"""No step takes 30 years."""
+
+_CONFIGS: Final = ("dlio_config", ".hydra")
+"""Where a run's configuration lies: as `mlpstorage` calls us, and hydra's default."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run.
+
+    Attributes:
+        folder: where its files are.
+        summary: summary.json.
+        workload: what was run, as its config.yaml has it; empty where there is none.
+    """
+
+    folder: str
+    summary: dict[str, Any]
+    workload: dict[str, Any]
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What only headrace writes; empty in DLIO's results."""
+        return _mapping(self.summary.get("headrace"))
+
+    @property
+    def metric(self) -> dict[str, Any]:
+        """DLIO's figures."""
+        return _mapping(self.summary["metric"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where and with what it ran."""
+        return _mapping(self.own.get("provenance"))
+
+    @property
+    def au_target_percent(self) -> float | None:
+        """The AU that the workload asks for."""
+        target = number_of(_mapping(self.workload.get("metric")).get("au"))
+        return None if target is None else target * 100
+
+
+def number_of(value: object) -> float | None:
+    """The value if it is a number that a run can have, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _GREATEST else None
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def load_run(folder: str | os.PathLike[str]) -> RunResult:
+    """The run in a folder.
+
+    Raises:
+        BenchError: there is none, or it cannot be read.
+    """
+    path = Path(folder)
+    summary = _document(path / "summary.json")
+    if not isinstance(summary.get("metric"), dict):
+        raise BenchError(
+            f"{path / 'summary.json'} has no object `metric`: it is no run's summary.",
+            path=str(path / "summary.json"),
+        )
+    return RunResult(str(path), summary, _workload(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as e:
+        raise BenchError(
+            f"{path} cannot be read: {e.strerror}.",
+            path=str(path),
+            next_step="Give the folder of a run that ended: what ++hydra.run.dir named.",
+        ) from e
+    except (ValueError, RecursionError) as e:
+        raise BenchError(f"{path} is not JSON: {e}.", path=str(path)) from e
+    if not isinstance(document, dict):
+        raise BenchError(
+            f"{path} has a {type(document).__name__}, expected an object.", path=str(path)
+        )
+    return document
+
+
+def _workload(folder: Path) -> dict[str, Any]:
+    for name in _CONFIGS:
+        file = folder / name / "config.yaml"
+        if not file.exists():
+            continue
+        from headrace.bench.config import yaml_of
+
+        yaml = yaml_of()
+        try:
+            found = yaml.safe_load(file.read_bytes())
+        except (OSError, yaml.YAMLError) as e:
+            raise BenchError(f"{file} cannot be read: {e}.", path=str(file)) from e
+        return _mapping(_mapping(found).get("workload"))
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankBlock:
+    """One accelerator's steps of an epoch's training or evaluation.
+
+    Attributes:
+        name: DLIO's, within the epoch: `block1`, or `eval`; checkpoints within an epoch part blocks.
+        start_s: seconds since 1970; None where the file of epochs is not there.
+        load_s: (steps,) the wait for each batch.
+        compute_s: (steps,) the time that each step computed.
+    """
+
+    rank: int
+    epoch: int
+    name: str
+    kind: Literal["train", "eval"]
+    start_s: float | None
+    end_s: float | None
+    load_s: NDArray[np.float64]
+    compute_s: NDArray[np.float64]
+    au_percent: float | None
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return len(self.load_s)
+
+    @property
+    def process_s(self) -> NDArray[np.float64]:
+        """(steps,) wait and compute."""
+        return self.load_s + self.compute_s
+
+
+def rank_blocks(result: RunResult) -> list[RankBlock]:
+    """All blocks of all accelerators whose files are in the run's folder, by rank and epoch.
+
+    Raises:
+        BenchError: a file cannot be read.
+    """
+    folder = Path(result.folder)
+    ranks = sorted(int(m[1]) for name in os.listdir(folder) if (m := _RANK_FILE.fullmatch(name)))
+    return [block for rank in ranks for block in _of_rank(folder, rank)]
+
+
+def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
+    output = _document(folder / f"{rank}_output.json")
+    path = folder / f"{rank}_per_epoch_stats.json"
+    stats = _document(path) if path.exists() else {}
+    for epoch in sorted((key for key in output if _EPOCH.fullmatch(key)), key=int):
+        of_epoch = _mapping(output[epoch])
+        for name in _mapping(of_epoch.get("load")):
+            times = _mapping(_mapping(stats.get(epoch)).get(name))
+            load = _seconds(_mapping(of_epoch.get("load")).get(name), folder, rank)
+            compute = _seconds(_mapping(of_epoch.get("compute")).get(name), folder, rank)
+            steps = min(len(load), len(compute))
+            yield RankBlock(
+                rank=rank,
+                epoch=int(epoch),
+                name=name,
+                kind="eval" if name.startswith("eval") else "train",
+                start_s=_moment(times.get("start")),
+                end_s=_moment(times.get("end")),
+                load_s=load[:steps],
+                compute_s=compute[:steps],
+                au_percent=number_of(_mapping(of_epoch.get("au")).get(name)),
+            )
+
+
+def _seconds(values: object, folder: Path, rank: int) -> NDArray[np.float64]:
+    try:
+        found = np.array(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        found = np.array(math.nan)
+    if found.ndim != 1 or not ((found >= 0) & (found < _SECONDS_MOST)).all():
+        path = str(folder / f"{rank}_output.json")
+        raise BenchError(f"{path} has steps that are no list of seconds.", path=path)
+    return found
+
+
+def _moment(text: object) -> float | None:
+    """DLIO's timestamp, which is local time, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+_IGNORED: Final = ("output.", "checkpoint.checkpoint_folder", "workflow.generate_data")
+"""Keys of workloads that say nothing about what was measured."""
+
+_REPEATS_MOST: Final = 10_000
+"""A summary that claims more is not believed."""
+
+
+def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
+    """The run in a folder, or its repeats; if results are in folders below, all of these: repeats of one run.
+
+    Raises:
+        BenchError: there is none, one cannot be read, or they are not the same.
+    """
+    path = Path(folder)
+    if (path / "summary.json").exists():
+        whole = load_run(path)
+        return _repeats_of(whole, path) or [whole]
+    found = sorted(each.parent for each in path.glob("*/summary.json"))
+    if not found:
+        raise BenchError(
+            f"{path} has no summary.json, and neither have the folders in it: no run ended there.",
+            path=str(path),
+            next_step="Give the folder of a run: what ++hydra.run.dir named.",
+        )
+    runs = [load_run(each) for each in found]
+    first = _task(runs[0])
+    for run in runs[1:]:
+        other = _task(run)
+        for key in sorted(first.keys() | other.keys()):
+            if first.get(key) != other.get(key):
+                raise BenchError(
+                    f"the runs in {path} are not repeats: {key} is {first.get(key)} in "
+                    f"{runs[0].folder}, {other.get(key)} in {run.folder}.",
+                    path=str(path),
+                    next_step="Give the folder of one run.",
+                )
+    return runs
+
+
+def _repeats_of(whole: RunResult, path: Path) -> list[RunResult]:
+    """The repeats that a run has kept, in their order; none of one that was run once.
+
+    An earlier run may have left more of them in the folder: the summary knows how many are its own.
+    """
+    count = int(number_of(whole.own.get("repeats")) or 1)
+    folders = [repeat_folder(path, number) for number in range(1, min(count, _REPEATS_MOST) + 1)]
+    if count < 2 or not all((folder / "summary.json").exists() for folder in folders):
+        return []
+    return [replace(load_run(folder), workload=whole.workload) for folder in folders]
+
+
+def differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:
+    """(what, in a, in b) of how two runs were made."""
+    sides = _circumstances(a), _circumstances(b)
+    for key in sorted(sides[0].keys() | sides[1].keys()):
+        left, right = (side.get(key, "-") for side in sides)
+        if left != right:
+            yield key, left, right
+
+
+def _circumstances(run: RunResult) -> dict[str, str]:
+    """What was run, where and with what."""
+    found: dict[str, Any] = dict(_task(run))
+    found |= {key: run.own.get(key) for key in ("throughput_formula", "data_loader")}
+    for key in ("headrace", "kernel", "python", "barrier", "simulated"):
+        found[key] = run.provenance.get(key)
+    mount = run.provenance.get("mount")
+    found |= _flat(mount, "mount.") if isinstance(mount, dict) else {}
+    residency = run.own.get("residency_before")
+    found["cold"] = residency.get("cold") if isinstance(residency, dict) else None
+    found["processor"] = run.summary.get("host_processor_name")
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _task(run: RunResult) -> dict[str, str]:
+    """What was run: repeats have the same."""
+    flat = {
+        "num_accelerators": run.summary.get("num_accelerators"),
+        "engine": run.own.get("engine"),
+    }
+    flat |= {k: v for k, v in _flat(run.workload, "").items() if not k.startswith(_IGNORED)}
+    return {key: str(value) for key, value in flat.items() if value is not None}
+
+
+def _flat(document: dict[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,489 @@
+"""Scaling: one training job on more and more ranks, speed never without accuracy.
+
+A project's batch script is submitted once for each number of ranks, one after the other: two jobs would
+take each other's disk and cores. At the end of each epoch the training script prints one JSON object on a line:
+
+    {"epoch": 0, "samples": 2987, "seconds": 2.3, "accuracy": 0.76, "waited_s": 0.06, ...}
+
+`epoch`, `samples`, `seconds` and `accuracy` are needed; any other program that prints them can be measured
+too. A run that is faster because it learns less is no faster: a row whose accuracy falls behind the first
+one's by more than the tolerance is flagged, however good its throughput looks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cluster.executor import Submission
+from headrace.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headrace.cluster.executor import Executor, JobStatus
+
+
+_LINE_BYTES_MAX = 64 << 10
+"""Longer lines are not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLine:
+    """One epoch, of all ranks together.
+
+    Attributes:
+        epoch: its number.
+        samples: that were trained on.
+        seconds: from its first request for a batch to the end of its last step.
+        accuracy: the share of held-out samples that are right, 0 to 1.
+        waited_s: of the seconds, those in which a rank waited for data; the mean of all ranks.
+        saved_s: of the seconds, those in which training stood still for a checkpoint.
+        evaluated_s: seconds after the last step, for the accuracy.
+        reads: of samples, by all ranks; None if the script does not say.
+        bytes: that they read; None likewise.
+    """
+
+    epoch: int
+    samples: int
+    seconds: float
+    accuracy: float
+    waited_s: float = 0.0
+    saved_s: float = 0.0
+    evaluated_s: float = 0.0
+    reads: int | None = None
+    bytes: int | None = None
+
+
+_NEEDED = ("epoch", "samples", "seconds", "accuracy")
+_COUNTS = ("epoch", "samples", "reads", "bytes")
+
+
+def read_epochs(log: str) -> tuple[EpochLine, ...]:
+    """The epochs that a log tells of, in order; one that was told twice, as it was told last.
+
+    A launcher's prefix before the object ("0: {...}", "[rank0]: {...}") is allowed.
+    """
+    found: dict[int, EpochLine] = {}
+    for line in log.splitlines():
+        begin = line.find("{")
+        if begin < 0 or len(line) > _LINE_BYTES_MAX or '"epoch"' not in line:
+            continue
+        try:
+            told = json.loads(line[begin:])
+        except ValueError:
+            continue
+        epoch = _epoch_of(told)
+        if epoch is not None:
+            found[epoch.epoch] = epoch
+    return tuple(found[number] for number in sorted(found))
+
+
+def _epoch_of(told: Any) -> EpochLine | None:
+    if not isinstance(told, dict) or any(told.get(name) is None for name in _NEEDED):
+        return None
+    values = {f.name: told[f.name] for f in fields(EpochLine) if told.get(f.name) is not None}
+    if not all(_is_number(value) for value in values.values()):
+        return None
+    for name in _COUNTS:
+        if name in values:
+            values[name] = int(values[name])
+    epoch = EpochLine(**values)
+    usable = epoch.seconds > 0 and epoch.samples > 0 and epoch.epoch >= 0
+    return epoch if usable else None
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+TOLERANCE = 0.01
+"""Accuracy may fall by a point: seeds alone move ResNet-50's by a few tenths."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRun:
+    """What happened at one size.
+
+    Attributes:
+        ranks: processes that trained.
+        nodes: that they ran on; 1 under the local executor.
+        job_id: the executor's.
+        state: how the job ended, in Slurm's words.
+        wall_s: from the job's start to its end.
+        epochs: that it told of.
+        log: where it wrote.
+    """
+
+    ranks: int
+    nodes: int
+    job_id: str
+    state: str
+    wall_s: float
+    epochs: tuple[EpochLine, ...]
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where the wall time went, in seconds; the parts add up to it."""
+
+    waiting_s: float
+    """For data."""
+    computing_s: float
+    """Steps, with the ranks' talk among each other."""
+    saving_s: float
+    evaluating_s: float
+    other_s: float
+    """Starting processes, imports, meeting, ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size of the table; None where the run does not say.
+
+    Attributes:
+        ranks: processes that trained.
+        nodes: that they ran on.
+        state: how the job ended.
+        wall_s: its wall time.
+        whole_per_s: samples a second over the whole wall time.
+        training_per_s: samples a second in the median epoch.
+        efficiency: training throughput for each rank, against the first row's.
+        whole_efficiency: the same of the whole wall time.
+        accuracy: after the last epoch, 0 to 1.
+        accuracy_fell: it is behind the first row's by more than the tolerance.
+        reads_per_s: while training.
+        bytes_per_s: likewise.
+        split: of the wall time.
+        log: the job's.
+    """
+
+    ranks: int
+    nodes: int
+    state: str
+    wall_s: float
+    whole_per_s: float | None
+    training_per_s: float | None
+    efficiency: float | None
+    whole_efficiency: float | None
+    accuracy: float | None
+    accuracy_fell: bool
+    reads_per_s: float | None
+    bytes_per_s: float | None
+    split: Split | None
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All sizes, and what must be said of them."""
+
+    rows: tuple[Row, ...]
+    tolerance: float
+    epochs: int
+    """Of the run with the most."""
+    findings: tuple[str, ...]
+    """Sizes that failed, and sizes that learned less."""
+
+
+def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> Table:
+    """Put runs beside each other; the one on the fewest ranks is what the others are held against.
+
+    Args:
+        runs: one for each number of ranks; those that failed, too.
+        tolerance: how far accuracy may fall, as a share: 0.01 is a point.
+
+    Raises:
+        ValueError: there are no runs, or two of one size, or the tolerance is no share.
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance is {tolerance}, expected a share from 0 to below 1")
+    runs = sorted(runs, key=lambda run: run.ranks)
+    sizes = [run.ranks for run in runs]
+    if not runs or len(set(sizes)) < len(sizes):
+        raise ValueError(f"runs are of {sizes} ranks, expected one run for each of some sizes")
+    epochs = max(len(run.epochs) for run in runs)
+    done = [run for run in runs if _is_whole(run, epochs)]
+    first = done[0] if done else None
+    rows = tuple(_row(run, first if run in done else None, tolerance) for run in runs)
+    return Table(rows, tolerance, epochs, _findings(rows, runs, epochs))
+
+
+def _is_whole(run: ScalingRun, epochs: int) -> bool:
+    return run.state == "COMPLETED" and len(run.epochs) == epochs > 0
+
+
+def _row(run: ScalingRun, first: ScalingRun | None, tolerance: float) -> Row:
+    if first is None:
+        nothing = (None, None, None, None, None, False, None, None, None)
+        return Row(run.ranks, run.nodes, run.state, run.wall_s, *nothing, run.log)
+    accuracy = run.epochs[-1].accuracy
+    return Row(
+        run.ranks,
+        run.nodes,
+        run.state,
+        run.wall_s,
+        _whole_per_s(run),
+        _training_per_s(run),
+        _training_per_s(run) / run.ranks / (_training_per_s(first) / first.ranks),
+        _whole_per_s(run) / run.ranks / (_whole_per_s(first) / first.ranks),
+        accuracy,
+        # A hair's breadth of room: 0.75 - 0.74 is more than 0.01.
+        first.epochs[-1].accuracy - accuracy > tolerance + 1e-9,
+        _per_s(run, [epoch.reads for epoch in run.epochs]),
+        _per_s(run, [epoch.bytes for epoch in run.epochs]),
+        _split(run),
+        run.log,
+    )
+
+
+def _whole_per_s(run: ScalingRun) -> float:
+    return sum(epoch.samples for epoch in run.epochs) / max(run.wall_s, 1e-9)
+
+
+def _training_per_s(run: ScalingRun) -> float:
+    return statistics.median(epoch.samples / epoch.seconds for epoch in run.epochs)
+
+
+def _per_s(run: ScalingRun, counts: Sequence[int | None]) -> float | None:
+    told = [count for count in counts if count is not None]
+    if len(told) < len(run.epochs):
+        return None
+    return sum(told) / sum(epoch.seconds for epoch in run.epochs)
+
+
+def _split(run: ScalingRun) -> Split:
+    """Parts that add up to the wall time, whatever a script says of itself."""
+    seconds = sum(epoch.seconds for epoch in run.epochs)
+    waiting = min(sum(epoch.waited_s for epoch in run.epochs), seconds)
+    saving = min(sum(epoch.saved_s for epoch in run.epochs), seconds - waiting)
+    evaluating = sum(epoch.evaluated_s for epoch in run.epochs)
+    other = max(0.0, run.wall_s - seconds - evaluating)
+    return Split(waiting, seconds - waiting - saving, saving, evaluating, other)
+
+
+def _findings(rows: Sequence[Row], runs: Sequence[ScalingRun], epochs: int) -> tuple[str, ...]:
+    first = next((row for row in rows if row.accuracy is not None), None)
+    found = []
+    for row, run in zip(rows, runs, strict=True):
+        where = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
+        if row.accuracy is None:
+            found.append(
+                f"{where}: the job ended as {row.state} after {len(run.epochs)} of {epochs} epochs: "
+                f"{row.log or 'no log'}"
+            )
+        elif row.accuracy_fell and first is not None and first.accuracy is not None:
+            fall = 100 * (first.accuracy - row.accuracy)
+            found.append(
+                f"{where}: accuracy is {row.accuracy:.2%}, {fall:.2f} points below the "
+                f"{first.accuracy:.2%} of {first.ranks}: its throughput is not of the same training"
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingOptions:
+    """What to run, and how large.
+
+    Raises:
+        ValueError: a number of ranks is impossible, or given twice.
+    """
+
+    project: Path
+    """The folder in which the script runs."""
+
+    ranks: tuple[int, ...] = (1, 2, 4, 8)
+
+    script: str = "job.sh"
+    """In the project; it must hand its arguments on to the training script."""
+
+    out: Path = Path("scaling")
+    """A new folder for logs, checkpoints and the table."""
+
+    ranks_per_node: int = 4
+    """At most; a size that is no multiple of it takes the next smaller divisor."""
+
+    gpus: bool = False
+    """Ask for a GPU for each rank."""
+
+    options: tuple[str, ...] = ()
+    """More of sbatch's, as "--partition=gpu"."""
+
+    arguments: tuple[str, ...] = ()
+    """Of the script."""
+
+    timeout_s: float | None = None
+    """How long to wait for one job, queueing included; None: for ever."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.ranks or len(set(self.ranks)) < len(self.ranks) or min(self.ranks) < 1:
+            raise ValueError(f"ranks is {self.ranks}, expected some different numbers from 1 up")
+        if self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node is {self.ranks_per_node}, expected 1 or more")
+
+    def layout(self, ranks: int) -> tuple[int, int]:
+        """Nodes, and ranks on each of them."""
+        each = max(n for n in range(1, self.ranks_per_node + 1) if ranks % n == 0)
+        return ranks // each, each
+
+
+def measure(
+    executor: Executor,
+    options: ScalingOptions,
+    tell: Callable[[ScalingRun], None] = lambda _run: None,
+) -> Iterator[ScalingRun]:
+    """Run each size, the smallest first, and yield what happened.
+
+    Args:
+        executor: that runs the jobs.
+        options: what to run.
+        tell: called when a job was submitted, with a run that has no epochs yet.
+
+    Raises:
+        BenchError: there is no such script, or the folder for results has something in it.
+        ClusterError: a job cannot be submitted, or is lost.
+    """
+    script = _script_of(options)
+    out = options.out.absolute()
+    if out.exists() and any(out.iterdir()):
+        raise BenchError(
+            f"{out}: has something in it already, expected a new folder.",
+            path=str(out),
+            next_step="Name another one: --out.",
+        )
+    return _runs(executor, options, script, out, tell)
+
+
+def _runs(
+    executor: Executor,
+    options: ScalingOptions,
+    script: bytes,
+    out: Path,
+    tell: Callable[[ScalingRun], None],
+) -> Iterator[ScalingRun]:
+    for ranks in sorted(options.ranks):
+        folder = out / f"ranks-{ranks}"
+        folder.mkdir(parents=True)
+        yield _run(executor, options, script, (ranks, folder), tell)
+
+
+def _script_of(options: ScalingOptions) -> bytes:
+    path = options.project / options.script
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BenchError(
+            f"{path}: the batch script cannot be read: {e.strerror}.",
+            path=str(path),
+            next_step="Name the project's folder; `headrace init NAME` makes one.",
+        ) from e
+
+
+def _run(
+    executor: Executor,
+    options: ScalingOptions,
+    script: bytes,
+    size: tuple[int, Path],
+    tell: Callable[[ScalingRun], None],
+) -> ScalingRun:
+    ranks, folder = size
+    nodes, each = options.layout(ranks)
+    log = folder / "job.log"
+    submission = Submission(
+        script,
+        (
+            f"--nodes={nodes}",
+            f"--ntasks-per-node={each}",
+            *((f"--gpus-per-node={each}",) if options.gpus else ()),
+            f"--job-name=scaling-{ranks}",
+            f"--output={log}",
+            *options.options,
+        ),
+        ("--checkpoints", str(folder / "checkpoints"), *options.arguments),
+        options.project.absolute(),
+        options.environment,
+    )
+    began = time.monotonic()
+    job_id = executor.submit(submission)
+    tell(ScalingRun(ranks, nodes, job_id, "PENDING", 0.0, (), str(log)))
+    try:
+        ended = executor.wait([job_id], options.timeout_s)[job_id]
+    except BaseException:
+        executor.cancel([job_id])  # nobody would look at what it still does
+        raise
+    waited = time.monotonic() - began
+    status = ended[0] if ended else None
+    text = b"".join(executor.logs(job_id)).decode(errors="replace")
+    state = "UNKNOWN" if status is None else str(status.state)
+    epochs = read_epochs(text)
+    return ScalingRun(ranks, nodes, job_id, state, _wall_s(status, waited), epochs, str(log))
+
+
+def _wall_s(status: JobStatus | None, waited: float) -> float:
+    """By the executor's clock; it counts whole seconds in places, so never below what was printed."""
+    if status is None or status.started_s is None or status.ended_s is None:
+        return waited
+    return max(status.ended_s - status.started_s, 0.0)
+
+
+_HEAD = (
+    "ranks", "nodes", "wall s", "samples/s", "training/s", "efficiency", "accuracy", "reads/s",
+    "MB/s", "data", "compute", "save", "test", "other",
+)  # fmt: skip
+_FLAG = " !"
+
+
+def table_text(table: Table) -> str:
+    """The table, what its columns are, and the findings; ends with a line break."""
+    body = [_cells(row) for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(_HEAD, *body, strict=True)]
+    lines = [_line(_HEAD, widths), *(_line(cells, widths) for cells in body)]
+    lines += [
+        "",
+        f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs.",
+        "efficiency: training/s for each rank, against the first row.",
+        "data, compute, save, test, other: where the wall time went.",
+    ]
+    lines += [f"! {finding}" for finding in table.findings]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.split is None or row.accuracy is None:
+        return (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}", row.state, *["-"] * 10)
+    split = row.split
+    total = max(
+        split.waiting_s + split.computing_s + split.saving_s + split.evaluating_s + split.other_s,
+        1e-9,
+    )
+    parts = (split.waiting_s, split.computing_s, split.saving_s, split.evaluating_s, split.other_s)
+    return (
+        str(row.ranks),
+        str(row.nodes),
+        f"{row.wall_s:.1f}",
+        _number(row.whole_per_s),
+        _number(row.training_per_s),
+        "-" if row.efficiency is None else f"{row.efficiency:.1%}",
+        f"{row.accuracy:.2%}" + (_FLAG if row.accuracy_fell else " " * len(_FLAG)),
+        _number(row.reads_per_s),
+        "-" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:.1f}",
+        *(f"{part / total:.0%}" for part in parts),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

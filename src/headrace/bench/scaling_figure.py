@@ -1,0 +1,196 @@
+"""Figure: the scaling table as one SVG file: throughput beside its ideal, accuracy beside its guard, time.
+
+It stands alone: its style is inside, light or dark as the reader's, in the colours of the reports. What is
+flagged is hollow and named in words, so that no colour is needed to see it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from headrace.pages.text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.bench.scaling import Row, Table
+
+
+_WIDTH: Final = 760
+_LEFT: Final = 76
+_RIGHT: Final = 24
+_PANEL: Final = 190
+_GAP: Final = 74
+_TOP: Final = 62
+
+_STYLE: Final = """
+svg { font: 13px system-ui, sans-serif; --ink: #1a1a1a; --soft: #595959; --paper: #fff; --rule: #d7dade;
+  --c1: #0072b2; --c2: #d55e00; --c3: #e69f00; --c4: #8a8f98; --c5: #009e73; }
+@media (prefers-color-scheme: dark) { svg { --ink: #ececec; --soft: #b4b4b4; --paper: #16181c;
+  --rule: #454a53; --c1: #56b4e9; --c2: #e8793a; --c3: #f0e442; --c4: #9aa0aa; --c5: #2fc79a; } }
+.paper { fill: var(--paper); } text { fill: var(--ink); } .soft { fill: var(--soft); }
+.title { font-size: 15px; font-weight: 600; } .grid { stroke: var(--rule); fill: none; }
+.ideal, .guard { stroke: var(--soft); stroke-dasharray: 6 5; stroke-width: 1.5; fill: none; }
+.line { stroke: var(--c1); stroke-width: 2; fill: none; } .point { fill: var(--c1); stroke: var(--c1); }
+.learnt { stroke: var(--c5); } .point.learnt { fill: var(--c5); }
+.point.fell { fill: var(--paper); stroke: var(--c2); stroke-width: 3; }
+.fell-text { fill: var(--c2); font-weight: 600; }
+.c1 { fill: var(--c1); } .c2 { fill: var(--c2); } .c3 { fill: var(--c3); } .c4 { fill: var(--c4); }
+.c5 { fill: var(--c5); }
+"""
+
+_PARTS: Final = (
+    ("waiting_s", "data", "c2"),
+    ("computing_s", "compute", "c1"),
+    ("saving_s", "save", "c3"),
+    ("evaluating_s", "test", "c5"),
+    ("other_s", "other", "c4"),
+)
+
+
+def figure_svg(table: Table, title: str) -> str:
+    """The whole file; ends with a line break.
+
+    Args:
+        table: what was measured.
+        title: what it is of.
+    """
+    rows = [row for row in table.rows if row.split is not None]
+    bars = 26 * len(rows) + 56
+    height = _TOP + 2 * (_PANEL + _GAP) + bars
+    inside = [
+        f'<rect width="{_WIDTH}" height="{height}" class="paper"/>',
+        _text((16, 28), title, kind="title"),
+    ]
+    if rows:
+        inside.append(_group(_TOP, _throughput(rows)))
+        inside.append(_group(_TOP + _PANEL + _GAP, _accuracy(rows, table.tolerance)))
+        inside.append(_group(_TOP + 2 * (_PANEL + _GAP), _times(rows)))
+    else:
+        inside.append(_text((16, _TOP), "No size ran to its end."))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
+        f'height="{height}" role="img" aria-label="{safe(title)}"><style>{_STYLE}</style>'
+        f"{''.join(inside)}</svg>\n"
+    )
+
+
+def _group(y: float, inside: Sequence[str]) -> str:
+    return f'<g transform="translate(0 {y:g})">{"".join(inside)}</g>'
+
+
+def _text(at: tuple[float, float], text: str, where: str = "start", kind: str = "") -> str:
+    return f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{where}" class="{kind}">{safe(text)}</text>'
+
+
+def _place(row: Row, rows: Sequence[Row]) -> float:
+    """Where a size stands: doubled ranks are equally far apart."""
+    low, high = math.log2(rows[0].ranks), math.log2(rows[-1].ranks)
+    share = 0.5 if high == low else (math.log2(row.ranks) - low) / (high - low)
+    return _LEFT + 36 + share * (_WIDTH - _LEFT - _RIGHT - 110)
+
+
+def _axis(rows: Sequence[Row], name: str, ticks: Sequence[tuple[float, str]]) -> list[str]:
+    """The panel's title, lines across with their values, and the ranks below."""
+    drawn = [_text((16, -14), name, kind="soft")]
+    for y, told in ticks:
+        drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
+        drawn.append(_text((_LEFT - 8, y + 4), told, "end", "soft"))
+    for row in rows:
+        told = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
+        drawn.append(_text((_place(row, rows), _PANEL + 20), told, "middle"))
+    return drawn
+
+
+def _dot(at: tuple[float, float], kind: str, told: str) -> str:
+    return (
+        f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="5" class="point {kind}">'
+        f"<title>{safe(told)}</title></circle>"
+    )
+
+
+def _through(points: Sequence[tuple[float, float]], kind: str) -> str:
+    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f'<path d="M{way}" class="{kind}"/>'
+
+
+def _throughput(rows: Sequence[Row]) -> list[str]:
+    """Both axes by powers of two, so that perfect scaling is a straight line."""
+    rates = [row.training_per_s or 0.0 for row in rows]
+    ideal = [rates[0] * row.ranks / rows[0].ranks for row in rows]
+    low = math.floor(math.log2(max(min(rates + ideal), 1e-9)))
+    high = max(math.ceil(math.log2(max(*rates, *ideal, 1e-9))), low + 1)
+
+    def y(rate: float) -> float:
+        return _PANEL - (math.log2(max(rate, 1e-9)) - low) / (high - low) * _PANEL
+
+    ticks = [(y(2.0**power), f"{2.0**power:,.4g}") for power in range(low, high + 1)]
+    drawn = _axis(
+        rows, "samples a second in training (dashed: the first size's, times the ranks)", ticks
+    )
+    places = [_place(row, rows) for row in rows]
+    drawn.append(_through([*zip(places, map(y, ideal), strict=True)], "ideal"))
+    drawn.append(_through([*zip(places, map(y, rates), strict=True)], "line"))
+    for row, x, rate in zip(rows, places, rates, strict=True):
+        told = f"{rate:,.0f}/s, {row.efficiency or 0:.0%}"
+        drawn.append(_dot((x, y(rate)), "fell" if row.accuracy_fell else "", told))
+        drawn.append(_text((x + 9, min(y(rate) + 18, _PANEL - 4)), told))
+    return drawn
+
+
+def _accuracy(rows: Sequence[Row], tolerance: float) -> list[str]:
+    """From a little below the worst to a little above the best: falls of a point must be seen."""
+    shares = [row.accuracy or 0.0 for row in rows]
+    guard = max(0.0, shares[0] - tolerance)
+    room = max(0.02, max([*shares, guard]) - min([*shares, guard])) * 0.35
+    low, high = max(0.0, min([*shares, guard]) - room), min(1.0, max([*shares, guard]) + room)
+
+    def y(share: float) -> float:
+        return _PANEL - (share - low) / (high - low) * _PANEL
+
+    ticks = [(y(low + (high - low) * i / 4), f"{low + (high - low) * i / 4:.1%}") for i in range(5)]
+    said = (
+        f"accuracy on held-out samples (dashed: the first size's less {100 * tolerance:g} points)"
+    )
+    drawn = _axis(rows, said, ticks)
+    drawn.append(f'<path d="M{_LEFT} {y(guard):.1f}H{_WIDTH - _RIGHT}" class="guard"/>')
+    points = [(_place(row, rows), y(share)) for row, share in zip(rows, shares, strict=True)]
+    drawn.append(_through(points, "line learnt"))
+    for number, (row, at, share) in enumerate(zip(rows, points, shares, strict=True)):
+        told = f"{share:.2%}" + (" fell" if row.accuracy_fell else "")
+        drawn.append(_dot(at, "fell" if row.accuracy_fell else "learnt", told))
+        falls = (
+            number + 1 < len(points) and points[number + 1][1] > at[1]
+        )  # beside the line, not on it
+        beside = max(at[1] - 10, 12) if falls else min(at[1] + 20, _PANEL - 4)
+        kind = "fell-text" if row.accuracy_fell else ""
+        drawn.append(_text((at[0] + 9, beside), told, kind=kind))
+    return drawn
+
+
+def _times(rows: Sequence[Row]) -> list[str]:
+    """A bar for each size, cut into parts of its wall time."""
+    drawn = [_text((16, -14), "where the wall time went", kind="soft")]
+    room = _WIDTH - _LEFT - 36 - 90
+    for number, row in enumerate(rows):
+        y, x = 26.0 * number, _LEFT + 36.0
+        parts = [(name, colour, getattr(row.split, field)) for field, name, colour in _PARTS]
+        total = max(sum(seconds for _, _, seconds in parts), 1e-9)
+        drawn.append(_text((x - 8, y + 14), f"{row.ranks}", "end"))
+        for name, colour, seconds in parts:
+            width = seconds / total * room
+            drawn.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width - 1):.1f}" height="18" '
+                f'class="{colour}"><title>{name}: {seconds:.1f} s, {seconds / total:.0%}</title></rect>'
+            )
+            x += width
+        drawn.append(_text((x + 6, y + 14), f"{row.wall_s:.1f} s"))
+    x, y = _LEFT + 36.0, 26.0 * len(rows) + 24
+    for _, name, colour in _PARTS:
+        drawn.append(
+            f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" class="{colour}"/>'
+        )
+        drawn.append(_text((x + 18, y), name))
+        x += 40 + 8 * len(name)
+    return drawn

@@ -1,0 +1,579 @@
+"""Schema: DLIO's keys, upstream's and MLCommons': what may stand under each, and the workload as dataclasses.
+
+A key is honoured (it has a converter), honoured for some values only (`only`, with the reason), or refused
+with a reason. Nothing is ignored: a key that did nothing would make two runs look different that are not.
+
+A converter takes what YAML gave and returns what we use; it raises `ValueError` whose message goes after
+"expected": the caller knows file, line and key. Names of sections' fields are DLIO's, nested keys are joined
+with `_`, and defaults are those of DLIO's code, where they differ from its documents.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.bench.dataset import DatasetSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Converter = Callable[[Any], Any]
+"""From YAML's value to ours."""
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""Numbers like 1e-3, which YAML 1.1 takes for text and OmegaConf, DLIO's reader, does not."""
+
+
+def boolean(value: Any) -> bool:
+    """True or false, also as OmegaConf reads text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError("true or false")
+
+
+def integer(least: int | None = None) -> Converter:
+    """Whole numbers, not below `least`; 4.0 is one."""
+
+    def convert(value: Any) -> int:
+        found = _numeric(value)
+        if found is None or found != int(found) or (least is not None and found < least):
+            raise ValueError("a whole number" + ("" if least is None else f" of at least {least}"))
+        return int(found)
+
+    return convert
+
+
+def number(least: float | None = None, most: float | None = None) -> Converter:
+    """Finite numbers within bounds."""
+
+    def convert(value: Any) -> float:
+        found = _numeric(value)
+        low, high = -math.inf if least is None else least, math.inf if most is None else most
+        if found is None or not low <= found <= high:
+            bounds = "" if least is None else f" of at least {least:g}"
+            raise ValueError(f"a number{bounds}" + ("" if most is None else f", at most {most:g}"))
+        return float(found)
+
+    return convert
+
+
+def _numeric(value: Any) -> float | int | None:
+    if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def text(value: Any) -> str:
+    """A word or a line. Numbers are text, too: a prefix may be 7."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
+        raise ValueError("text")
+    return str(value)
+
+
+def word(value: Any) -> str:
+    """Text, where YAML takes the word null for nothing."""
+    return "null" if value is None else text(value)
+
+
+def choice(*names: str) -> Converter:
+    """One of some words, in any case."""
+
+    def convert(value: Any) -> str:
+        if isinstance(value, str) and value.lower() in names:
+            return value.lower()
+        raise ValueError("one of " + ", ".join(names))
+
+    return convert
+
+
+def shuffle(value: Any) -> str:
+    """off, seed or random. YAML reads a bare `off` as false, on which DLIO fails."""
+    if value is False:
+        return "off"
+    converted: str = choice("off", "seed", "random")(value)
+    return converted
+
+
+def integers(least: int | None = None) -> Converter:
+    """A list of whole numbers, as a tuple; one number is a list of one."""
+    one = integer(least)
+
+    def convert(value: Any) -> tuple[int, ...]:
+        found = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        try:
+            return tuple(one(entry) for entry in found)
+        except ValueError as e:
+            raise ValueError(f"a list, each {e}") from e
+
+    return convert
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """A list of words, as a tuple; one word is a list of one."""
+    found = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return tuple(text(entry) for entry in found)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Keys and values, whatever they are."""
+    if isinstance(value, dict):
+        return value
+    raise ValueError("keys and values")
+
+
+def optional(converter: Converter) -> Converter:
+    """The same, or null for none."""
+
+    def convert(value: Any) -> Any:
+        return None if value is None or value == "None" else converter(value)
+
+    return convert
+
+
+_PARAMETERS: Final = {
+    "normal": ("mean", "stdev"),
+    "uniform": ("min", "max"),
+    "gamma": ("shape", "scale"),
+    "exponential": ("scale",),
+    "poisson": ("lam",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeDistribution:
+    """A time in seconds.
+
+    Attributes:
+        kind: constant, normal, uniform, gamma, exponential or poisson.
+        parameters: of the kind, in DLIO's order and names: constant has its value alone.
+    """
+
+    kind: str = "constant"
+    parameters: tuple[float, ...] = (0.0,)
+
+    @property
+    def mean_s(self) -> float:
+        """The expected time before negative draws are turned positive."""
+        first, *rest = self.parameters
+        if self.kind == "uniform":
+            return (first + rest[0]) / 2
+        if self.kind == "gamma":
+            return first * rest[0]
+        return first
+
+    def draw(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Draw `count` times: float64, shape (count,), none below 0."""
+        import numpy as np
+
+        if self.kind == "constant":
+            return np.full(count, self.parameters[0])
+        drawn: NDArray[np.float64] = getattr(random, self.kind)(*self.parameters, size=count)
+        return np.abs(drawn.astype(np.float64))
+
+    def with_stdev(self, stdev_s: float) -> TimeDistribution:
+        """The same with DLIO's separate `..._stdev` key: a constant becomes a normal distribution."""
+        if self.kind != "constant" or stdev_s == 0:
+            return self
+        return TimeDistribution("normal", (self.parameters[0], stdev_s))
+
+
+NO_TIME: Final = TimeDistribution()
+"""Always 0."""
+
+
+def time_distribution(value: Any) -> TimeDistribution:
+    """A scalar, `{mean}`, `{mean, stdev}`, or `{type, ...}` with the parameters of the type.
+
+    Raises:
+        ValueError: anything else.
+    """
+    positive = number(0)
+    if value is None or value == {}:
+        return TimeDistribution()
+    if not isinstance(value, dict):
+        try:
+            return TimeDistribution("constant", (positive(value),))
+        except ValueError as e:
+            raise ValueError(f"{e} (seconds), or a distribution like {{mean: 0.3}}") from e
+    given = dict(value)
+    if "type" not in given and set(given) == {"mean"}:
+        return TimeDistribution("constant", (positive(given["mean"]),))
+    kind = str(given.pop("type", "normal")).lower()
+    names = _PARAMETERS.get(kind)
+    if names is None:
+        raise ValueError(f"a type of {', '.join(_PARAMETERS)}")
+    if set(given) != set(names):
+        raise ValueError(f"for the type {kind} exactly {', '.join(names)}")
+    try:
+        parameters = tuple(positive(given[name]) for name in names)
+    except ValueError as e:
+        raise ValueError(f"{', '.join(names)} each {e}") from e
+    if kind == "uniform" and parameters[0] > parameters[1]:
+        raise ValueError("min not above max")
+    return TimeDistribution(kind, parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model whose checkpoints are written."""
+
+    name: str = "default"
+    type: str | None = None
+    """`transformer` is sized by its dimensions, anything else by `model_size_bytes`."""
+    model_size_bytes: int = 10240
+    model_datatype: str = "fp16"
+    optimizer_datatype: str = "fp32"
+    optimization_groups: tuple[int, ...] = ()
+    num_layers: int = -1
+    layer_parameters: tuple[int, ...] = ()
+    parallelism_tensor: int = 1
+    parallelism_pipeline: int = 1
+    parallelism_data: int = -1
+    """-1: as many as the ranks allow."""
+    parallelism_zero_stage: int = 0
+    transformer_vocab_size: int = 32000
+    transformer_hidden_size: int = 2048
+    transformer_ffn_hidden_size: int = 8192
+    transformer_num_attention_heads: int = 32
+    transformer_num_kv_heads: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workflow:
+    """What a run does."""
+
+    generate_data: bool = False
+    train: bool = True
+    evaluation: bool = False
+    checkpoint: bool = False
+    profiling: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the data set lies."""
+
+    storage_type: str = "local_fs"
+    storage_root: str = "./"
+    storage_library: str | None = None
+    storage_options: dict[str, Any] = field(default_factory=dict)
+    post_generation_settle_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """How each accelerator reads."""
+
+    engine: str = "headrace"
+    """What reads: headrace, torch, tensorflow, null, or custom:MODULE:CLASS. DLIO has no such key."""
+    data_loader: str = "tensorflow"
+    """DLIO's choice; it decides the engine only where it is `synthetic`."""
+    multiprocessing_context: str | None = "fork"
+    batch_size: int = 1
+    batch_size_eval: int = 1
+    read_threads: int = 1
+    write_threads: int | None = None
+    """Threads that generate data; None: as many as the disk wants."""
+    computation_threads: int = 1
+    prefetch_size: int = 2
+    file_shuffle: str = "off"
+    sample_shuffle: str = "off"
+    shuffle_size: int = 1024
+    transfer_size: int | None = None
+    preprocess_time: TimeDistribution = NO_TIME
+    pin_memory: bool = True
+    odirect: bool = False
+    transformed_record_dims: tuple[int, ...] = ()
+    transformed_record_element_type: str = "uint8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """How long to train."""
+
+    epochs: int = 1
+    computation_time: TimeDistribution = NO_TIME
+    total_training_steps: int = -1
+    """At most so many steps an epoch; -1: all."""
+    seed: int = 123
+    seed_change_epoch: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """When and how long to evaluate."""
+
+    eval_time: TimeDistribution = NO_TIME
+    eval_after_epoch: int = 1
+    epochs_between_evals: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """When and how checkpoints are written and read."""
+
+    checkpoint_folder: str = "./checkpoints/"
+    checkpoint_after_epoch: int = 1
+    epochs_between_checkpoints: int = 1
+    steps_between_checkpoints: int = -1
+    type: str = "rank_zero"
+    mode: str = "default"
+    fsync: bool = False
+    writer: str | None = None
+    """What writes: plain, fsync, direct or headrace; None: as `fsync` says. DLIO has no such key."""
+    local_folder: str | None = None
+    """Writer headrace: a folder that is written first. DLIO has no such key."""
+    time_between_checkpoints: float = -1.0
+    num_checkpoints_write: int = -1
+    num_checkpoints_read: int = -1
+    recovery_rank_shift: bool = False
+    rank_sync: bool = False
+    randomize_tensor: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where results go."""
+
+    folder: str | None = None
+    """None: hydra's run directory."""
+    log_file: str = "dlio.log"
+    metric_exclude_start_steps: int = 1
+    metric_exclude_end_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiling:
+    """DLIO's outside profilers, which the report's own figures replace."""
+
+    profiler: str = "iostat"
+    iostat_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """When a run passes."""
+
+    au: float = 0.90
+    """Accelerator utilisation, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A training job's I/O."""
+
+    framework: str = "tensorflow"
+    model: Model = field(default_factory=Model)
+    workflow: Workflow = field(default_factory=Workflow)
+    storage: Storage = field(default_factory=Storage)
+    dataset: DatasetSpec = field(default_factory=DatasetSpec)
+    reader: Reader = field(default_factory=Reader)
+    train: Train = field(default_factory=Train)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    output: Output = field(default_factory=Output)
+    profiling: Profiling = field(default_factory=Profiling)
+    metric: Metric = field(default_factory=Metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What may stand under a key.
+
+    Attributes:
+        convert: from YAML's value to ours; says what is expected.
+        only: the values that are possible here, after conversion; None: all.
+        reason: why others are not possible; alone: why the key is not possible at all.
+    """
+
+    convert: Converter | None = None
+    only: tuple[Any, ...] | None = None
+    reason: str = ""
+
+
+_DATATYPE: Final = choice("int8", "uint8", "fp16", "bf16", "fp32", "fp64")
+_STEPS: Final = integer(-1)
+_PYTHON_CLASS: Final = "DLIO's plugin classes are made for its own base classes; "
+_NO_EFFECT: Final = "DLIO reads this key and does nothing with it"
+_PROFILER: Final = "outside profilers are not started: the report has device bytes and latencies"
+_OBJECTS: Final = "object stores are not read by the benchmark"
+
+_FORMAT: Final = choice(
+    "tfrecord", "hdf5", "csv", "npz", "npy", "jpeg", "png", "indexed_binary", "mmap_indexed_binary",
+    "parquet", "synthetic",
+)  # fmt: skip
+
+
+def _format(value: Any) -> str:
+    if value == "hdf5_opt":
+        raise ValueError("hdf5: DLIO has a name hdf5_opt, and neither writes nor reads it")
+    name: str = _FORMAT(value)
+    return name
+
+
+KEYS: Final[dict[str, Key]] = {
+    "framework": Key(choice("tensorflow", "pytorch")),
+    "debug": Key(boolean, (False,), _NO_EFFECT),
+    "model.name": Key(text),
+    "model.type": Key(optional(text)),
+    "model.model_size_bytes": Key(integer(0)),
+    "model.model_datatype": Key(_DATATYPE),
+    "model.optimizer_datatype": Key(_DATATYPE),
+    "model.optimization_groups": Key(integers(0)),
+    "model.num_layers": Key(integer(-1)),
+    "model.layer_parameters": Key(integers(0)),
+    "model.parallelism.tensor": Key(integer(1)),
+    "model.parallelism.pipeline": Key(integer(1)),
+    "model.parallelism.data": Key(integer(-1)),
+    "model.parallelism.zero_stage": Key(integer(0)),
+    "model.transformer.vocab_size": Key(integer(1)),
+    "model.transformer.hidden_size": Key(integer(1)),
+    "model.transformer.ffn_hidden_size": Key(integer(1)),
+    "model.transformer.num_attention_heads": Key(integer(1)),
+    "model.transformer.num_kv_heads": Key(integer(1)),
+    "workflow.generate_data": Key(boolean),
+    "workflow.train": Key(boolean),
+    "workflow.evaluation": Key(boolean),
+    "workflow.checkpoint": Key(boolean),
+    "workflow.profiling": Key(boolean, (False,), _PROFILER),
+    "workflow.debug": Key(boolean, (False,), _NO_EFFECT),
+    "workflow.query": Key(reason="`dlio_benchmark_query` alone has it"),
+    "storage.storage_type": Key(choice("local_fs", "parallel_fs", "s3", "aistore", "direct_fs")),
+    "storage.storage_root": Key(text),
+    "storage.storage_library": Key(optional(text)),
+    "storage.storage_options": Key(mapping),
+    "storage.post_generation_settle_seconds": Key(number(0)),
+    "dataset.data_folder": Key(text),
+    "dataset.format": Key(_format),
+    "dataset.num_files_train": Key(integer(0)),
+    "dataset.num_files_eval": Key(integer(0)),
+    "dataset.num_samples_per_file": Key(integer(1)),
+    "dataset.record_length_bytes": Key(number(1)),
+    "dataset.record_length_bytes_stdev": Key(number(0)),
+    "dataset.record_length_bytes_resize": Key(number(0)),
+    "dataset.record_dims": Key(integers(1)),
+    "dataset.record_element_type": Key(text),
+    "dataset.record_element_bytes": Key(
+        reason="DLIO overwrites it with the size of dataset.record_element_type; set that one"
+    ),
+    "dataset.num_subfolders_train": Key(integer(0)),
+    "dataset.num_subfolders_eval": Key(integer(0)),
+    "dataset.file_prefix": Key(text),
+    "dataset.compression": Key(choice(
+        "none", "gzip", "zip", "bz2", "xz", "lzf", "snappy", "lz4", "zstd"
+    )),
+    "dataset.compression_level": Key(integer(0)),
+    "dataset.enable_chunking": Key(boolean, (False,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
+    "dataset.chunk_size": Key(integer(0), (0,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
+    "dataset.keep_files": Key(boolean),
+    "dataset.generation_buffer_size": Key(integer(1)),
+    "dataset.hdf5.chunk_dims": Key(integers(1)),
+    "dataset.hdf5.num_dset_per_record": Key(integer(1)),
+    "dataset.hdf5.max_shape": Key(integers(1)),
+    "dataset.parquet.columns": Key(list),
+    "dataset.parquet.row_group_size": Key(integer(1)),
+    "dataset.parquet.partition_by": Key(optional(text), (None,), "files would be named anew"),
+    "dataset.parquet.generation_batch_size": Key(integer(0)),
+    "dataset.parquet.read_mode": Key(
+        choice("row_group"), ("row_group",), "row groups are what is read"
+    ),
+    "dataset.parquet.use_s3dlio_gen": Key(boolean, (False,), "s3dlio is not used"),
+    "dataset.data_gen_method": Key(choice("dgen", "numpy")),
+    "dataset.skip_listing": Key(boolean),
+    "dataset.listing_validation_interval": Key(integer(1)),
+    "dataset.requests": Key(optional(text)),
+    "dataset.num_files_generated": Key(reason="set num_files_train to the files that are there"),
+    "reader.engine": Key(word),
+    "reader.data_loader": Key(choice(
+        "pytorch", "tensorflow", "dali", "native_dali", "synthetic", "custom", "none"
+    )),
+    "reader.data_loader_classname": Key(
+        reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"
+    ),
+    "reader.data_loader_sampler": Key(choice("iterative", "index"), ("index",),
+        "samples are always read by their index, truly shuffled"),
+    "reader.reader_classname": Key(reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"),
+    "reader.multiprocessing_context": Key(optional(choice("fork", "spawn", "forkserver"))),
+    "reader.batch_size": Key(integer(1)),
+    "reader.batch_size_eval": Key(integer(1)),
+    "reader.read_threads": Key(integer(0)),
+    "reader.write_threads": Key(integer(1)),
+    "reader.computation_threads": Key(integer(1)),
+    "reader.prefetch_size": Key(integer(0)),
+    "reader.file_shuffle": Key(shuffle),
+    "reader.sample_shuffle": Key(shuffle),
+    "reader.shuffle_size": Key(integer(1)),
+    "reader.read_type": Key(choice("on_demand", "memory"), ("on_demand",),
+        "data that is read once and then served from memory says nothing about storage"),
+    "reader.file_access": Key(choice("multi", "shared", "collective", "mpio", "posix"),
+        ("multi", "posix"), _NO_EFFECT),
+    "reader.transfer_size": Key(optional(integer(1))),
+    "reader.preprocess_time": Key(time_distribution),
+    "reader.preprocess_time_stdev": Key(number(0)),
+    "reader.pin_memory": Key(boolean),
+    "reader.odirect": Key(boolean),
+    "reader.dont_use_mmap": Key(boolean, (False,), _NO_EFFECT),
+    "reader.transformed_record_dims": Key(integers(1)),
+    "reader.transformed_record_element_type": Key(text),
+    "train.epochs": Key(integer(1)),
+    "train.computation_time": Key(time_distribution),
+    "train.computation_time_stdev": Key(number(0)),
+    "train.total_training_steps": Key(_STEPS),
+    "train.seed": Key(integer(0)),
+    "train.seed_change_epoch": Key(boolean),
+    "evaluation.eval_time": Key(time_distribution),
+    "evaluation.eval_time_stdev": Key(number(0)),
+    "evaluation.eval_after_epoch": Key(integer(0)),
+    "evaluation.epochs_between_evals": Key(integer(1)),
+    "checkpoint.checkpoint_folder": Key(text),
+    "checkpoint.checkpoint_after_epoch": Key(integer(0)),
+    "checkpoint.epochs_between_checkpoints": Key(integer(1)),
+    "checkpoint.steps_between_checkpoints": Key(_STEPS),
+    "checkpoint.type": Key(choice("rank_zero", "all_ranks")),
+    "checkpoint.mode": Key(choice("default", "subset")),
+    "checkpoint.checkpoint_mechanism_classname": Key(reason=_PYTHON_CLASS + "leave it out"),
+    "checkpoint.fsync": Key(boolean),
+    "checkpoint.writer": Key(optional(choice("plain", "fsync", "direct", "headrace"))),
+    "checkpoint.local_folder": Key(optional(text)),
+    "checkpoint.time_between_checkpoints": Key(number(-1)),
+    "checkpoint.num_checkpoints_write": Key(integer(-1)),
+    "checkpoint.num_checkpoints_read": Key(integer(-1)),
+    "checkpoint.recovery_rank_shift": Key(boolean),
+    "checkpoint.rank_sync": Key(boolean),
+    "checkpoint.randomize_tensor": Key(boolean),
+    "checkpoint.ksm": Key(
+        reason="checkpoints are streamed from small buffers: there is no memory to merge"
+    ),
+    "output.folder": Key(optional(text)),
+    "output.log_file": Key(text),
+    "output.metric.exclude_start_steps": Key(integer(0)),
+    "output.metric.exclude_end_steps": Key(integer(0)),
+    "profiling.profiler": Key(choice("none", "iostat", "darshan", "tensorboard")),
+    "profiling.iostat_devices": Key(texts),
+    "metric.au": Key(number(0, 1)),
+}  # fmt: skip
+"""By their full names. `profiling.profiler` counts only with `workflow.profiling`."""
+
+SECTION_ALIASES: Final = {"data_reader": "reader"}
+"""DLIO's own other name."""
+
+ALIASES: Final = {
+    "model.model_size": ("model.model_size_bytes", "DLIO ignores it: its checkpoint has 10 kB"),
+    "dataset.record_length": (
+        "dataset.record_length_bytes",
+        "DLIO ignores it: its records have 64 KiB",
+    ),
+    "dataset.record_length_stdev": ("dataset.record_length_bytes_stdev", "DLIO ignores it"),
+    "dataset.record_length_resize": ("dataset.record_length_bytes_resize", "DLIO ignores it"),
+}
+"""Keys that people write, that DLIO ignores, and that are honoured here: (key, a note)."""

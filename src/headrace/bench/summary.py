@@ -1,0 +1,489 @@
+"""Summary: the figures of all ranks and repeats as one document: DLIO's keys, and below `headrace` our own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+import headrace
+from headrace.bench.metrics import (
+    Block,
+    Formula,
+    Window,
+    confidence,
+    mlperf_au,
+    percentiles,
+    phase_figures,
+    shares_of,
+    steadiness_of,
+    verdict_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.bench.checkpoint_runs import Restored
+    from headrace.bench.ranks import Group
+    from headrace.bench.run import Recorded
+    from headrace.bench.schema import Workload
+
+
+def host_document() -> dict[str, Any]:
+    """This machine, ready for JSON."""
+    memory = _pairs("/proc/meminfo")
+    return {
+        "hostname": socket.gethostname(),
+        "cpu_count": os.cpu_count() or 1,
+        "processor": _processor(),
+        "cpuinfo": {"model name": _processor(), "cpu_count": os.cpu_count() or 1},
+        "meminfo": memory,
+        "memory_gb": int(memory.get("MemTotal", "0 kB").split()[0]) / 2**20,
+    }
+
+
+def _pairs(path: str) -> dict[str, str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(":") for line in file]
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in lines if value.strip()}
+
+
+def _processor() -> str:
+    return _pairs("/proc/cpuinfo").get("model name") or platform.machine()
+
+
+def mount_of(path: str) -> dict[str, str]:
+    """The mount that a path lies on: its place, type, source and options; empty if nobody tells."""
+    real = os.path.realpath(path)
+    best: dict[str, str] = {}
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                fields, behind = left.split(), right.split()
+                place = fields[4]
+                inside = real == place or real.startswith(place.rstrip("/") + "/")
+                if inside and len(place) >= len(best.get("place", "")):
+                    best = {
+                        "place": place, "type": behind[0], "source": behind[1],
+                        "options": fields[5], "device": fields[2],
+                    }  # fmt: skip
+    except (OSError, IndexError):
+        return best
+    return best
+
+
+def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
+    """What one needs to know to believe a result, and to make it again."""
+    return {
+        "headrace": headrace.__version__,
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "kernel": platform.release(),
+        "platform": platform.platform(),
+        "mount": mount_of(data_folder),
+        "command": command,
+    }
+
+
+_NOT_MLPERF = "This is not an MLPerf result."
+
+_ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """What rank 0 knows of a run.
+
+    Attributes:
+        blocks: of all accelerators; epochs of repeats are counted on.
+        repeats: how often the whole was run.
+        ceiling: blocks of the same steps on a null store, or none.
+        hosts: one document for each host.
+        checkpoints: seconds and bytes of each: the slowest rank's time, all ranks' bytes.
+        restores: the same of those that were read back.
+        blocking_s: that training stood still for each checkpoint: the slowest rank's time.
+        checkpoint_writer: what wrote them; None when none was written or read.
+        phases_s: what the time to solution went to; of repeats: on average.
+        restore_residency: the share of the checkpoints in page caches before they were read.
+    """
+
+    engine: str
+    formula: Formula
+    start_s: float
+    end_s: float
+    accelerators: int
+    blocks: Sequence[Block]
+    repeats: int = 1
+    ceiling: Sequence[Block] = ()
+    hosts: Sequence[dict[str, Any]] = ()
+    nbytes: int = 0
+    device_bytes: int = 0
+    cpu_s: float = 0.0
+    batch_waits_s: Sequence[float] = ()
+    checkpoints: Sequence[tuple[float, int]] = ()
+    restores: Sequence[tuple[float, int]] = ()
+    blocking_s: Sequence[float] = ()
+    checkpoint_writer: str | None = None
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    restore_residency: float | None = None
+    residency: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def block_document(block: Block) -> dict[str, Any]:
+    """A block for JSON."""
+    plain = {
+        name: getattr(block, name)
+        for name in ("epoch", "accelerator", "kind", "number", "start_s", "end_s")
+    }
+    return plain | {name: getattr(block, name).tolist() for name in _ARRAYS}
+
+
+def block_of(document: dict[str, Any]) -> Block:
+    """A block from JSON."""
+    arrays = {name: np.array(document[name], np.float64) for name in _ARRAYS}
+    return Block(**{**document, **arrays})
+
+
+def timestamp(seconds: float) -> str:
+    """DLIO's: local time, without a zone."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+
+def summary_document(workload: Workload, figures: Figures) -> dict[str, Any]:
+    """summary.json."""
+    data = workload.dataset
+    first = figures.hosts[0] if figures.hosts else {}
+    size_gb = data.num_samples("train") * data.nominal_bytes / 2**30
+    per_host_gb = size_gb / max(1, len(figures.hosts))
+    return {
+        "start": timestamp(figures.start_s),
+        "end": timestamp(figures.end_s),
+        "num_accelerators": figures.accelerators,
+        "num_hosts": len(figures.hosts),
+        "hostname": first.get("hostname", ""),
+        "epochs": workload.train.epochs,
+        "metric": _metric(workload, figures),
+        "num_files_train": data.num_files_train,
+        "num_files_eval": data.num_files_eval,
+        "num_samples_per_file": data.num_samples_per_file,
+        "host_cpu_count": [host["cpu_count"] for host in figures.hosts],
+        "host_processor_name": first.get("processor", ""),
+        "potential_caching": [int(h["memory_gb"] > per_host_gb) for h in figures.hosts],
+        "host_cpuinfo": first.get("cpuinfo", {}),
+        "host_meminfo": first.get("meminfo", {}),
+        "host_memory_GB": [host["memory_gb"] for host in figures.hosts],
+        "data_size_per_host_GB": per_host_gb,
+        "headrace": _own(workload, figures),
+    }
+
+
+def _window(workload: Workload) -> Window:
+    output = workload.output
+    return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
+
+
+def _mark(au: float, workload: Workload) -> str:
+    """DLIO's words for an AU in percent that is what the workload asks for, or is not."""
+    return "success" if au >= workload.metric.au * 100 else "fail"
+
+
+def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    reader = workload.reader
+    for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
+        blocks = [block for block in figures.blocks if block.kind == kind]
+        if not blocks:
+            continue
+        phase = phase_figures(blocks, batch, _window(workload), figures.formula)
+        io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
+        found |= {
+            f"{kind}_au_percentage": list(phase.au_percent),
+            f"{kind}_au_mean_percentage": phase.au_mean_percent,
+            f"{kind}_au_meet_expectation": _mark(phase.au_mean_percent, workload),
+            f"{kind}_au_stdev_percentage": phase.au_stdev_percent,
+            f"{kind}_throughput_samples_per_second": list(phase.throughput),
+            f"{kind}_throughput_mean_samples_per_second": phase.throughput_mean,
+            f"{kind}_throughput_stdev_samples_per_second": phase.throughput_stdev,
+            f"{kind}_io_mean_MB_per_second": io_mean,
+            f"{kind}_io_stdev_MB_per_second": io_stdev,
+        }
+    for name, timed in (("save", figures.checkpoints), ("load", figures.restores)):
+        if timed:
+            found |= _checkpoint_metric(name, timed)
+    return found
+
+
+def _checkpoint_metric(name: str, timed: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """DLIO's figures of checkpoints that were saved or loaded; its GB are GiB."""
+    sizes = [nbytes / 2**30 for _, nbytes in timed]
+    seconds = [duration for duration, _ in timed]
+    rates = [size / max(duration, 1e-9) for size, duration in zip(sizes, seconds, strict=True)]
+    return {
+        f"{name}_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
+        f"{name}_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
+        f"{name}_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
+        f"{name}_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
+        "checkpoint_size_GB": sizes[-1],
+    }
+
+
+def _own_checkpoints(figures: Figures) -> dict[str, Any]:
+    """What DLIO has no names for. Empty without checkpoints."""
+    if figures.checkpoint_writer is None:
+        return {}
+    return {
+        "checkpoint": {
+            "writer": figures.checkpoint_writer,
+            "saves_s": [seconds for seconds, _ in figures.checkpoints],
+            "loads_s": [seconds for seconds, _ in figures.restores],
+            "save_s": percentiles([seconds for seconds, _ in figures.checkpoints]),
+            "blocking_s": percentiles(figures.blocking_s),
+            "load_s": percentiles([seconds for seconds, _ in figures.restores]),
+            "page_cache_share_before_loads": figures.restore_residency,
+        }
+    }
+
+
+def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
+    if not figures.blocks:  # checkpoints alone
+        return {
+            "not_mlperf": _NOT_MLPERF,
+            **_own_checkpoints(figures),
+            "cpu_s": figures.cpu_s,
+            "device_bytes": figures.device_bytes,
+            "provenance": figures.provenance,
+            "notes": list(figures.notes),
+        }
+    window = _window(workload)
+    train = [block for block in figures.blocks if block.kind == "train"]
+    step_s = workload.train.computation_time.mean_s
+    shares = shares_of(train, window)
+    late = percentiles(np.concatenate([b.late_s for b in figures.blocks])) if train else {}
+    steady = steadiness_of(train, window)
+    repeats = _repeats(train, figures.repeats)
+    aus = [
+        phase_figures(each, workload.reader.batch_size, window, figures.formula).au_mean_percent
+        for each in repeats
+    ]
+    au = float(np.mean(aus)) if aus else 0.0
+    au_mlperf = float(np.mean([mlperf_au(each, step_s) for each in repeats]))
+    ceiling_au = None
+    if figures.ceiling:
+        ceiling = phase_figures(figures.ceiling, workload.reader.batch_size, window, "mlcommons")
+        ceiling_au = ceiling.au_mean_percent
+    verdict = verdict_of(au, ceiling_au, shares, late.get("p99", 0.0), step_s)
+    counted = [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
+    gigabytes = figures.nbytes / 1e9
+    rates: dict[str, float] = {}
+    for formula in ("upstream", "mlcommons"):
+        phase = phase_figures(train, workload.reader.batch_size, window, formula)
+        rates[formula] = phase.throughput_mean
+    return {
+        "engine": figures.engine,
+        "data_loader": workload.reader.data_loader,
+        "not_mlperf": _NOT_MLPERF,
+        "throughput_formula": figures.formula,
+        "throughput_by_formula_samples_per_s": rates,
+        "au_mlperf_percent": au_mlperf,
+        "au_mlperf_meet_expectation": _mark(au_mlperf, workload),
+        "au_percent": confidence(aus).document(),
+        "ceiling_au_percent": ceiling_au,
+        "bound": verdict.bound,
+        "bound_reason": verdict.reason,
+        "repeats": figures.repeats,
+        "time_to_solution": time_to_solution(figures.phases_s),
+        "time": asdict(shares),
+        "wait_s": percentiles(counted),
+        "batch_wait_s": percentiles(figures.batch_waits_s),
+        "late_s": late,
+        "steady": steady.steady,
+        "drift": steady.drift,
+        "bytes": figures.nbytes,
+        "device_bytes": figures.device_bytes,
+        "page_cache_bytes": max(0, figures.nbytes - figures.device_bytes),
+        "cpu_s": figures.cpu_s,
+        "cpu_s_per_gb": figures.cpu_s / gigabytes if gigabytes else None,
+        "residency_before": figures.residency,
+        **_own_checkpoints(figures),
+        "provenance": figures.provenance,
+        "notes": list(figures.notes),
+    }
+
+
+def _repeats(train: Sequence[Block], count: int) -> list[list[Block]]:
+    """The blocks of each repeat: all have as many epochs."""
+    last = max((block.epoch for block in train), default=0)
+    epochs = last // count if count else 0
+    return [
+        [block for block in train if n * epochs < block.epoch <= (n + 1) * epochs]
+        for n in range(count)
+    ]
+
+
+def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
+    """`total_s` and what it is made of, `staging_s` and so on; empty where it was not recorded."""
+    if not phases_s:
+        return {}
+    parts = {f"{phase}_s": seconds for phase, seconds in phases_s.items()}
+    return {"total_s": sum(parts.values())} | parts
+
+
+def metric_lines(summary: dict[str, Any]) -> list[str]:
+    """The `[METRIC]` lines that DLIO logs at the end."""
+    metric, line = summary["metric"], "=" * 58
+    found = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
+    found.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
+    for kind, name, io in (
+        ("train", "Training", "Training I/O Throughput"),
+        ("eval", "Eval", "Eval Throughput"),
+    ):
+        if f"{kind}_au_mean_percentage" not in metric:
+            continue
+        au = (metric[f"{kind}_au_mean_percentage"], metric[f"{kind}_au_stdev_percentage"])
+        rate = [metric[f"{kind}_throughput_{m}_samples_per_second"] for m in ("mean", "stdev")]
+        bandwidth = [metric[f"{kind}_io_{m}_MB_per_second"] for m in ("mean", "stdev")]
+        found += [
+            f"[METRIC] {name} Accelerator Utilization [AU] (%): {au[0]:.4f} ({au[1]:.4f})",
+            f"[METRIC] {name} Throughput (samples/second): {rate[0]:.4f} ({rate[1]:.4f})",
+            f"[METRIC] {io} (MB/second): {bandwidth[0]:.4f} ({bandwidth[1]:.4f})",
+            f"[METRIC] {kind}_au_meet_expectation: {metric[f'{kind}_au_meet_expectation']}",
+        ]
+    for name in ("save", "load"):
+        if f"{name}_checkpoint_duration_mean_seconds" not in metric:
+            continue
+        seconds = [metric[f"{name}_checkpoint_duration_{m}_seconds"] for m in ("mean", "stdev")]
+        rate = [metric[f"{name}_checkpoint_io_{m}_GB_per_second"] for m in ("mean", "stdev")]
+        found += [
+            f"[METRIC] Checkpoint {name} duration (seconds): {seconds[0]:.4f} ({seconds[1]:.4f})",
+            f"[METRIC] Checkpoint {name} I/O Throughput (GB/second): {rate[0]:.4f} ({rate[1]:.4f})",
+        ]
+    return [*found, f"[METRIC] {line}"]
+
+
+def together(runs: Sequence[Figures]) -> Figures:
+    """One run of all epochs, counted on from repeat to repeat.
+
+    Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
+    """
+    first, last = runs[0], runs[-1]
+    if len(runs) == 1:
+        return first
+    blocks, before = [], 0
+    for run in runs:
+        blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
+        before = max((block.epoch for block in blocks), default=before)
+    return replace(
+        first,
+        end_s=last.end_s,
+        blocks=blocks,
+        repeats=len(runs),
+        nbytes=sum(run.nbytes for run in runs),
+        device_bytes=sum(run.device_bytes for run in runs),
+        cpu_s=sum(run.cpu_s for run in runs),
+        batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
+        checkpoints=[each for run in runs for each in run.checkpoints],
+        restores=[each for run in runs for each in run.restores],
+        blocking_s=[each for run in runs for each in run.blocking_s],
+        phases_s={
+            phase: sum(run.phases_s[phase] for run in runs) / len(runs) for phase in first.phases_s
+        },
+    )
+
+
+_WAITS_MAX: Final = 200_000
+"""Waits of a rank that are sent to rank 0 for percentiles, at most, evenly taken."""
+
+_DEADLINE_S: Final = 300.0
+
+
+def gather_figures(
+    group: Group,
+    recorded: Recorded,
+    *,
+    accelerators: int,
+    formula: Formula,
+    started: float,
+    ceiling: Recorded | None,
+    restored: Sequence[Restored],
+    writer: str | None,
+    where: dict[str, Any],
+    notes: Sequence[str],
+) -> Figures | None:
+    """All ranks call it; only rank 0 gets something.
+
+    Args:
+        group: all ranks.
+        recorded: this rank's part.
+        accelerators: of each rank.
+        formula: of throughput.
+        started: seconds since 1970.
+        ceiling: the same steps on a null store, if they were run.
+        restored: checkpoints that this rank read back.
+        writer: of checkpoints, if there are any.
+        where: provenance.
+        notes: for people.
+
+    Raises:
+        BenchError: a rank is gone.
+    """
+    waits = [float(wait) for part in recorded.batch_waits_s for wait in part]
+    every = group.gather({
+        "blocks": [block_document(block) for block in recorded.blocks],
+        "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
+        "host": host_document(),
+        "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
+        "phases": recorded.phases_s,
+        "saved": [asdict(saved) for saved in recorded.checkpoints],
+        "restored": [asdict(each) for each in restored],
+        "waits": waits[:: len(waits) // _WAITS_MAX + 1],
+    }, _DEADLINE_S)  # fmt: skip
+    if not every:
+        return None
+    hosts = {part["host"]["hostname"]: part["host"] for part in every}
+    numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
+    return Figures(
+        engine=recorded.engine,
+        formula=formula,
+        start_s=started,
+        end_s=time.time(),
+        accelerators=accelerators * group.place.world_size,
+        blocks=[block_of(b) for part in every for b in part["blocks"]],
+        ceiling=[block_of(b) for part in every for b in part["ceiling"]],
+        hosts=list(hosts.values()),
+        nbytes=int(numbers[0]),
+        device_bytes=int(numbers[1]),
+        cpu_s=numbers[2],
+        batch_waits_s=[wait for part in every for wait in part["waits"]],
+        # Ranks meet at every block: the one that took longest is the one the others waited for.
+        phases_s=max((part["phases"] for part in every), key=lambda phases: sum(phases.values())),
+        checkpoints=_slowest([part["saved"] for part in every]),
+        restores=_slowest([part["restored"] for part in every]),
+        blocking_s=[
+            max(saved["blocking_s"] for saved in of_all)
+            for of_all in zip(*(part["saved"] for part in every), strict=True)
+        ],
+        checkpoint_writer=writer,
+        provenance=where,
+        notes=notes,
+    )
+
+
+def _slowest(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, int]]:
+    """Of each checkpoint: the slowest rank's time, and all ranks' bytes."""
+    return [
+        (max(one["duration_s"] for one in of_all), sum(one["nbytes"] for one in of_all))
+        for of_all in zip(*ranks, strict=True)
+    ]
