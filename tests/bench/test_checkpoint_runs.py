@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import Rank
-from headrace.bench.checkpoint_runs import Checkpointer, _model_spec
+from headrace.bench.checkpoint_runs import RunCheckpointer, _model_spec
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.ranks import join
 from headrace.bench.run import RunOptions
@@ -140,7 +140,7 @@ def test_after_the_shift_each_host_reads_what_the_next_one_wrote(words, tmp_path
         hosts[threading.current_thread().name] = number
         try:
             group = join(Rank(number, 2), tmp_path / "meet", 10.0)
-            checkpointer = Checkpointer(loaded, group, 2)
+            checkpointer = RunCheckpointer(loaded, group, 2)
             checkpointer.save(1, 1)
             group.barrier()
             readers = checkpointer.shifted()

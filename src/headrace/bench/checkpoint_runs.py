@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.bench.checkpoints import CheckpointWriter, WriterName
     from headrace.bench.config import LoadedWorkload
     from headrace.bench.ranks import Group
-    from headrace.bench.schema import Model
+    from headrace.bench.schema import ModelSection
 
 
 _SIDE_BY_SIDE: Final = 16
@@ -79,14 +79,14 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> list[tuple[str, s
     """What is wrong with a workload's checkpoints on so many accelerators: (key, why)."""
     checkpoint, model = loaded.workload.checkpoint, loaded.workload.model
     alone = not loaded.workload.workflow.train
-    found = []
+    problems = []
     if alone and checkpoint.num_checkpoints_write <= 0 and checkpoint.num_checkpoints_read <= 0:
-        found.append((
+        problems.append((
             "checkpoint.num_checkpoints_write",
             "and num_checkpoints_read are not above 0, so there is nothing to run",
         ))  # fmt: skip
     if not alone:
-        found += [
+        problems += [
             (f"checkpoint.{name}", "is for runs of checkpoints alone (workflow.train=False)")
             for name in ("num_checkpoints_write", "num_checkpoints_read")
             if getattr(checkpoint, name) > 0
@@ -96,14 +96,14 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> list[tuple[str, s
     if not alone and 0 <= checkpoint.steps_between_checkpoints <= left_out:
         # DLIO measures the steps between two checkpoints by themselves, and leaves out some of them.
         why = f"is {checkpoint.steps_between_checkpoints}, expected at least {left_out + 1}, or -1"
-        found.append(("checkpoint.steps_between_checkpoints", why))
+        problems.append(("checkpoint.steps_between_checkpoints", why))
     if checkpoint.fsync and checkpoint.writer == "plain":
-        found.append(("checkpoint.fsync", "is true, and checkpoint.writer=plain does not sync"))
+        problems.append(("checkpoint.fsync", "is true, and checkpoint.writer=plain does not sync"))
     if checkpoint.local_folder is not None and checkpoint.writer != "headrace":
-        found.append(("checkpoint.local_folder", "is for checkpoint.writer=headrace alone"))
+        problems.append(("checkpoint.local_folder", "is for checkpoint.writer=headrace alone"))
     whole = model.parallelism_tensor * model.parallelism_pipeline * model.parallelism_data
     if checkpoint.mode == "subset" and model.parallelism_data < 0:
-        found.append(
+        problems.append(
             ("checkpoint.mode", "is subset: it needs model.parallelism.data, of the whole")
         )
     elif checkpoint.mode == "default" and model.parallelism_data > 0 and world < whole:
@@ -111,11 +111,11 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> list[tuple[str, s
             f"makes tensor x pipeline x data = {whole} accelerators, there are {world}; with "
             "checkpoint.mode=subset they write their part"
         )
-        found.append(("model.parallelism.data", why))
-    return found
+        problems.append(("model.parallelism.data", why))
+    return problems
 
 
-def _model_spec(model: Model) -> ModelSpec:
+def _model_spec(model: ModelSection) -> ModelSpec:
     return ModelSpec(
         type=model.type, model_size_bytes=model.model_size_bytes,
         model_datatype=model.model_datatype, optimizer_datatype=model.optimizer_datatype,
@@ -134,7 +134,7 @@ def _model_spec(model: Model) -> ModelSpec:
     )  # fmt: skip
 
 
-class Checkpointer:
+class RunCheckpointer:
     """Writes and reads the shares of this process's accelerators.
 
     Args:
@@ -304,7 +304,7 @@ _COLD_SHARE_MOST: Final = 0.02
 
 
 @dataclass(slots=True)
-class CheckpointsRecorded:
+class CheckpointRunRecord:
     """What this process wrote and read.
 
     Attributes:
@@ -324,7 +324,7 @@ def run_checkpoints(
     *,
     cold: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> CheckpointsRecorded:
+) -> CheckpointRunRecord:
     """Write `num_checkpoints_write` and read `num_checkpoints_read`, each after `time_between_checkpoints`.
 
     Args:
@@ -344,8 +344,8 @@ def run_checkpoints(
     writes, reads = max(0, options.num_checkpoints_write), max(0, options.num_checkpoints_read)
     # DLIO takes the absolute value, so that its default of -1 sleeps a second; here it is none.
     between_s = max(0.0, options.time_between_checkpoints)
-    recorded = CheckpointsRecorded()
-    checkpointer = Checkpointer(loaded, group, accelerators)
+    recorded = CheckpointRunRecord()
+    checkpointer = RunCheckpointer(loaded, group, accelerators)
 
     def tell(done: int) -> None:
         if progress is not None:
@@ -371,15 +371,15 @@ def run_checkpoints(
     return recorded
 
 
-def _residency(checkpointer: Checkpointer, *, cold: bool) -> float | None:
+def _residency(checkpointer: RunCheckpointer, *, cold: bool) -> float | None:
     paths = checkpointer.paths()
     if cold:
         evict(paths)
     share = residency_of(paths, _RESIDENCY_FILES).share
     if cold and (share is None or share > _COLD_SHARE_MOST):
-        told = "nobody can tell" if share is None else f"{share:.1%} is still there"
+        reason = "nobody can tell" if share is None else f"{share:.1%} is still there"
         raise BenchError(
-            f"the checkpoints cannot be put out of the page cache: {told}.",
+            f"the checkpoints cannot be put out of the page cache: {reason}.",
             next_step="On tmpfs it is impossible. Run without --cold.",
         )
     return share

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace.bench.checkpoint_runs import checkpoint_problems
-from headrace.bench.engines.choose import engine_name
+from headrace.bench.engines import engine_name
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:

@@ -199,7 +199,7 @@ def condition_of(text: str, *, changes: bool) -> Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One measure of two results."""
 
     measure: Measure
@@ -260,16 +260,16 @@ class Comparison:
             another reason than the one looked for.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     differences: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionResult:
     """A condition and whether it holds."""
 
     condition: Condition
-    found: float
+    value: float
     holds: bool
 
 
@@ -279,18 +279,18 @@ def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> Comparison:
     for measure in MEASURES:
         left, right = measured(a, measure), measured(b, measure)
         if left is not None and right is not None:
-            rows.append(Row(measure, left, right))
+            rows.append(ComparisonRow(measure, left, right))
     return Comparison(tuple(rows), tuple(differences(a[0], b[0])))
 
 
-def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[Verdict]:
+def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[ConditionResult]:
     """Which conditions hold.
 
     Raises:
         BenchError: one cannot be told: a gate that finds nothing to look at must not be open.
     """
     rows = {row.measure.name: row for row in comparison.rows}
-    found = []
+    results = []
     for condition in conditions:
         row = rows.get(condition.measure.name)
         if row is None:
@@ -306,5 +306,5 @@ def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[Verdi
                 f"is {row.b.mean:g}: no percentage says how much that is.",
                 next_step="Give a bound without %: it is held against the second result itself.",
             )
-        found.append(Verdict(condition, value, condition.holds(value)))
-    return found
+        results.append(ConditionResult(condition, value, condition.holds(value)))
+    return results

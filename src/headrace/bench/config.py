@@ -16,9 +16,9 @@ import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.bench import schema as sections
+from headrace.bench import schema
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, TimeDistribution
 from headrace.errors import WorkloadError
@@ -32,22 +32,16 @@ if TYPE_CHECKING:
 _ASSIGNMENT: Final = re.compile(
     r"(?P<sign>\+\+|\+|~|)(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.DOTALL
 )
-_DIRECTORY: Final = {"--config-dir", "-cd"}
 _REFUSED: Final = {
-    "--multirun": "run the command once for each value",
-    "-m": "run the command once for each value",
-    "--config-path": "give --config-dir, which is looked at first",
-    "-cp": "give --config-dir, which is looked at first",
-    "--config-name": "the workload is named by workload=NAME",
-    "-cn": "the workload is named by workload=NAME",
-    "--experimental-rerun": "give the overrides again",
-    "--shell-completion": "the shell completes `headrace` itself",
-    "-sc": "the shell completes `headrace` itself",
+    ("--multirun", "-m"): "run the command once for each value",
+    ("--config-path", "-cp"): "give --config-dir, which is looked at first",
+    ("--config-name", "-cn"): "the workload is named by workload=NAME",
+    ("--experimental-rerun",): "give the overrides again",
+    ("--shell-completion", "-sc"): "the shell completes `headrace` itself",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """One word of the command line about a key of the workload."""
 
     sign: str
@@ -81,85 +75,75 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
     Raises:
         WorkloadError: a word makes no sense, or asks for what is not done here; names all of them.
     """
-    reading = _Reading()
+    values: dict[str, Any] = {}
+    overrides: list[Override] = []
+    task: list[str] = []
+    hydra: list[str] = []
+    problems: list[str] = []
     rest = list(words)
     while rest:
-        reading.word(rest.pop(0), rest)
-    if reading.problems:
-        raise WorkloadError("\n".join(reading.problems))
+        word = rest.pop(0)
+        try:
+            if word.startswith("-"):
+                values["config_dir"] = _config_dir(word, rest)
+                continue
+            sign, key, value = _assignment(word)
+            if key.split(".")[0] == "hydra":
+                values |= _hydra_value(word, key, value)
+                hydra.append(word)
+                continue
+            task.append(word)
+            if key == "workload":
+                values["workload"] = _unquoted(value or "")
+            else:
+                overrides.append(Override(sign, key.removeprefix("workload."), value, word))
+        except ValueError as e:
+            problems.append(str(e))
+    if problems:
+        raise WorkloadError("\n".join(problems))
     return CommandLine(
-        workload=reading.workload,
-        config_dir=reading.config_dir,
-        run_dir=reading.hydra.get("hydra.run.dir"),
-        output_subdir=reading.hydra.get("hydra.output_subdir", ".hydra"),
-        overrides=tuple(reading.overrides),
-        task_overrides=tuple(reading.task),
-        hydra_overrides=tuple(reading.of_hydra),
+        **values,
+        overrides=tuple(overrides),
+        task_overrides=tuple(task),
+        hydra_overrides=tuple(hydra),
     )
 
 
-class _Reading:
-    """One pass over the words; goes on after a problem, so that all are told at once."""
+def _assignment(word: str) -> tuple[str, str, str | None]:
+    match = _ASSIGNMENT.fullmatch(word)
+    if match is None or (match["value"] is None and match["sign"] != "~"):
+        raise ValueError(f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME")
+    sign, key = match["sign"], match["key"]
+    if key == "workload" and sign == "~":
+        raise ValueError(f"{word!r}: a run needs a workload")
+    if key.partition(".")[0] not in ("workload", "hydra"):
+        raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
+    return sign, key, match["value"]
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.workload = "default"
-        self.config_dir: str | None = None
-        self.hydra: dict[str, str] = {}
-        self.overrides: list[Override] = []
-        self.task: list[str] = []
-        self.of_hydra: list[str] = []
 
-    def word(self, word: str, rest: list[str]) -> None:
-        if word.startswith("-"):
-            self._option(word, rest)
-            return
-        match = _ASSIGNMENT.fullmatch(word)
-        if match is None or (match["value"] is None and match["sign"] != "~"):
-            self.problems.append(
-                f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME"
-            )
-            return
-        sign, key, value = match["sign"], match["key"], match["value"]
-        if key.split(".")[0] == "hydra":
-            self._about_hydra(word, key, value)
-        elif key == "workload" and sign == "~":
-            self.problems.append(f"{word!r}: a run needs a workload")
-        elif key == "workload":
-            self.workload = _unquoted(value)
-            self.task.append(word)
-        elif key.startswith("workload."):
-            name = key.removeprefix("workload.")
-            self.overrides.append(Override(sign, name, value, word))
-            self.task.append(word)
-        else:
-            self.problems.append(
-                f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?"
-            )
+def _config_dir(word: str, rest: list[str]) -> str:
+    """The value of --config-dir, the one option that is done here."""
+    name, equals, value = word.partition("=")
+    if name in ("--config-dir", "-cd"):
+        value = value if equals else rest.pop(0) if rest else ""
+        if not value:
+            raise ValueError(f"{name} needs a folder that holds workload/NAME.yaml")
+        return value
+    for names, reason in _REFUSED.items():
+        if name in names:
+            raise ValueError(f"{name} is not done here: {reason}")
+    raise ValueError(f"{name} is not known; it is no option of DLIO's command line")
 
-    def _option(self, word: str, rest: list[str]) -> None:
-        name, equals, value = word.partition("=")
-        if name in _DIRECTORY:
-            if not equals:
-                value = rest.pop(0) if rest else ""
-            if not value:
-                self.problems.append(f"{name} needs a folder that holds workload/NAME.yaml")
-            self.config_dir = value
-        elif name in _REFUSED:
-            self.problems.append(f"{name} is not done here: {_REFUSED[name]}")
-        else:
-            self.problems.append(f"{name} is not known; it is no option of DLIO's command line")
 
-    def _about_hydra(self, word: str, key: str, value: str | None) -> None:
-        if key in ("hydra.run.dir", "hydra.output_subdir") and value:
-            self.hydra[key] = _unquoted(value)
-            self.of_hydra.append(word)
-        elif key == "hydra.job.chdir" and (value or "").lower() == "false":
-            self.of_hydra.append(word)  # it is what is done
-        else:
-            self.problems.append(
-                f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
-            )
+def _hydra_value(word: str, key: str, value: str | None) -> dict[str, str]:
+    fields_of = {"hydra.run.dir": "run_dir", "hydra.output_subdir": "output_subdir"}
+    if key in fields_of and value:
+        return {fields_of[key]: _unquoted(value)}
+    if key == "hydra.job.chdir" and (value or "").lower() == "false":
+        return {}  # it is what is done
+    raise ValueError(
+        f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
+    )
 
 
 def _unquoted(value: str) -> str:
@@ -168,8 +152,8 @@ def _unquoted(value: str) -> str:
     return value
 
 
-DOCUMENT_BYTES_MAX: Final = 4 << 20
-DEPTH_MAX: Final = 12
+_DOCUMENT_BYTES_MAX: Final = 4 << 20
+_DEPTH_MAX: Final = 12
 
 _FREE: Final = frozenset(
     {"storage.storage_options", "checkpoint.ksm"}
@@ -181,8 +165,7 @@ _DICT_KEY: Final = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 """hydra's {a:1,b:2}, where YAML wants {a: 1, b: 2}."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A value and where it was given."""
 
     value: Any
@@ -205,31 +188,6 @@ def yaml_of() -> Any:
     return yaml
 
 
-def read_document(path: Path, label: str) -> dict[str, Setting]:
-    """The settings of a YAML file, by their full keys.
-
-    Raises:
-        WorkloadError: the file cannot be read, is no YAML, or says a key twice.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(DOCUMENT_BYTES_MAX + 1)
-        written = raw.decode()
-    except (OSError, UnicodeDecodeError) as e:
-        raise WorkloadError(f"{path} cannot be read: {e}.", path=str(path)) from e
-    if len(raw) > DOCUMENT_BYTES_MAX:
-        raise WorkloadError(f"{path} is larger than {DOCUMENT_BYTES_MAX} bytes.", path=str(path))
-    yaml = yaml_of()
-    try:
-        node = yaml.compose(written, yaml.SafeLoader)
-        found = _Walk(yaml, label).settings(node)
-    except yaml.YAMLError as e:
-        raise WorkloadError(f"{path} is no YAML: {' '.join(str(e).split())}.") from e
-    except RecursionError as e:
-        raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
-    return found
-
-
 def parse_value(written: str) -> Any:
     """A value of the command line: hydra's grammar, as far as it is YAML's; `off` stays a word."""
     yaml = yaml_of()
@@ -243,59 +201,72 @@ def parse_value(written: str) -> Any:
         return written
 
 
-class _Walk:
-    """One pass over a composed document."""
+def read_document(path: Path) -> dict[str, Setting]:
+    """The settings of a YAML file, by their full keys, each with its file and line.
 
-    def __init__(self, yaml: Any, label: str) -> None:
-        self._yaml = yaml
-        self._label = label
+    Raises:
+        WorkloadError: the file cannot be read, is no YAML, or says a key twice.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_DOCUMENT_BYTES_MAX + 1)
+        written = raw.decode()
+    except (OSError, UnicodeDecodeError) as e:
+        raise WorkloadError(f"{path} cannot be read: {e}.", path=str(path)) from e
+    if len(raw) > _DOCUMENT_BYTES_MAX:
+        raise WorkloadError(f"{path} is larger than {_DOCUMENT_BYTES_MAX} bytes.", path=str(path))
+    yaml = yaml_of()
+    try:
+        root = yaml.compose(written, yaml.SafeLoader)
+        return {} if root is None else _settings_of(yaml, root, str(path))
+    except yaml.YAMLError as e:
+        raise WorkloadError(f"{path} is no YAML: {' '.join(str(e).split())}.") from e
+    except RecursionError as e:
+        raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
 
-    def settings(self, node: Any) -> dict[str, Setting]:
-        found: dict[str, Setting] = {}
-        if node is not None:
-            if not isinstance(node, self._yaml.MappingNode):
-                raise WorkloadError(f"{self._at(node)}: expected sections such as `dataset:`.")
-            self._mapping(node, "", found, 0)
-        return found
 
-    def _mapping(self, node: Any, prefix: str, found: dict[str, Setting], depth: int) -> None:
-        if depth > DEPTH_MAX:
-            raise WorkloadError(f"{self._at(node)}: it is nested too deeply.")
-        seen: set[str] = set()
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            if name in seen:
-                raise WorkloadError(f"{self._at(key)}: {name} stands there twice.")
-            seen.add(name)
-            nested = isinstance(value, self._yaml.MappingNode) and name not in _FREE
-            if nested:
-                self._mapping(value, name + ".", found, depth + 1)
-            elif not self._empty_section(name, value):
-                found[name] = Setting(self._value(value), self._at(key))
+def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
 
-    def _empty_section(self, name: str, value: Any) -> bool:
-        """`reader:` with nothing below."""
-        return value.tag == "tag:yaml.org,2002:null" and any(k.startswith(name + ".") for k in KEYS)
+    def at(node: Any) -> str:
+        return f"{path}:{node.start_mark.line + 1}"
 
-    def _value(self, node: Any) -> Any:
-        loader = self._yaml.SafeLoader("")
+    def construct(node: Any) -> Any:
+        loader = yaml.SafeLoader("")
         try:
             return loader.construct_object(node, deep=True)
         finally:
             loader.dispose()
 
-    def _at(self, node: Any) -> str:
-        return f"{self._label}:{node.start_mark.line + 1}"
+    def walk(node: Any, prefix: str, depth: int) -> None:
+        if depth > _DEPTH_MAX:
+            raise WorkloadError(f"{at(node)}: it is nested too deeply.")
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if name in seen:
+                raise WorkloadError(f"{at(key)}: {name} stands there twice.")
+            seen.add(name)
+            empty = value.tag == "tag:yaml.org,2002:null"  # `reader:` with nothing below
+            if isinstance(value, yaml.MappingNode) and name not in _FREE:
+                walk(value, name + ".", depth + 1)
+            elif not (empty and any(known.startswith(name + ".") for known in KEYS)):
+                settings[name] = Setting(construct(value), at(key))
+
+    if not isinstance(root, yaml.MappingNode):
+        raise WorkloadError(f"{at(root)}: expected sections such as `dataset:`.")
+    walk(root, "", 0)
+    return settings
 
 
 def flatten(name: str, value: Any, where: str) -> dict[str, Setting]:
     """Settings of one override, whose value may be a whole section as a mapping."""
     if not isinstance(value, dict) or name in _FREE:
         return {name: Setting(value, where)}
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for key, inner in value.items():
-        found |= flatten(f"{name}.{key}" if name else str(key), inner, where)
-    return found
+        settings |= flatten(f"{name}.{key}" if name else str(key), inner, where)
+    return settings
 
 
 PROBLEMS_MAX: Final = 30
@@ -318,7 +289,7 @@ class LoadedWorkload:
     """`workload=NAME`."""
     source: str
     """The file."""
-    workload: sections.Workload
+    workload: schema.Workload
     document: Mapping[str, Any]
     """The composed configuration with DLIO's keys, for config.yaml."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -349,15 +320,15 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
     """
     path = _find(line.workload, line.config_dir)
     merging = _Merging(str(path))
-    for name, setting in read_document(path, str(path)).items():
+    for name, setting in read_document(path).items():
         merging.put(name, setting)
     for override in line.overrides:
         merging.override(override)
     workload = merging.workload()
     left = len(merging.problems) - PROBLEMS_MAX
     if merging.problems:
-        told = merging.problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
-        raise WorkloadError("\n".join(told), path=str(path))
+        problems = merging.problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
+        raise WorkloadError("\n".join(problems), path=str(path))
     assert workload is not None
     return LoadedWorkload(
         name=line.workload,
@@ -456,57 +427,30 @@ class _Merging:
 
     # -- checking --------------------------------------------------------------------------------
 
-    def workload(self) -> sections.Workload | None:
+    def workload(self) -> schema.Workload | None:
         """The workload; None, with problems, when there is none."""
         values: dict[str, Any] = {}
         for name, setting in self.settings.items():
             base = next((k for k in (name, *_parents(name)) if k in KEYS), name)
-            converted = self._converted(base, name, setting)
-            if isinstance(converted, _Wrong):
+            try:
+                value = _converted(base, name, setting.value)
+            except ValueError as e:
+                self.problems.append(f"{setting.where}: {e}")
                 continue
             if base != name:  # storage.storage_options.endpoint_url
-                inner = name.removeprefix(base + ".")
-                values[base] = {**values.get(base, {}), inner: converted}
+                values[base] = {**values.get(base, {}), name.removeprefix(base + "."): value}
             else:
-                values[base] = converted
+                values[base] = value
         for stdev, of in _STDEVS.items():
-            if values.get(stdev):
-                values[of] = self._with_stdev(values, of, values[stdev])
+            if values.get(stdev) and of in values:
+                values[of] = values[of].with_stdev(values[stdev])
+            elif values.get(stdev):
+                self.problems.append(f"{self.settings[stdev].where}: {of} is missing beside it")
         if values.get("dataset.skip_listing"):
             self.listing_interval = values.get("dataset.listing_validation_interval", 1000)
         return None if self.problems else self._built(values)
 
-    def _with_stdev(self, values: dict[str, Any], of: str, stdev: float) -> Any:
-        if of not in values:
-            self.problems.append(f"{self.settings[of + '_stdev'].where}: {of} is missing beside it")
-            return None
-        return values[of].with_stdev(stdev)
-
-    def _converted(self, base: str, name: str, setting: Setting) -> Any:
-        key = KEYS[base]
-        if key.convert is None:
-            self.problems.append(f"{setting.where}: {base} is not supported: {key.reason}")
-            return _Wrong()
-        if isinstance(setting.value, str) and "${" in setting.value:
-            self.problems.append(
-                f"{setting.where}: {name}: interpolation (${{...}}) is not done here"
-            )
-            return _Wrong()
-        if base != name:
-            return setting.value
-        try:
-            value = key.convert(setting.value)
-        except (ValueError, TypeError) as e:
-            self.problems.append(f"{setting.where}: {name} is {setting.value!r}, expected {e}")
-            return _Wrong()
-        if key.only is not None and value not in key.only:
-            self.problems.append(
-                f"{setting.where}: {name} is {setting.value!r}, which is not supported: {key.reason}"
-            )
-            return _Wrong()
-        return value
-
-    def _built(self, values: dict[str, Any]) -> sections.Workload | None:
+    def _built(self, values: dict[str, Any]) -> schema.Workload | None:
         grouped: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             section, dot, key = name.partition(".")
@@ -514,15 +458,17 @@ class _Merging:
                 continue
             grouped.setdefault(section, {})[key] = value
         dataset = self._dataset(grouped.pop("dataset", {}))
-        made: dict[str, Any] = {"dataset": dataset}
+        sections_given: dict[str, Any] = {"dataset": dataset}
         for section, given in grouped.items():
             kind = _SECTIONS[section]
-            made[section] = kind(**{key.replace(".", "_"): value for key, value in given.items()})
+            sections_given[section] = kind(
+                **{key.replace(".", "_"): value for key, value in given.items()}
+            )
         if "framework" in values:
-            made["framework"] = values["framework"]
+            sections_given["framework"] = values["framework"]
         if self.problems:
             return None
-        workload = sections.Workload(**made)
+        workload = schema.Workload(**sections_given)
         root = workload.storage.storage_root
         folder = os.path.normpath(os.path.join(root, dataset.data_folder))
         return replace(workload, dataset=replace(dataset, data_folder=folder))
@@ -570,13 +516,31 @@ class _Merging:
         return nested
 
 
-class _Wrong:
-    """A value that was told to be wrong."""
+def _converted(base: str, name: str, value: Any) -> Any:
+    """A key's value as the schema wants it.
+
+    Raises:
+        ValueError: it is not supported, or makes no sense.
+    """
+    key = KEYS[base]
+    if key.convert is None:
+        raise ValueError(f"{base} is not supported: {key.reason}")
+    if isinstance(value, str) and "${" in value:
+        raise ValueError(f"{name}: interpolation (${{...}}) is not done here")
+    if base != name:
+        return value
+    try:
+        converted = key.convert(value)
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{name} is {value!r}, expected {e}") from e
+    if key.only is not None and converted not in key.only:
+        raise ValueError(f"{name} is {value!r}, which is not supported: {key.reason}")
+    return converted
 
 
 _SECTIONS: Final = {
-    f.name: getattr(sections, f.name.capitalize())
-    for f in fields(sections.Workload)
+    f.name: getattr(schema, f"{f.name.capitalize()}Section")
+    for f in fields(schema.Workload)
     if f.name not in ("framework", "dataset")
 }
 
@@ -634,13 +598,13 @@ def _default(workload: Workload, key: str, written: str) -> Any:
     section, *inner = key.split(".")
     # Sections within sections are dataclasses, or joined with `_`.
     for path in ((section, *inner), (section, "_".join(inner))):
-        found: Any = workload
+        value: Any = workload
         known = True
         for name in path:
-            known = known and name in _names(found)
-            found = getattr(found, name) if known else None
-        if known and not _names(found):
-            return found.mean_s if isinstance(found, TimeDistribution) else found
+            known = known and name in _names(value)
+            value = getattr(value, name) if known else None
+        if known and not _names(value):
+            return value.mean_s if isinstance(value, TimeDistribution) else value
     raise WorkloadError(f"command line: {written}: {closest_key(key)}")
 
 

@@ -126,10 +126,10 @@ class Stream:
 
 
 LARGEST_CODE = 0xFD
-"""Of `Kind.CODES`: the two bytes above are no codes of a generated JPEG."""
+"""Of `PieceKind.CODES`: the two bytes above are no codes of a generated JPEG."""
 
 
-class Kind(IntEnum):
+class PieceKind(IntEnum):
     """What a piece is; native code's numbers."""
 
     TEXT = 0
@@ -154,26 +154,26 @@ class Checksum(IntEnum):
 class Piece:
     """A piece of a file."""
 
-    kind: Kind
+    kind: PieceKind
     nbytes: int = 0
     text: bytes = b""
 
 
 def text(data: bytes) -> Piece:
     """A piece that is the same in all files."""
-    return Piece(Kind.TEXT, 0, data)
+    return Piece(PieceKind.TEXT, 0, data)
 
 
-def noise(nbytes: int, kind: Kind = Kind.NOISE) -> Piece:
+def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> Piece:
     """A piece of the file's own bytes."""
     return Piece(kind, nbytes)
 
 
-BEGIN, END = Piece(Kind.BEGIN), Piece(Kind.END)
+BEGIN, END = Piece(PieceKind.BEGIN), Piece(PieceKind.END)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PieceRun:
     """Pieces, so many times one after the other."""
 
     times: int
@@ -181,10 +181,10 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """A file's layout."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PieceRun, ...]
     checksum: Checksum = Checksum.NONE
     patches: tuple[int, ...] = ()
     """Offsets in the file of CRC-32s, which are not known before."""
@@ -195,7 +195,9 @@ class Layout:
         sum_bytes = 4 if self.checksum is Checksum.RECORD else 0
         return sum(
             run.times
-            * sum(p.nbytes + len(p.text) + sum_bytes * (p.kind is Kind.END) for p in run.pieces)
+            * sum(
+                p.nbytes + len(p.text) + sum_bytes * (p.kind is PieceKind.END) for p in run.pieces
+            )
             for run in self.runs
         )
 
@@ -211,13 +213,13 @@ class Layout:
         return _native.FileLayout(runs, int(self.checksum), list(self.patches))
 
 
-def write_layout(out: OutputFile, layout: Layout, stream: Stream) -> None:
+def write_layout(out: OutputFile, layout: FileLayout, stream: Stream) -> None:
     """Writes a file, piece by piece."""
     crc, summing = 0, False
     for piece in _pieces_of(layout):
-        if piece.kind is Kind.BEGIN:
+        if piece.kind is PieceKind.BEGIN:
             crc, summing = 0, True
-        elif piece.kind is Kind.END:
+        elif piece.kind is PieceKind.END:
             summing = False
             if layout.checksum is Checksum.RECORD:
                 out.write(mask(crc).to_bytes(4, "little"))
@@ -230,18 +232,18 @@ def write_layout(out: OutputFile, layout: Layout, stream: Stream) -> None:
         out.patch(at, crc.to_bytes(4, "little"))
 
 
-def _pieces_of(layout: Layout) -> Iterator[Piece]:
+def _pieces_of(layout: FileLayout) -> Iterator[Piece]:
     for run in layout.runs:
         for _ in range(run.times):
             yield from run.pieces
 
 
 def _bytes_of(piece: Piece, stream: Stream) -> Iterator[NDArray[np.uint8]]:
-    if piece.kind is Kind.TEXT:
+    if piece.kind is PieceKind.TEXT:
         yield np.frombuffer(piece.text, np.uint8)
         return
     for data in stream.blocks(piece.nbytes):
-        yield np.minimum(data, LARGEST_CODE) if piece.kind is Kind.CODES else data
+        yield np.minimum(data, LARGEST_CODE) if piece.kind is PieceKind.CODES else data
 
 
 def _continued(checksum: Checksum, crc: int, data: NDArray[np.uint8]) -> int:

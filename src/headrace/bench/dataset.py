@@ -59,8 +59,8 @@ _NUMERIC = (
 _COLUMN_TYPES = (*_NUMERIC, "list", "string", "binary", "bool")
 
 
-def _refuse(name: str, found: object, expected: str) -> ValueError:
-    return ValueError(f"dataset.{name} is {found!r}, expected {expected}")
+def _refuse(name: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"dataset.{name} is {value!r}, expected {expected}")
 
 
 def _whole(name: str, value: object, low: int) -> None:
@@ -423,13 +423,13 @@ def _part(where: str, cls: type[Any], values: Mapping[str, Any]) -> Any:
     for key in values:
         if key not in known:
             raise ValueError(f"dataset.{prefix}{key} is unknown, expected one of {sorted(known)}")
-    made = dict(values)
-    for key, value in made.items():
+    arguments = dict(values)
+    for key, value in arguments.items():
         if key == "columns":
-            made[key] = tuple(_column(v) for v in value)
+            arguments[key] = tuple(_column(v) for v in value)
         elif isinstance(value, list):
-            made[key] = tuple(value)
-    return cls(**made)
+            arguments[key] = tuple(value)
+    return cls(**arguments)
 
 
 def _column(value: Any) -> Column:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.formats import format_of
-from headrace.bench.formats.base import bad_file
+from headrace.bench.formats import bad_file, format_of
 from headrace.bench.replay import check_recorded_files, fingerprint
 from headrace.errors import SourceError
 
@@ -90,12 +89,12 @@ def read_manifest(folder: str) -> Manifest | None:
     )
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def differences(spec: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """What two manifests' specs differ in: "num_files_train 8 instead of 9"."""
     return [
-        f"{key} {found.get(key)!r} instead of {value!r}"
+        f"{key} {spec.get(key)!r} instead of {value!r}"
         for key, value in expected.items()
-        if found.get(key) != value
+        if spec.get(key) != value
     ]
 
 
@@ -107,8 +106,8 @@ def wait_for(folder: str, expected: Manifest, deadline_s: float) -> None:
     """
     end = time.monotonic() + deadline_s
     while True:
-        found = read_manifest(folder)
-        if found is not None and found.spec == expected.spec:
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest.spec == expected.spec:
             return
         if time.monotonic() > end:
             raise SourceError(
@@ -172,11 +171,11 @@ def foreign_files(spec: DatasetSpec) -> str | None:
         for name in (split, *spec.subfolders(split)):
             try:
                 with os.scandir(os.path.join(spec.data_folder, name)) as entries:
-                    found = next((e.path for e in entries if e.is_file()), None)
+                    path = next((e.path for e in entries if e.is_file()), None)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            if found is not None:
-                return found
+            if path is not None:
+                return path
     return None
 
 
@@ -246,8 +245,8 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
         return
     manifest = read_manifest(spec.data_folder)
     if manifest is not None:
-        made = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})
-        _check_sizes(made, split)
+        generated = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})
+        _check_sizes(generated, split)
     for path in _spread(paths, _HEADERS_MOST):
         try:
             _check_header(spec, path)
@@ -271,28 +270,28 @@ def _check_header(spec: DatasetSpec, path: str) -> None:
     _check_image(spec, path)
 
 
-def _spread(found: Sequence[str], most: int) -> list[str]:
+def _spread(paths: Sequence[str], most: int) -> list[str]:
     """So many, evenly, with the first and the last."""
-    if len(found) <= most:
-        return list(found)
-    return [found[i * (len(found) - 1) // (most - 1)] for i in range(most)]
+    if len(paths) <= most:
+        return list(paths)
+    return [paths[i * (len(paths) - 1) // (most - 1)] for i in range(most)]
 
 
-def _check_sizes(made: DatasetSpec, split: Split) -> None:
-    count = made.num_files(split)
-    shapes = made.sample_shapes()
+def _check_sizes(generated: DatasetSpec, split: Split) -> None:
+    count = generated.num_files(split)
+    shapes = generated.sample_shapes()
     step = max(1, count // _SIZES_MOST)
     for index in {*range(0, count, step), *([count - 1] if count else [])}:
-        path = made.path(split, index)
-        shape = tuple(shapes[made.number(split, index)].tolist())
+        path = generated.path(split, index)
+        shape = tuple(shapes[generated.number(split, index)].tolist())
         try:
-            found = os.path.getsize(path)
+            size = os.path.getsize(path)
         except OSError:
             continue  # a run may use fewer files than were made; those it needs were counted
-        expected = format_of(made).file_bytes(made, shape)
-        if found != expected if expected is not None else not found:
-            told = "a sample" if expected is None else f"{expected:,}"
-            raise bad_file(path, "the file's size", f"{found:,}", told)
+        expected = format_of(generated).file_bytes(generated, shape)
+        if size != expected if expected is not None else not size:
+            expected_text = "a sample" if expected is None else f"{expected:,}"
+            raise bad_file(path, "the file's size", f"{size:,}", expected_text)
 
 
 def _check_image(spec: DatasetSpec, path: str) -> None:

@@ -126,9 +126,6 @@ class _Run:
     ) -> None:
         self._spec, self._numbers, self._progress, self._direct = spec, numbers, progress, direct
         self._format = format_of(spec)
-        self._write_indices: Callable[[FileJob], None] | None = getattr(
-            self._format, "write_indices", None
-        )
         self._layout = lru_cache(_LAYOUTS_KEPT)(lambda shape: layout_of(spec, shape))
         self._file_bytes = lru_cache(_LAYOUTS_KEPT)(lambda s: self._format.file_bytes(spec, s))
         self._shapes = spec.sample_shapes()
@@ -206,9 +203,8 @@ class _Run:
     def _write_native(
         self, jobs: list[FileJob], layouts: list[Any], writer: _native.FileWriter
     ) -> int:
-        if self._write_indices is not None:
-            for job in jobs:
-                self._write_indices(job)
+        for job in jobs:
+            self._format.write_indices(job)
         paths = [os.fsencode(job.path) for job in jobs]
         keys = [self._content.key(job.number) for job in jobs]
         count, code = writer.write(layouts, keys, paths)
@@ -252,29 +248,29 @@ class _Run:
 def _prepare(spec: DatasetSpec, expected: Manifest, *, overwrite: bool) -> None:
     """Makes the folders and the manifest, unless something else is there."""
     folder = spec.data_folder
-    found = read_manifest(folder)
-    if found is None:
+    manifest = read_manifest(folder)
+    if manifest is None:
         if strange := foreign_files(spec):
             raise SourceError(
                 f"{folder}: holds files that headrace has not generated, as {strange}.",
                 path=folder,
                 next_step="Choose another data_folder, or remove them.",
             )
-    elif found.spec != expected.spec:
+    elif manifest.spec != expected.spec:
         if not overwrite:
             raise SourceError(
-                f"{folder}: holds another data set: {'; '.join(differences(found.spec, expected.spec))}.",
+                f"{folder}: holds another data set: {'; '.join(differences(manifest.spec, expected.spec))}.",
                 path=folder,
                 next_step="Choose another data_folder, or pass --overwrite to replace it.",
             )
-        _remove(folder, found)
-        found = None
+        _remove(folder, manifest)
+        manifest = None
     for split in _SPLITS:
         for name in spec.subfolders(split):
             os.makedirs(os.path.join(folder, name), exist_ok=True)
             remove_leftovers(os.path.join(folder, name))
     remove_leftovers(folder)
-    if found is None:
+    if manifest is None:
         expected.write(folder)
 
 

@@ -193,17 +193,6 @@ class RealClock:
         return Feeder(number, source, inbox)
 
 
-_SIGNAL_CHECK_S = 0.2
-"""How often a long wait looks for Ctrl-C."""
-
-_OTHERS_CHECK_S = 0.5
-"""How often a block looks whether the other processes live."""
-
-
-_COMPUTE_S_LEAST = 0.005
-"""Of a step on average: with less the loop hardly sleeps, and must not come before those that read."""
-
-
 class _Steps:
     """One accelerator's recorded steps."""
 

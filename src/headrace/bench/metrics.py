@@ -250,8 +250,8 @@ def percentiles(values_s: ArrayLike) -> dict[str, float]:
     values = np.asarray(values_s, np.float64)
     if not len(values):
         return {}
-    found = {f"p{q:g}": float(np.percentile(values, q)) for q in PERCENTILES}
-    return found | {"max": float(values.max()), "mean": float(values.mean())}
+    figures = {f"p{q:g}": float(np.percentile(values, q)) for q in PERCENTILES}
+    return figures | {"max": float(values.max()), "mean": float(values.mean())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ _LOSS_LEAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BoundVerdict:
     """What bounds a run.
 
     Attributes:
@@ -340,7 +340,7 @@ class Verdict:
 
 def verdict_of(
     au: float, ceiling_au: float | None, shares: Shares, late_p99_s: float, step_s: float
-) -> Verdict:
+) -> BoundVerdict:
     """Decide what lost the accelerators' time.
 
     Args:
@@ -352,25 +352,25 @@ def verdict_of(
     """
     lost = 100 - au
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
-        return Verdict(
+        return BoundVerdict(
             "harness",
             f"ends of steps were noticed up to {late_p99_s * 1e3:.2f} ms late (p99), steps take "
             f"{step_s * 1e3:.2f} ms: this host is too busy to emulate them",
         )
     if lost <= _LOSS_LEAST:
-        return Verdict("compute", f"AU is {au:.2f} %: the storage keeps up")
+        return BoundVerdict("compute", f"AU is {au:.2f} %: the storage keeps up")
     if ceiling_au is None:
-        return Verdict(
+        return BoundVerdict(
             "unknown", "there is no ceiling: run with --ceiling to tell storage from harness"
         )
     if ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
-        return Verdict(
+        return BoundVerdict(
             "harness",
             f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
             f"{(100 - ceiling_au) / lost:.0%} of what is lost, so this result is not about the storage",
         )
     if shares.of("harness") > shares.of("wait"):
-        return Verdict(
+        return BoundVerdict(
             "harness",
             f"{shares.of('harness'):.1%} of the time went to the harness, {shares.of('wait'):.1%} to "
             "waiting for data",
@@ -378,4 +378,4 @@ def verdict_of(
     waited = f"{shares.of('wait'):.1%} of the time was waiting for data"
     if shares.of("barrier") > shares.of("wait"):
         waited += f", {shares.of('barrier'):.1%} waiting at the barrier for others that did"
-    return Verdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")
+    return BoundVerdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")

@@ -74,8 +74,10 @@ class Plan:
         first, last = start // self.samples_per_file, (stop - 1) // self.samples_per_file
         files = Shuffled(self.files, self.seed).indices(key, first, last + 1)
         file = files[positions // self.samples_per_file - first]
-        found: NDArray[np.int64] = file * self.samples_per_file + positions % self.samples_per_file
-        return found
+        samples: NDArray[np.int64] = (
+            file * self.samples_per_file + positions % self.samples_per_file
+        )
+        return samples
 
 
 def plan_of(

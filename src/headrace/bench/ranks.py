@@ -42,7 +42,7 @@ _KEEP_ALIVE: Final = (
 """A host that says nothing for 6 to 8 s is gone. Its kernel answers, however busy its processes are."""
 
 
-class Line:
+class Connection:
     """A connection to another rank: messages both ways, each a length and JSON."""
 
     def __init__(self, peer: socket.socket) -> None:
@@ -118,13 +118,15 @@ class Group:
 
     Args:
         place: this process.
-        lines: open connections: in rank 0 to all others, in the others to rank 0.
+        connections: open connections: in rank 0 to all others, in the others to rank 0.
         deadline_s: how long a call waits for the slowest rank.
     """
 
-    def __init__(self, place: Rank, lines: Mapping[int, Line], deadline_s: float) -> None:
+    def __init__(
+        self, place: Rank, connections: Mapping[int, Connection], deadline_s: float
+    ) -> None:
         self.place = place
-        self._lines = dict(lines)
+        self._connections = dict(connections)
         self._deadline_s = deadline_s
 
     def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
@@ -141,18 +143,18 @@ class Group:
         if not self.place.is_first:
             self._send(0, value, wait_s)
             return []
-        found = {0: value} | self._receive_all(wait_s)
-        return [found[rank] for rank in range(self.place.world_size)]
+        values = {0: value} | self._receive_all(wait_s)
+        return [values[rank] for rank in range(self.place.world_size)]
 
     def broadcast(self, value: Any, deadline_s: float | None = None) -> Any:
         """Rank 0's value, in every rank; errors as for `gather`."""
         wait_s = self._deadline_s if deadline_s is None else deadline_s
         if self.place.is_first:
-            for rank in self._lines:
+            for rank in self._connections:
                 self._send(rank, value, wait_s)
             return value
         try:
-            return self._lines[0].receive(wait_s)
+            return self._connections[0].receive(wait_s)
         except OSError as e:
             raise self._error(0, e, wait_s) from e
 
@@ -168,48 +170,48 @@ class Group:
         Raises:
             BenchError: one has.
         """
-        for rank, line in self._lines.items():
+        for rank, connection in self._connections.items():
             try:
-                line.pull()
+                connection.pull()
             except OSError as e:
                 raise self._error(rank, e, 0.0) from e
 
     def close(self) -> None:
         """End the connections; others' waits end with an error that names this rank."""
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def _receive_all(self, wait_s: float) -> dict[int, Any]:
         """A message of each of the others, in whatever order they come."""
-        found: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         until = time.monotonic() + wait_s
         with selectors.DefaultSelector() as selector:
-            for rank, line in self._lines.items():
-                selector.register(line, selectors.EVENT_READ, rank)
-            ready: Iterable[int] = list(self._lines)  # what has come already makes no event
+            for rank, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            ready: Iterable[int] = list(self._connections)  # what has come already makes no event
             while True:
                 for rank in ready:
-                    line = self._lines[rank]
+                    connection = self._connections[rank]
                     if self._pull(rank, wait_s):
-                        found[rank] = line.pop()
-                        selector.unregister(line)
-                if len(found) == len(self._lines):
-                    return found
+                        values[rank] = connection.pop()
+                        selector.unregister(connection)
+                if len(values) == len(self._connections):
+                    return values
                 left_s = until - time.monotonic()
                 ready = [key.data for key, _ in selector.select(left_s)] if left_s > 0 else []
                 if not ready and time.monotonic() >= until:
-                    missing = min(rank for rank in self._lines if rank not in found)
+                    missing = min(rank for rank in self._connections if rank not in values)
                     raise self._error(missing, TimeoutError(), wait_s)
 
     def _pull(self, rank: int, wait_s: float) -> bool:
         try:
-            return self._lines[rank].pull()
+            return self._connections[rank].pull()
         except OSError as e:
             raise self._error(rank, e, wait_s) from e
 
     def _send(self, rank: int, value: Any, wait_s: float) -> None:
         try:
-            self._lines[rank].send(value, wait_s)
+            self._connections[rank].send(value, wait_s)
         except OSError as e:
             raise self._error(rank, e, wait_s) from e
 
@@ -222,10 +224,10 @@ class Group:
         else:
             error = _gone(f"rank {rank} is gone ({e}).")
         if self.place.is_first:
-            for other, line in self._lines.items():
+            for other, connection in self._connections.items():
                 if other != rank:
                     with contextlib.suppress(OSError):
-                        line.send({_FAILED: error.message}, 1.0)
+                        connection.send({_FAILED: error.message}, 1.0)
         return error
 
 
@@ -270,7 +272,7 @@ def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
 def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
     meeting.parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(16).hex()
-    lines: dict[int, Line] = {}
+    connections: dict[int, Connection] = {}
     until = time.monotonic() + deadline_s
     with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
@@ -278,37 +280,37 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
         partial.write_bytes(_ADDRESS.encode(address))
         partial.replace(meeting)
         try:
-            while len(lines) < place.world_size - 1:
+            while len(connections) < place.world_size - 1:
                 server.settimeout(max(0.01, until - time.monotonic()))
                 try:
                     peer, _ = server.accept()
                 except TimeoutError:
-                    missing = sorted(set(range(1, place.world_size)) - set(lines))
+                    missing = sorted(set(range(1, place.world_size)) - set(connections))
                     raise _missing(missing, deadline_s) from None
-                line = Line(peer)
-                rank = _greet(line, token)
-                if rank is None or not 0 < rank < place.world_size or rank in lines:
-                    line.close()
+                connection = Connection(peer)
+                rank = _greet(connection, token)
+                if rank is None or not 0 < rank < place.world_size or rank in connections:
+                    connection.close()
                 else:
-                    lines[rank] = line
+                    connections[rank] = connection
         except BaseException:
-            for line in lines.values():
-                line.close()
+            for connection in connections.values():
+                connection.close()
             raise
         finally:
             meeting.unlink(missing_ok=True)
-    group = Group(place, lines, deadline_s)
+    group = Group(place, connections, deadline_s)
     group.broadcast("all here")
     return group
 
 
-def _greet(line: Line, token: str) -> int | None:
+def _greet(connection: Connection, token: str) -> int | None:
     """The rank of who connects; None for a stranger."""
     with contextlib.suppress(OSError, ValueError, KeyError, BenchError):
-        said = line.receive(_GREETING_S, _GREETING_BYTES_MAX)
-        if isinstance(said, dict) and said.get("token") == token:
-            line.send("welcome", _GREETING_S)
-            return int(said["rank"])
+        greeting = connection.receive(_GREETING_S, _GREETING_BYTES_MAX)
+        if isinstance(greeting, dict) and greeting.get("token") == token:
+            connection.send("welcome", _GREETING_S)
+            return int(greeting["rank"])
     return None
 
 
@@ -318,10 +320,12 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
             address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
             for host in address["hosts"]:
-                line = _reach(str(host), int(address["port"]), str(address["token"]), place.rank)
-                if line is None:
+                connection = _reach(
+                    str(host), int(address["port"]), str(address["token"]), place.rank
+                )
+                if connection is None:
                     continue
-                group = Group(place, {0: line}, deadline_s)
+                group = Group(place, {0: connection}, deadline_s)
                 try:
                     if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
                         return group
@@ -331,31 +335,31 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
     raise _missing([0], deadline_s)
 
 
-def _reach(host: str, port: int, token: str, rank: int) -> Line | None:
+def _reach(host: str, port: int, token: str, rank: int) -> Connection | None:
     """Rank 0 at one of its addresses; None where it is not, or somebody else is."""
     try:
-        line = Line(socket.create_connection((host, port), _CONNECT_S))
+        connection = Connection(socket.create_connection((host, port), _CONNECT_S))
     except OSError:
         return None
     with contextlib.suppress(OSError, ValueError, BenchError):
-        line.send({"rank": rank, "token": token}, _GREETING_S)
-        if line.receive(_GREETING_S, _GREETING_BYTES_MAX) == "welcome":
-            return line
-    line.close()
+        connection.send({"rank": rank, "token": token}, _GREETING_S)
+        if connection.receive(_GREETING_S, _GREETING_BYTES_MAX) == "welcome":
+            return connection
+    connection.close()
     return None
 
 
 def _addresses() -> list[str]:
     """Where this host may be reached, the likeliest first: its name may be known here alone."""
-    found = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
-    found.append(socket.gethostname())
+    addresses = [os.environ["MASTER_ADDR"]] if "MASTER_ADDR" in os.environ else []
+    addresses.append(socket.gethostname())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         for _, name in sorted(socket.if_nameindex(), key=lambda each: each[1] == "lo"):
             with contextlib.suppress(OSError):
                 asked = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return list(dict.fromkeys(found))
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    return list(dict.fromkeys(addresses))
 
 
 def _missing(ranks: list[int], deadline_s: float) -> BenchError:

@@ -55,8 +55,8 @@ class RecordedOrder:
         whole = self.places[self.starts[at] : self.starts[at + 1]]
         stop = min(stop, self.reads)
         # An epoch that is shorter than the first begins again: all have as many steps.
-        found: NDArray[np.int64] = whole[np.arange(start, stop) % max(1, len(whole))]
-        return found
+        reads: NDArray[np.int64] = whole[np.arange(start, stop) % max(1, len(whole))]
+        return reads
 
 
 class Replay:
@@ -157,11 +157,11 @@ def check_recorded_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) 
     for name in names[::step]:
         path = os.path.join(spec.data_folder, name)
         try:
-            found = os.path.getsize(path)
+            size = os.path.getsize(path)
         except OSError as e:
             raise _unfit(path, f"cannot be looked at ({e.strerror})") from e
-        if found != sizes[name]:
-            raise _unfit(path, f"has {found:,} bytes, the record says {sizes[name]:,}")
+        if size != sizes[name]:
+            raise _unfit(path, f"has {size:,} bytes, the record says {sizes[name]:,}")
 
 
 def _unfit(path: str, what: str) -> SourceError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.bench.compare import Measure
     from headrace.bench.metrics import Confidence
     from headrace.bench.results import RankBlock, RunResult
-    from headrace.bench.trace import Phase
+    from headrace.bench.trace import StepPhase
 
 
 _RANKS_MOST: Final = 64
@@ -82,9 +82,9 @@ def _solution(run: RunResult) -> str:
     if not svg or not isinstance(split, dict):
         return ""
     total = seconds_text(number_of(split.get("total_s")) or 0.0)
-    said = "From the first byte that was staged to the end of the last epoch and its checkpoint."
+    note = "From the first byte that was staged to the end of the last epoch and its checkpoint."
     behind = table(["part", "share", "seconds"], rows)
-    return figure(f"Time to solution: {total}", svg, behind, said)
+    return figure(f"Time to solution: {total}", svg, behind, note)
 
 
 def _split(
@@ -121,12 +121,12 @@ def _target(run: RunResult) -> tuple[float, str] | None:
     return None if target is None else (target, f"asked for: {number_text(target)} %")
 
 
-def _per_epoch(run: RunResult, key: str, told: Callable[[float], str]) -> list[Part]:
+def _per_epoch(run: RunResult, key: str, text_of: Callable[[float], str]) -> list[Part]:
     values = run.metric.get(key)
-    found = [number_of(value) for value in values] if isinstance(values, list) else []
+    numbers = [number_of(value) for value in values] if isinstance(values, list) else []
     return [
-        Part(str(n), max(0.0, value), told(value))
-        for n, value in enumerate(found, 1)
+        Part(str(n), max(0.0, value), text_of(value))
+        for n, value in enumerate(numbers, 1)
         if value is not None
     ]
 
@@ -158,13 +158,13 @@ def _accelerators(blocks: Sequence[RankBlock]) -> str:
         return ""
     means = sorted((float(np.mean(aus)), rank) for rank, aus in of_rank.items())[:_RANKS_MOST]
     parts = [Part(str(rank), max(0.0, au), f"{au:.2f} %") for au, rank in means]
-    said = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
+    note = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
     svg = columns(
         "AU of each accelerator, lowest first", parts, _percent, below="accelerator", top=100
     )
     rows = [(part.name, part.text) for part in parts]
     return figure(
-        "AU of each accelerator, lowest first", svg, table(["accelerator", "AU"], rows), said
+        "AU of each accelerator, lowest first", svg, table(["accelerator", "AU"], rows), note
     )
 
 
@@ -180,11 +180,11 @@ def _waits(run: RunResult) -> str:
         return ""
     svg = bars("Percentiles of steps' waits for data", parts)
     rows = [(part.name, part.text) for part in parts]
-    said = "Of the steps of training that count: the first of an epoch does not, unless the workload says so."
-    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows), said)
+    note = "Of the steps of training that count: the first of an epoch does not, unless the workload says so."
+    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows), note)
 
 
-def _over_time(phases: Sequence[Phase]) -> str:
+def _over_time(phases: Sequence[StepPhase]) -> str:
     train = [phase for phase in phases if phase.blocks[0].kind == "train"]
     if not train:
         return ""
@@ -198,20 +198,20 @@ def _over_time(phases: Sequence[Phase]) -> str:
         parts.append(Part(str(begin + 1), most, seconds_text(most), "c2"))
         rows.append((steps, seconds_text(most), seconds_text(float(np.median(median[begin:end])))))
     svg = columns("The longest wait of each step, in order", parts, seconds_text, below="step")
-    said = (
+    note = (
         f"All {len(longest)} steps of training in order, those that do not count, too; of each the "
         "accelerator that waited longest."
     )
     behind = table(["steps", "longest wait", "median wait"], rows)
-    return figure("Waits over the run", svg, behind, said)
+    return figure("Waits over the run", svg, behind, note)
 
 
-def _slowest(phases: Sequence[Phase]) -> str:
+def _slowest(phases: Sequence[StepPhase]) -> str:
     if not phases:
         return ""
     title = "<h2>The slowest steps that waited</h2>"
-    found = [slow for slow in slowest_steps(phases, _SLOWEST) if slow.wait_s > 0]
-    if not found:
+    steps = [slow for slow in slowest_steps(phases, _SLOWEST) if slow.wait_s > 0]
+    if not steps:
         return title + "<p>None of the slowest steps waited for data.</p>"
     rows = [
         (
@@ -220,7 +220,7 @@ def _slowest(phases: Sequence[Phase]) -> str:
             seconds_text(slow.wait_s),
             seconds_text(slow.compute_s),
         )
-        for slow in found
+        for slow in steps
     ]
     head = ["step", "slowest accelerator", "wait", "compute"]
     return title + table(head, rows)
@@ -245,20 +245,20 @@ def _bytes(run: RunResult) -> str:
 def _checkpoints(run: RunResult, kind: str) -> str:
     own = run.own.get("checkpoint")
     times = own.get(f"{kind}s_s") if isinstance(own, dict) else None
-    found = [number_of(each) for each in times] if isinstance(times, list) else []
+    numbers = [number_of(each) for each in times] if isinstance(times, list) else []
     parts = [
         Part(str(n), max(0.0, seconds), seconds_text(seconds), "c1" if kind == "save" else "c2")
-        for n, seconds in enumerate(found, 1)
+        for n, seconds in enumerate(numbers, 1)
         if seconds is not None
     ]
     if not parts:
         return ""
     title = "Time to save each checkpoint" if kind == "save" else "Time to read each back"
     svg = columns(title, parts, seconds_text, below="checkpoint")
-    said = "Of the slowest accelerator, until its bytes are where the writer promises them."
+    note = "Of the slowest accelerator, until its bytes are where the writer promises them."
     rows = [(part.name, part.text) for part in parts]
     behind = table(["checkpoint", "time"], rows)
-    return figure(title, svg, behind, said if kind == "save" else "Of the slowest accelerator.")
+    return figure(title, svg, behind, note if kind == "save" else "Of the slowest accelerator.")
 
 
 NOT_MLPERF: Final = "This is not an MLPerf result."
@@ -297,11 +297,11 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
     summary = run.summary
     accelerators = number_of(summary.get("num_accelerators")) or 0
     hosts = number_of(summary.get("num_hosts")) or 0
-    told = (
+    text = (
         f"{_counted(accelerators, 'emulated accelerator')} on {_counted(hosts, 'host')}, "
         f"{_what_ran(run)}; {_times(summary.get('start'), summary.get('end'))}"
     )
-    return f"{told}; {len(runs)} runs, charts show the last" if len(runs) > 1 else told
+    return f"{text}; {len(runs)} runs, charts show the last" if len(runs) > 1 else text
 
 
 def _what_ran(run: RunResult) -> str:
@@ -329,11 +329,11 @@ def _simulated(run: RunResult) -> str:
 
 def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str:
     """A mean, and its interval where there are repeats; `brief`: what interval that is, stands elsewhere."""
-    told = measure_text(value.mean, unit)
+    text = measure_text(value.mean, unit)
     if value.half_width is None:
-        return told
-    told += f" ± {measure_text(value.half_width, unit)}"
-    return told if brief else f"{told} (95 %, {value.runs} runs)"
+        return text
+    text += f" ± {measure_text(value.half_width, unit)}"
+    return text if brief else f"{text} (95 %, {value.runs} runs)"
 
 
 def _cards(runs: Sequence[RunResult]) -> str:

@@ -290,10 +290,10 @@ def _workload(folder: Path) -> dict[str, Any]:
 
         yaml = yaml_of()
         try:
-            found = yaml.safe_load(file.read_bytes())
+            config = yaml.safe_load(file.read_bytes())
         except (OSError, yaml.YAMLError) as e:
             raise BenchError(f"{file} cannot be read: {e}.", path=str(file)) from e
-        return _mapping(_mapping(found).get("workload"))
+        return _mapping(_mapping(config).get("workload"))
     return {}
 
 
@@ -366,13 +366,13 @@ def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
 
 def _seconds(values: object, folder: Path, rank: int) -> NDArray[np.float64]:
     try:
-        found = np.array(values, np.float64)
+        seconds = np.array(values, np.float64)
     except (TypeError, ValueError, OverflowError):
-        found = np.array(math.nan)
-    if found.ndim != 1 or not ((found >= 0) & (found < _SECONDS_MOST)).all():
+        seconds = np.array(math.nan)
+    if seconds.ndim != 1 or not ((seconds >= 0) & (seconds < _SECONDS_MOST)).all():
         path = str(folder / f"{rank}_output.json")
         raise BenchError(f"{path} has steps that are no list of seconds.", path=path)
-    return found
+    return seconds
 
 
 def _moment(text: object) -> float | None:
@@ -400,14 +400,14 @@ def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
     if (path / "summary.json").exists():
         whole = load_run(path)
         return _repeats_of(whole, path) or [whole]
-    found = sorted(each.parent for each in path.glob("*/summary.json"))
-    if not found:
+    folders = sorted(each.parent for each in path.glob("*/summary.json"))
+    if not folders:
         raise BenchError(
             f"{path} has no summary.json, and neither have the folders in it: no run ended there.",
             path=str(path),
             next_step="Give the folder of a run: what ++hydra.run.dir named.",
         )
-    runs = [load_run(each) for each in found]
+    runs = [load_run(each) for each in folders]
     first = _task(runs[0])
     for run in runs[1:]:
         other = _task(run)
@@ -445,16 +445,16 @@ def differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:
 
 def _circumstances(run: RunResult) -> dict[str, str]:
     """What was run, where and with what."""
-    found: dict[str, Any] = dict(_task(run))
-    found |= {key: run.own.get(key) for key in ("throughput_formula", "data_loader")}
+    circumstances: dict[str, Any] = dict(_task(run))
+    circumstances |= {key: run.own.get(key) for key in ("throughput_formula", "data_loader")}
     for key in ("headrace", "kernel", "python", "barrier", "simulated"):
-        found[key] = run.provenance.get(key)
+        circumstances[key] = run.provenance.get(key)
     mount = run.provenance.get("mount")
-    found |= _flat(mount, "mount.") if isinstance(mount, dict) else {}
+    circumstances |= _flat(mount, "mount.") if isinstance(mount, dict) else {}
     residency = run.own.get("residency_before")
-    found["cold"] = residency.get("cold") if isinstance(residency, dict) else None
-    found["processor"] = run.summary.get("host_processor_name")
-    return {key: str(value) for key, value in found.items() if value is not None}
+    circumstances["cold"] = residency.get("cold") if isinstance(residency, dict) else None
+    circumstances["processor"] = run.summary.get("host_processor_name")
+    return {key: str(value) for key, value in circumstances.items() if value is not None}
 
 
 def _task(run: RunResult) -> dict[str, str]:
@@ -468,10 +468,10 @@ def _task(run: RunResult) -> dict[str, str]:
 
 
 def _flat(document: dict[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat

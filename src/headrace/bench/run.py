@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from headrace.bench.checkpoint_runs import Checkpointer, Saved
+from headrace.bench.checkpoint_runs import RunCheckpointer, Saved
+from headrace.bench.engines import engine_name, make_engine
 from headrace.bench.engines.base import EngineContext
-from headrace.bench.engines.choose import engine_name, make_engine
 from headrace.bench.loop import LoopOptions, StepLoop
 from headrace.bench.plan import plan_of
 
@@ -143,7 +143,7 @@ class RunOptions:
 
 
 @dataclass(slots=True)
-class Recorded:
+class RunRecord:
     """What a run left, of this process's accelerators.
 
     Attributes:
@@ -185,7 +185,7 @@ def run_epochs(
     group: Group,
     files: Mapping[str, Sequence[str]],
     progress: Callable[[int, int], None] | None = None,
-) -> Recorded:
+) -> RunRecord:
     """Train, and evaluate when it is due, for all epochs.
 
     Args:
@@ -214,7 +214,7 @@ def run_epochs(
         engine.close()
 
 
-def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Recorded:
+def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> RunRecord:
     """The same steps on a null store, one epoch of about 15 seconds."""
     plan = plans_of(loaded, options.accelerators * group.place.world_size)["train"]
     step_s = loaded.workload.train.computation_time.mean_s
@@ -225,7 +225,7 @@ def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> Re
     epochs = _Epochs(
         loaded, options, group, engine, plans={"train": plan}, times=PhaseTimes(), checkpoints=False
     )
-    recorded = Recorded("null")
+    recorded = RunRecord("null")
     recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
     recorded.batch_waits_s = epochs.loop.batch_waits_s
     return recorded
@@ -258,7 +258,7 @@ class _Epochs:
         self._deadline_s = options.deadline_s + 30
         self._checkpointer = None
         if loaded.workload.workflow.checkpoint and checkpoints:
-            self._checkpointer = Checkpointer(loaded, group, self._count)
+            self._checkpointer = RunCheckpointer(loaded, group, self._count)
         self.loop = StepLoop(LoopOptions(
             first=self._first,
             barrier_every_step=options.barrier == "step",
@@ -269,15 +269,15 @@ class _Epochs:
             deadline_s=self._deadline_s,
         ))  # fmt: skip
 
-    def run(self) -> Recorded:
+    def run(self) -> RunRecord:
         try:
             return self._run()
         finally:
             if self._checkpointer is not None:
                 self._checkpointer.close()
 
-    def _run(self) -> Recorded:
-        recorded = Recorded(self._engine.name)
+    def _run(self) -> RunRecord:
+        recorded = RunRecord(self._engine.name)
         train, evaluation = self._workload.train, self._workload.evaluation
         before = used()
         begin = time.perf_counter()

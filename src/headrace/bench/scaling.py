@@ -69,25 +69,27 @@ def read_epochs(log: str) -> tuple[EpochLine, ...]:
 
     A launcher's prefix before the object ("0: {...}", "[rank0]: {...}") is allowed.
     """
-    found: dict[int, EpochLine] = {}
+    epochs: dict[int, EpochLine] = {}
     for line in log.splitlines():
         begin = line.find("{")
         if begin < 0 or len(line) > _LINE_BYTES_MAX or '"epoch"' not in line:
             continue
         try:
-            told = json.loads(line[begin:])
+            document = json.loads(line[begin:])
         except ValueError:
             continue
-        epoch = _epoch_of(told)
+        epoch = _epoch_of(document)
         if epoch is not None:
-            found[epoch.epoch] = epoch
-    return tuple(found[number] for number in sorted(found))
+            epochs[epoch.epoch] = epoch
+    return tuple(epochs[number] for number in sorted(epochs))
 
 
-def _epoch_of(told: Any) -> EpochLine | None:
-    if not isinstance(told, dict) or any(told.get(name) is None for name in _NEEDED):
+def _epoch_of(document: Any) -> EpochLine | None:
+    if not isinstance(document, dict) or any(document.get(name) is None for name in _NEEDED):
         return None
-    values = {f.name: told[f.name] for f in fields(EpochLine) if told.get(f.name) is not None}
+    values = {
+        f.name: document[f.name] for f in fields(EpochLine) if document.get(f.name) is not None
+    }
     if not all(_is_number(value) for value in values.values()):
         return None
     for name in _COUNTS:
@@ -131,7 +133,7 @@ class ScalingRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TimeSplit:
     """Where the wall time went, in seconds; the parts add up to it."""
 
     waiting_s: float
@@ -145,7 +147,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScalingRow:
     """One size of the table; None where the run does not say.
 
     Attributes:
@@ -177,15 +179,15 @@ class Row:
     accuracy_fell: bool
     reads_per_s: float | None
     bytes_per_s: float | None
-    split: Split | None
+    split: TimeSplit | None
     log: str
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ScalingTable:
     """All sizes, and what must be said of them."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ScalingRow, ...]
     tolerance: float
     epochs: int
     """Of the run with the most."""
@@ -193,7 +195,7 @@ class Table:
     """Sizes that failed, and sizes that learned less."""
 
 
-def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> Table:
+def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> ScalingTable:
     """Put runs beside each other; the one on the fewest ranks is what the others are held against.
 
     Args:
@@ -213,19 +215,19 @@ def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> T
     done = [run for run in runs if _is_whole(run, epochs)]
     first = done[0] if done else None
     rows = tuple(_row(run, first if run in done else None, tolerance) for run in runs)
-    return Table(rows, tolerance, epochs, _findings(rows, runs, epochs))
+    return ScalingTable(rows, tolerance, epochs, _findings(rows, runs, epochs))
 
 
 def _is_whole(run: ScalingRun, epochs: int) -> bool:
     return run.state == "COMPLETED" and len(run.epochs) == epochs > 0
 
 
-def _row(run: ScalingRun, first: ScalingRun | None, tolerance: float) -> Row:
+def _row(run: ScalingRun, first: ScalingRun | None, tolerance: float) -> ScalingRow:
     if first is None:
         nothing = (None, None, None, None, None, False, None, None, None)
-        return Row(run.ranks, run.nodes, run.state, run.wall_s, *nothing, run.log)
+        return ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, *nothing, run.log)
     accuracy = run.epochs[-1].accuracy
-    return Row(
+    return ScalingRow(
         run.ranks,
         run.nodes,
         run.state,
@@ -253,39 +255,41 @@ def _training_per_s(run: ScalingRun) -> float:
 
 
 def _per_s(run: ScalingRun, counts: Sequence[int | None]) -> float | None:
-    told = [count for count in counts if count is not None]
-    if len(told) < len(run.epochs):
+    known = [count for count in counts if count is not None]
+    if len(known) < len(run.epochs):
         return None
-    return sum(told) / sum(epoch.seconds for epoch in run.epochs)
+    return sum(known) / sum(epoch.seconds for epoch in run.epochs)
 
 
-def _split(run: ScalingRun) -> Split:
+def _split(run: ScalingRun) -> TimeSplit:
     """Parts that add up to the wall time, whatever a script says of itself."""
     seconds = sum(epoch.seconds for epoch in run.epochs)
     waiting = min(sum(epoch.waited_s for epoch in run.epochs), seconds)
     saving = min(sum(epoch.saved_s for epoch in run.epochs), seconds - waiting)
     evaluating = sum(epoch.evaluated_s for epoch in run.epochs)
     other = max(0.0, run.wall_s - seconds - evaluating)
-    return Split(waiting, seconds - waiting - saving, saving, evaluating, other)
+    return TimeSplit(waiting, seconds - waiting - saving, saving, evaluating, other)
 
 
-def _findings(rows: Sequence[Row], runs: Sequence[ScalingRun], epochs: int) -> tuple[str, ...]:
+def _findings(
+    rows: Sequence[ScalingRow], runs: Sequence[ScalingRun], epochs: int
+) -> tuple[str, ...]:
     first = next((row for row in rows if row.accuracy is not None), None)
-    found = []
+    findings = []
     for row, run in zip(rows, runs, strict=True):
         where = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
         if row.accuracy is None:
-            found.append(
+            findings.append(
                 f"{where}: the job ended as {row.state} after {len(run.epochs)} of {epochs} epochs: "
                 f"{row.log or 'no log'}"
             )
         elif row.accuracy_fell and first is not None and first.accuracy is not None:
             fall = 100 * (first.accuracy - row.accuracy)
-            found.append(
+            findings.append(
                 f"{where}: accuracy is {row.accuracy:.2%}, {fall:.2f} points below the "
                 f"{first.accuracy:.2%} of {first.ranks}: its throughput is not of the same training"
             )
-    return tuple(found)
+    return tuple(findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,7 +446,7 @@ _HEAD = (
 _FLAG = " !"
 
 
-def table_text(table: Table) -> str:
+def table_text(table: ScalingTable) -> str:
     """The table, what its columns are, and the findings; ends with a line break."""
     body = [_cells(row) for row in table.rows]
     widths = [max(map(len, column)) for column in zip(_HEAD, *body, strict=True)]
@@ -462,7 +466,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ScalingRow) -> tuple[str, ...]:
     if row.split is None or row.accuracy is None:
         return (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}", row.state, *["-"] * 10)
     split = row.split

@@ -14,7 +14,7 @@ from headrace.pages.text import safe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.bench.scaling import Row, Table
+    from headrace.bench.scaling import ScalingRow, ScalingTable
 
 
 _WIDTH: Final = 760
@@ -49,7 +49,7 @@ _PARTS: Final = (
 )
 
 
-def figure_svg(table: Table, title: str) -> str:
+def figure_svg(table: ScalingTable, title: str) -> str:
     """The whole file; ends with a line break.
 
     Args:
@@ -84,29 +84,29 @@ def _text(at: tuple[float, float], text: str, where: str = "start", kind: str = 
     return f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{where}" class="{kind}">{safe(text)}</text>'
 
 
-def _place(row: Row, rows: Sequence[Row]) -> float:
+def _place(row: ScalingRow, rows: Sequence[ScalingRow]) -> float:
     """Where a size stands: doubled ranks are equally far apart."""
     low, high = math.log2(rows[0].ranks), math.log2(rows[-1].ranks)
     share = 0.5 if high == low else (math.log2(row.ranks) - low) / (high - low)
     return _LEFT + 36 + share * (_WIDTH - _LEFT - _RIGHT - 110)
 
 
-def _axis(rows: Sequence[Row], name: str, ticks: Sequence[tuple[float, str]]) -> list[str]:
+def _axis(rows: Sequence[ScalingRow], name: str, ticks: Sequence[tuple[float, str]]) -> list[str]:
     """The panel's title, lines across with their values, and the ranks below."""
     drawn = [_text((16, -14), name, kind="soft")]
-    for y, told in ticks:
+    for y, label in ticks:
         drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
-        drawn.append(_text((_LEFT - 8, y + 4), told, "end", "soft"))
+        drawn.append(_text((_LEFT - 8, y + 4), label, "end", "soft"))
     for row in rows:
-        told = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        drawn.append(_text((_place(row, rows), _PANEL + 20), told, "middle"))
+        label = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
+        drawn.append(_text((_place(row, rows), _PANEL + 20), label, "middle"))
     return drawn
 
 
-def _dot(at: tuple[float, float], kind: str, told: str) -> str:
+def _dot(at: tuple[float, float], kind: str, label: str) -> str:
     return (
         f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="5" class="point {kind}">'
-        f"<title>{safe(told)}</title></circle>"
+        f"<title>{safe(label)}</title></circle>"
     )
 
 
@@ -115,7 +115,7 @@ def _through(points: Sequence[tuple[float, float]], kind: str) -> str:
     return f'<path d="M{way}" class="{kind}"/>'
 
 
-def _throughput(rows: Sequence[Row]) -> list[str]:
+def _throughput(rows: Sequence[ScalingRow]) -> list[str]:
     """Both axes by powers of two, so that perfect scaling is a straight line."""
     rates = [row.training_per_s or 0.0 for row in rows]
     ideal = [rates[0] * row.ranks / rows[0].ranks for row in rows]
@@ -133,13 +133,13 @@ def _throughput(rows: Sequence[Row]) -> list[str]:
     drawn.append(_through([*zip(places, map(y, ideal), strict=True)], "ideal"))
     drawn.append(_through([*zip(places, map(y, rates), strict=True)], "line"))
     for row, x, rate in zip(rows, places, rates, strict=True):
-        told = f"{rate:,.0f}/s, {row.efficiency or 0:.0%}"
-        drawn.append(_dot((x, y(rate)), "fell" if row.accuracy_fell else "", told))
-        drawn.append(_text((x + 9, min(y(rate) + 18, _PANEL - 4)), told))
+        label = f"{rate:,.0f}/s, {row.efficiency or 0:.0%}"
+        drawn.append(_dot((x, y(rate)), "fell" if row.accuracy_fell else "", label))
+        drawn.append(_text((x + 9, min(y(rate) + 18, _PANEL - 4)), label))
     return drawn
 
 
-def _accuracy(rows: Sequence[Row], tolerance: float) -> list[str]:
+def _accuracy(rows: Sequence[ScalingRow], tolerance: float) -> list[str]:
     """From a little below the worst to a little above the best: falls of a point must be seen."""
     shares = [row.accuracy or 0.0 for row in rows]
     guard = max(0.0, shares[0] - tolerance)
@@ -150,26 +150,26 @@ def _accuracy(rows: Sequence[Row], tolerance: float) -> list[str]:
         return _PANEL - (share - low) / (high - low) * _PANEL
 
     ticks = [(y(low + (high - low) * i / 4), f"{low + (high - low) * i / 4:.1%}") for i in range(5)]
-    said = (
+    name = (
         f"accuracy on held-out samples (dashed: the first size's less {100 * tolerance:g} points)"
     )
-    drawn = _axis(rows, said, ticks)
+    drawn = _axis(rows, name, ticks)
     drawn.append(f'<path d="M{_LEFT} {y(guard):.1f}H{_WIDTH - _RIGHT}" class="guard"/>')
     points = [(_place(row, rows), y(share)) for row, share in zip(rows, shares, strict=True)]
     drawn.append(_through(points, "line learnt"))
     for number, (row, at, share) in enumerate(zip(rows, points, shares, strict=True)):
-        told = f"{share:.2%}" + (" fell" if row.accuracy_fell else "")
-        drawn.append(_dot(at, "fell" if row.accuracy_fell else "learnt", told))
+        label = f"{share:.2%}" + (" fell" if row.accuracy_fell else "")
+        drawn.append(_dot(at, "fell" if row.accuracy_fell else "learnt", label))
         falls = (
             number + 1 < len(points) and points[number + 1][1] > at[1]
         )  # beside the line, not on it
         beside = max(at[1] - 10, 12) if falls else min(at[1] + 20, _PANEL - 4)
         kind = "fell-text" if row.accuracy_fell else ""
-        drawn.append(_text((at[0] + 9, beside), told, kind=kind))
+        drawn.append(_text((at[0] + 9, beside), label, kind=kind))
     return drawn
 
 
-def _times(rows: Sequence[Row]) -> list[str]:
+def _times(rows: Sequence[ScalingRow]) -> list[str]:
     """A bar for each size, cut into parts of its wall time."""
     drawn = [_text((16, -14), "where the wall time went", kind="soft")]
     room = _WIDTH - _LEFT - 36 - 90

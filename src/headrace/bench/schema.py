@@ -43,10 +43,10 @@ def integer(least: int | None = None) -> Converter:
     """Whole numbers, not below `least`; 4.0 is one."""
 
     def convert(value: Any) -> int:
-        found = _numeric(value)
-        if found is None or found != int(found) or (least is not None and found < least):
+        whole = _numeric(value)
+        if whole is None or whole != int(whole) or (least is not None and whole < least):
             raise ValueError("a whole number" + ("" if least is None else f" of at least {least}"))
-        return int(found)
+        return int(whole)
 
     return convert
 
@@ -55,12 +55,12 @@ def number(least: float | None = None, most: float | None = None) -> Converter:
     """Finite numbers within bounds."""
 
     def convert(value: Any) -> float:
-        found = _numeric(value)
+        finite = _numeric(value)
         low, high = -math.inf if least is None else least, math.inf if most is None else most
-        if found is None or not low <= found <= high:
+        if finite is None or not low <= finite <= high:
             bounds = "" if least is None else f" of at least {least:g}"
             raise ValueError(f"a number{bounds}" + ("" if most is None else f", at most {most:g}"))
-        return float(found)
+        return float(finite)
 
     return convert
 
@@ -109,9 +109,9 @@ def integers(least: int | None = None) -> Converter:
     one = integer(least)
 
     def convert(value: Any) -> tuple[int, ...]:
-        found = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         try:
-            return tuple(one(entry) for entry in found)
+            return tuple(one(entry) for entry in entries)
         except ValueError as e:
             raise ValueError(f"a list, each {e}") from e
 
@@ -120,8 +120,8 @@ def integers(least: int | None = None) -> Converter:
 
 def texts(value: Any) -> tuple[str, ...]:
     """A list of words, as a tuple; one word is a list of one."""
-    found = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return tuple(text(entry) for entry in found)
+    entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return tuple(text(entry) for entry in entries)
 
 
 def mapping(value: Any) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def time_distribution(value: Any) -> TimeDistribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelSection:
     """The model whose checkpoints are written."""
 
     name: str = "default"
@@ -249,7 +249,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workflow:
+class WorkflowSection:
     """What a run does."""
 
     generate_data: bool = False
@@ -260,7 +260,7 @@ class Workflow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class StorageSection:
     """Where the data set lies."""
 
     storage_type: str = "local_fs"
@@ -271,7 +271,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class ReaderSection:
     """How each accelerator reads."""
 
     engine: str = "headrace"
@@ -298,7 +298,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
+class TrainSection:
     """How long to train."""
 
     epochs: int = 1
@@ -310,7 +310,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationSection:
     """When and how long to evaluate."""
 
     eval_time: TimeDistribution = NO_TIME
@@ -319,7 +319,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointSection:
     """When and how checkpoints are written and read."""
 
     checkpoint_folder: str = "./checkpoints/"
@@ -342,7 +342,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputSection:
     """Where results go."""
 
     folder: str | None = None
@@ -353,7 +353,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profiling:
+class ProfilingSection:
     """DLIO's outside profilers, which the report's own figures replace."""
 
     profiler: str = "iostat"
@@ -361,7 +361,7 @@ class Profiling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class MetricSection:
     """When a run passes."""
 
     au: float = 0.90
@@ -373,17 +373,17 @@ class Workload:
     """A training job's I/O."""
 
     framework: str = "tensorflow"
-    model: Model = field(default_factory=Model)
-    workflow: Workflow = field(default_factory=Workflow)
-    storage: Storage = field(default_factory=Storage)
+    model: ModelSection = field(default_factory=ModelSection)
+    workflow: WorkflowSection = field(default_factory=WorkflowSection)
+    storage: StorageSection = field(default_factory=StorageSection)
     dataset: DatasetSpec = field(default_factory=DatasetSpec)
-    reader: Reader = field(default_factory=Reader)
-    train: Train = field(default_factory=Train)
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    output: Output = field(default_factory=Output)
-    profiling: Profiling = field(default_factory=Profiling)
-    metric: Metric = field(default_factory=Metric)
+    reader: ReaderSection = field(default_factory=ReaderSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    output: OutputSection = field(default_factory=OutputSection)
+    profiling: ProfilingSection = field(default_factory=ProfilingSection)
+    metric: MetricSection = field(default_factory=MetricSection)
 
 
 @dataclass(frozen=True, slots=True)

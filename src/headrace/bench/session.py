@@ -12,7 +12,7 @@ from headrace.bench.checkpoint_runs import require_checkpoints, run_checkpoints,
 from headrace.bench.checks import check_supported, notes_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
-from headrace.bench.engines.choose import engine_name
+from headrace.bench.engines import engine_name
 from headrace.bench.metrics import Window
 from headrace.bench.ranks import join
 from headrace.bench.results import (
@@ -24,8 +24,8 @@ from headrace.bench.results import (
     write_rank_files,
 )
 from headrace.bench.run import (
-    Recorded,
     RunOptions,
+    RunRecord,
     plans_of,
     run_ceiling,
     run_epochs,
@@ -249,7 +249,7 @@ class _Session:
             return self._report(None, [], generated)
         return self._finish(together(runs), generated)
 
-    def _write_repeat(self, number: int, recorded: Recorded, figures: Figures | None) -> None:
+    def _write_repeat(self, number: int, recorded: RunRecord, figures: Figures | None) -> None:
         """A repeat's own results, at once: what a later one meets does not take them away."""
         folder = repeat_folder(self._folder, number)
         self._write_ranks(folder, recorded)
@@ -260,7 +260,7 @@ class _Session:
         self, started: float, words: list[str], generated: int | None
     ) -> SessionReport:
         """A run of checkpoints alone."""
-        recorded = Recorded("none")
+        recorded = RunRecord("none")
         before = used()
         restored, residency = [], None
         for _ in range(self._options.repeats):
@@ -323,38 +323,47 @@ class _Session:
             return {split: [] for split in splits}
         every = self._loaded.listing_interval
         data = self._workload.dataset
-        found: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
+        files: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
         for split in splits if self._group.place.is_first else ():
-            check_files(data, split, found[split])
-        return found
+            check_files(data, split, files[split])
+        return files
 
     def _residency(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         if not self._group.place.is_first:
             return {}
-        found = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
-        return {"files": found.files, "bytes": found.nbytes, "share": found.share}
+        residency = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
+        return {"files": residency.files, "bytes": residency.nbytes, "share": residency.share}
 
     def _make_cold(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
         mine = every[self._rank :: self._group.place.world_size]
         evict(mine)
         self._group.barrier()
-        found = residency_of(mine, _RESIDENCY_FILES)
-        if found.share is None or found.share > _COLD_SHARE_MOST:
-            told = "nobody can tell" if found.share is None else f"{found.share:.1%} is still there"
+        residency = residency_of(mine, _RESIDENCY_FILES)
+        if residency.share is None or residency.share > _COLD_SHARE_MOST:
+            reason = (
+                "nobody can tell"
+                if residency.share is None
+                else f"{residency.share:.1%} is still there"
+            )
             raise BenchError(
-                f"the data set cannot be put out of the page cache: {told}.",
+                f"the data set cannot be put out of the page cache: {reason}.",
                 path=self._workload.dataset.data_folder,
                 next_step="Another process may have the files open or mapped; on tmpfs it is "
                 "impossible. Run without --cold, or with reader.odirect.",
             )
-        return {"files": found.files, "bytes": found.nbytes, "share": found.share, "cold": True}
+        return {
+            "files": residency.files,
+            "bytes": residency.nbytes,
+            "share": residency.share,
+            "cold": True,
+        }
 
     def _window(self) -> Window:
         output = self._workload.output
         return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
-    def _ceiling(self) -> Recorded | None:
+    def _ceiling(self) -> RunRecord | None:
         if not self._options.ceiling:
             return None
         return run_ceiling(self._loaded, self._options.run, self._group)
@@ -370,7 +379,7 @@ class _Session:
             self._options.progress("running", done, total)
 
     def _write_ranks(
-        self, folder: Path, recorded: Recorded, restored: Sequence[Restored] = ()
+        self, folder: Path, recorded: RunRecord, restored: Sequence[Restored] = ()
     ) -> None:
         host = host_document()
         reader = self._workload.reader
@@ -386,10 +395,10 @@ class _Session:
 
     def _gathered(
         self,
-        recorded: Recorded,
+        recorded: RunRecord,
         started: float,
         words: list[str],
-        ceiling: Recorded | None = None,
+        ceiling: RunRecord | None = None,
         restored: Sequence[Restored] = (),
     ) -> Figures | None:
         """All ranks' figures; None in ranks other than 0."""

@@ -60,20 +60,20 @@ def residency_of(paths: Iterable[str], most: int | None = None) -> Residency:
     Raises:
         BenchError: a file cannot be looked at.
     """
-    found = list(paths)
-    if most is not None and len(found) > most:
-        found = [found[i * len(found) // most] for i in range(most)]
+    chosen = list(paths)
+    if most is not None and len(chosen) > most:
+        chosen = [chosen[i * len(chosen) // most] for i in range(most)]
     total, resident = 0, 0
-    for path in found:
+    for path in chosen:
         try:
             total += os.stat(path).st_size
         except OSError as e:
             raise BenchError(f"{path} cannot be looked at: {e.strerror}.", path=path) from e
         here = resident_bytes(path)
         if here is None:
-            return Residency(len(found), total, None)
+            return Residency(len(chosen), total, None)
         resident += here
-    return Residency(len(found), total, resident)
+    return Residency(len(chosen), total, resident)
 
 
 def evict(paths: Iterable[str], progress: Callable[[int], None] | None = None) -> None:
@@ -170,8 +170,8 @@ def _names(root: str) -> list[str]:
     """All files below a folder, relative to it."""
     return sorted(
         os.path.relpath(os.path.join(place, name), root)
-        for place, _, found in os.walk(root)
-        for name in found
+        for place, _, files in os.walk(root)
+        for name in files
     )
 
 

@@ -24,13 +24,12 @@ import numpy as np
 
 from headrace import _native
 from headrace.bench.content import Content
+from headrace.bench.engines.native import extents_reader
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
 from headrace.bench.summary import provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
-from headrace.io.batch_reader import BatchReader
-from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
@@ -197,7 +196,7 @@ def _open(path: str) -> None:
 
 def sync_s(folder: str, count: int, seconds: float) -> dict[str, float]:
     """Percentiles of writing 4 KiB and waiting for the disk, `count` times or for some time."""
-    path, found = os.path.join(folder, "sync"), []
+    path, seconds_each = os.path.join(folder, "sync"), []
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until = time.perf_counter() + seconds
     try:
@@ -205,13 +204,13 @@ def sync_s(folder: str, count: int, seconds: float) -> dict[str, float]:
             begin = time.perf_counter()
             os.write(fd, bytes(4096))
             os.fsync(fd)
-            found.append(time.perf_counter() - begin)
+            seconds_each.append(time.perf_counter() - begin)
             if time.perf_counter() > until:
                 break
     finally:
         os.close(fd)
         os.unlink(path)
-    return percentiles(found)
+    return percentiles(seconds_each)
 
 
 _AHEAD: Final = 4
@@ -249,29 +248,19 @@ class Blocks:
     """
 
     def __init__(self, path: str, block_bytes: int, *, direct: bool, seed: int = 0) -> None:
-        size = os.stat(path).st_size
-        count = size // block_bytes
-        names = np.char.mod("%010d", np.arange(count)).astype("S10")
-        columns = DirectoryColumns(
-            names=names.view(np.uint8).reshape(-1),
-            name_offsets=np.arange(count + 1, dtype=np.uint64) * 10,
-            volume=np.zeros(count, np.uint32),
-            offset=np.arange(count, dtype=np.uint64) * np.uint64(block_bytes),
-            length=np.full(count, block_bytes, np.uint64),
-            first_extent=None, part=None, part_names=(b"",),
-        )  # fmt: skip
-        fd = os.memfd_create("headrace-storage", os.MFD_CLOEXEC)
-        try:
-            write_directory(columns, fd)
-            directory = _native.Directory.from_fd(fd, "the blocks of a storage test")
-        finally:
-            os.close(fd)
-        catalog = _native.Catalog([(directory, [("file", os.fsencode(path), size, -1)])])
+        count = os.stat(path).st_size // block_bytes
         options = ReaderOptions(
             direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
             reads_in_flight=1, deadline_s=_DEADLINE_S,
         )  # fmt: skip
-        self._reader = BatchReader(catalog, range(1), options)
+        numbers = np.arange(count)
+        self._reader, _ = extents_reader(
+            [path],
+            np.zeros(count),
+            numbers * block_bytes,
+            np.full(count, block_bytes),
+            options=options,
+        )
         self._count, self._block_bytes = count, block_bytes
         self._random = np.random.default_rng(seed)
 
@@ -345,7 +334,7 @@ def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[s
     blocks = os.stat(path).st_size // 4096
     random = np.random.default_rng(1)
     offsets = (random.integers(0, blocks, most) * 4096).tolist()
-    found: list[float] = []
+    seconds_each: list[float] = []
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
     try:
         with mmap.mmap(-1, 4096) as buffer:
@@ -354,12 +343,12 @@ def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[s
                 begin = time.perf_counter()
                 os.preadv(fd, [buffer], offset)
                 end = time.perf_counter()
-                found.append(end - begin)
+                seconds_each.append(end - begin)
                 if end > until:
                     break
     finally:
         os.close(fd)
-    return percentiles(found) | {"reads": len(found)}
+    return percentiles(seconds_each) | {"reads": len(seconds_each)}
 
 
 _ENOUGH: Final = 0.9
@@ -408,13 +397,13 @@ def advice_of(
 
 def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> Advice:
     ratio = packed_per_s / files_per_s
-    told = (
+    rates = (
         f"samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
         f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)"
     )
     if ratio >= _PACKING_PAYS:
-        return Advice("packing", True, f"Pack small samples (headrace pack): {told}.")
-    return Advice("packing", False, f"Packing gains little in speed here: {told}.")
+        return Advice("packing", True, f"Pack small samples (headrace pack): {rates}.")
+    return Advice("packing", False, f"Packing gains little in speed here: {rates}.")
 
 
 def _depth(cells: Sequence[Cell]) -> Advice:
@@ -425,12 +414,12 @@ def _depth(cells: Sequence[Cell]) -> Advice:
         best = max(cell.bytes_per_s for cell in row)
         enough[block] = min(c.depth for c in row if c.bytes_per_s >= _ENOUGH * best)
     depth = max(enough.values())
-    told = ", ".join(f"{depth} for {_size(block)}" for block, depth in sorted(enough.items()))
+    depths = ", ".join(f"{depth} for {_size(block)}" for block, depth in sorted(enough.items()))
     deepest = max(cell.depth for cell in cells)
     more = "; more were not tried" if depth == deepest else ""
     return Advice(
         "depth", depth,
-        f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {told}{more}.",
+        f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}.",
     )  # fmt: skip
 
 
@@ -441,9 +430,9 @@ def _block(cells: Sequence[Cell]) -> Advice:
     }
     most = max(best.values())
     block = min(size for size, rate in best.items() if rate >= _ENOUGH * most)
-    told = ", ".join(f"{_size(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
+    rates = ", ".join(f"{_size(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
     return Advice(
-        "block size", block, f"Read at random in pieces of {_size(block)} or more: {told}."
+        "block size", block, f"Read at random in pieces of {_size(block)} or more: {rates}."
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.checkpoint_runs import Restored
     from headrace.bench.ranks import Group
-    from headrace.bench.run import Recorded
+    from headrace.bench.run import RunRecord
     from headrace.bench.schema import Workload
 
 
@@ -201,7 +201,7 @@ def _mark(au: float, workload: Workload) -> str:
 
 
 def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    metric: dict[str, Any] = {}
     reader = workload.reader
     for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
         blocks = [block for block in figures.blocks if block.kind == kind]
@@ -209,7 +209,7 @@ def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
             continue
         phase = phase_figures(blocks, batch, _window(workload), figures.formula)
         io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
-        found |= {
+        metric |= {
             f"{kind}_au_percentage": list(phase.au_percent),
             f"{kind}_au_mean_percentage": phase.au_mean_percent,
             f"{kind}_au_meet_expectation": _mark(phase.au_mean_percent, workload),
@@ -222,8 +222,8 @@ def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
         }
     for name, timed in (("save", figures.checkpoints), ("load", figures.restores)):
         if timed:
-            found |= _checkpoint_metric(name, timed)
-    return found
+            metric |= _checkpoint_metric(name, timed)
+    return metric
 
 
 def _checkpoint_metric(name: str, timed: Sequence[tuple[float, int]]) -> dict[str, Any]:
@@ -344,8 +344,8 @@ def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
 def metric_lines(summary: dict[str, Any]) -> list[str]:
     """The `[METRIC]` lines that DLIO logs at the end."""
     metric, line = summary["metric"], "=" * 58
-    found = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
-    found.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
+    lines = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
+    lines.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
     for kind, name, io in (
         ("train", "Training", "Training I/O Throughput"),
         ("eval", "Eval", "Eval Throughput"),
@@ -355,7 +355,7 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
         au = (metric[f"{kind}_au_mean_percentage"], metric[f"{kind}_au_stdev_percentage"])
         rate = [metric[f"{kind}_throughput_{m}_samples_per_second"] for m in ("mean", "stdev")]
         bandwidth = [metric[f"{kind}_io_{m}_MB_per_second"] for m in ("mean", "stdev")]
-        found += [
+        lines += [
             f"[METRIC] {name} Accelerator Utilization [AU] (%): {au[0]:.4f} ({au[1]:.4f})",
             f"[METRIC] {name} Throughput (samples/second): {rate[0]:.4f} ({rate[1]:.4f})",
             f"[METRIC] {io} (MB/second): {bandwidth[0]:.4f} ({bandwidth[1]:.4f})",
@@ -366,11 +366,11 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
             continue
         seconds = [metric[f"{name}_checkpoint_duration_{m}_seconds"] for m in ("mean", "stdev")]
         rate = [metric[f"{name}_checkpoint_io_{m}_GB_per_second"] for m in ("mean", "stdev")]
-        found += [
+        lines += [
             f"[METRIC] Checkpoint {name} duration (seconds): {seconds[0]:.4f} ({seconds[1]:.4f})",
             f"[METRIC] Checkpoint {name} I/O Throughput (GB/second): {rate[0]:.4f} ({rate[1]:.4f})",
         ]
-    return [*found, f"[METRIC] {line}"]
+    return [*lines, f"[METRIC] {line}"]
 
 
 def together(runs: Sequence[Figures]) -> Figures:
@@ -411,12 +411,12 @@ _DEADLINE_S: Final = 300.0
 
 def gather_figures(
     group: Group,
-    recorded: Recorded,
+    recorded: RunRecord,
     *,
     accelerators: int,
     formula: Formula,
     started: float,
-    ceiling: Recorded | None,
+    ceiling: RunRecord | None,
     restored: Sequence[Restored],
     writer: str | None,
     where: dict[str, Any],

@@ -76,14 +76,14 @@ class Sweep:
         over = [probe for probe in self.probes if probe.over]
         if not over:
             return f"this storage feeds at least {self.range[1]} accelerators"
-        told = f"fewer than {self.range[0]}" if self.most is None else f"{self.most}"
-        noun = "accelerator" if told == "1" else "accelerators"
+        number = f"fewer than {self.range[0]}" if self.most is None else f"{self.most}"
+        noun = "accelerator" if number == "1" else "accelerators"
         if self.limit == "harness":
             return (
-                f"this host emulates {told} {noun}; with {over[0].accelerators} the harness was the "
+                f"this host emulates {number} {noun}; with {over[0].accelerators} the harness was the "
                 "limit, so this says nothing of the storage"
             )
-        answer = f"this storage feeds {told} {noun}"
+        answer = f"this storage feeds {number} {noun}"
         if self.limit == "unknown":
             answer += ", if the harness was not the limit: no ceiling was measured"
         return answer
@@ -115,7 +115,7 @@ def sweep(
     numbers: tuple[int, int],
     until: Condition,
     options: SessionOptions,
-    told: Callable[[Probe], None] | None = None,
+    progress: Callable[[Probe], None] | None = None,
 ) -> Sweep:
     """Run a workload with different numbers of accelerators.
 
@@ -124,7 +124,7 @@ def sweep(
         numbers: the least and the greatest number.
         until: what holds when too many are asked for.
         options: of every run.
-        told: called with each run that ended.
+        progress: called with each run that ended.
 
     Raises:
         WorkloadError: the workload is wrong, or its data set too small for the greatest number.
@@ -142,7 +142,7 @@ def sweep(
         raise WorkloadError(f"workload={line.workload} does not train: there is nothing to sweep.")
     _check_steps(loaded, greatest)
     folder = default_folder(line, loaded)
-    runner = _Runner(words, str(folder), until, options, told)
+    runner = _Runner(words, str(folder), until, options, progress)
     most = most_before(runner.over, least, greatest)
     probes = sorted(runner.probes, key=lambda probe: probe.accelerators)
     return Sweep(most, tuple(probes), numbers)
@@ -168,14 +168,14 @@ class _Runner:
         folder: str,
         until: Condition,
         options: SessionOptions,
-        told: Callable[[Probe], None] | None,
+        progress: Callable[[Probe], None] | None,
     ) -> None:
         self.probes: list[Probe] = []
         self._words = list(words)
         self._folder = folder
         self._until = until
         self._options = options
-        self._told = told
+        self._progress = progress
 
     def over(self, accelerators: int) -> bool:
         folder = os.path.join(self._folder, f"{accelerators:04d}-accelerators")
@@ -187,13 +187,13 @@ class _Runner:
         assert report.summary is not None
         probe = self._probe(accelerators, report.summary, folder)
         self.probes.append(probe)
-        if self._told is not None:
-            self._told(probe)
+        if self._progress is not None:
+            self._progress(probe)
         return probe.over
 
     def _probe(self, accelerators: int, summary: dict[str, Any], folder: str) -> Probe:
-        found = {each.name: value_of(summary, each) for each in MEASURES}
-        value = found[self._until.measure.name]
+        measures = {each.name: value_of(summary, each) for each in MEASURES}
+        value = measures[self._until.measure.name]
         if value is None:
             raise BenchError(
                 f"{self._until.written!r} cannot be told: the run has no {self._until.measure.name}.",
@@ -207,5 +207,5 @@ class _Runner:
             bound=own["bound"],
             bound_reason=own["bound_reason"],
             folder=folder,
-            measures={name: value for name, value in found.items() if value is not None},
+            measures={name: value for name, value in measures.items() if value is not None},
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Phase:
+class StepPhase:
     """The same block on all accelerators: an epoch's training or evaluation.
 
     Attributes:
@@ -67,7 +67,7 @@ class SlowStep:
         duration_s: its wait and compute.
     """
 
-    phase: Phase
+    phase: StepPhase
     step: int
     rank: int
     duration_s: float
@@ -75,7 +75,7 @@ class SlowStep:
     compute_s: float
 
 
-def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[Phase]:
+def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[StepPhase]:
     """Place all steps in time.
 
     Args:
@@ -92,7 +92,7 @@ def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[Pha
     ]
 
 
-def _phase(parts: Sequence[RankBlock], barrier: str) -> Phase | None:
+def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
     steps = min(block.steps for block in parts)
     if not steps:
         return None
@@ -106,20 +106,20 @@ def _phase(parts: Sequence[RankBlock], barrier: str) -> Phase | None:
         slack = max(0.0, max(over) - min(starts) - float(ends[0, -1])) / steps
         ends = ends + slack * np.arange(1, steps + 1)
     begins = np.hstack([np.zeros((len(even), 1)), ends[:, :-1]])
-    return Phase(tuple(even), begins, ends)
+    return StepPhase(tuple(even), begins, ends)
 
 
 def _cut(block: RankBlock, steps: int) -> RankBlock:
     return replace(block, load_s=block.load_s[:steps], compute_s=block.compute_s[:steps])
 
 
-def slowest_steps(phases: Sequence[Phase], count: int) -> list[SlowStep]:
+def slowest_steps(phases: Sequence[StepPhase], count: int) -> list[SlowStep]:
     """The steps that took longest on any accelerator, the longest first."""
-    every = sorted(_candidates(phases, count), key=lambda found: -found.duration_s)
+    every = sorted(_candidates(phases, count), key=lambda slow: -slow.duration_s)
     return every[:count]
 
 
-def _candidates(phases: Sequence[Phase], count: int) -> Iterator[SlowStep]:
+def _candidates(phases: Sequence[StepPhase], count: int) -> Iterator[SlowStep]:
     for phase in phases:
         longest = phase.longest_s
         for step in np.argsort(-longest, kind="stable")[:count].tolist():
@@ -142,21 +142,21 @@ def trace_events(
     Times are microseconds since 1970, or since the epoch's begin where the run's files do not tell.
     """
     phases = phases_of(blocks, barrier=str(result.provenance.get("barrier", "step")))
-    chosen: dict[int, tuple[Phase, set[int]]] = {}
+    chosen: dict[int, tuple[StepPhase, set[int]]] = {}
     for slow in slowest_steps(phases, count):
         chosen.setdefault(id(slow.phase), (slow.phase, set()))[1].add(slow.step)
-    found = [
+    events = [
         {"name": "process_name", "ph": "M", "pid": rank, "tid": 0,
          "args": {"name": f"accelerator {rank}"}}
         for rank in sorted({block.rank for phase, _ in chosen.values() for block in phase.blocks})
     ]  # fmt: skip
     for phase, steps in chosen.values():
         for row in range(len(phase.blocks)):
-            found += _of_accelerator(phase, row, sorted(steps))
-    return [{"id": number, **event} for number, event in enumerate(found)]
+            events += _of_accelerator(phase, row, sorted(steps))
+    return [{"id": number, **event} for number, event in enumerate(events)]
 
 
-def _of_accelerator(phase: Phase, row: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _of_accelerator(phase: StepPhase, row: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
     block = phase.blocks[row]
     origin_s = min((b.start_s for b in phase.blocks if b.start_s is not None), default=0.0)
 

@@ -14,7 +14,7 @@ from headrace.cli.output import Json, Output, Quiet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.bench.compare import Comparison, Row, Verdict
+    from headrace.bench.compare import Comparison, ComparisonRow, ConditionResult
 
 __all__ = ["compare", "report", "trace"]
 
@@ -128,7 +128,7 @@ def compare(
                 {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
             ],
             "conditions": [
-                {"condition": v.condition.written, "found": v.found, "holds": v.holds}
+                {"condition": v.condition.written, "found": v.value, "holds": v.holds}
                 for v in verdicts
             ],
             "failed": failed, "not_mlperf": NOT_MLPERF,
@@ -141,7 +141,9 @@ def compare(
     return exit_codes.FINDING if failed else exit_codes.OK
 
 
-def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence[Verdict]) -> None:
+def _print_comparison(
+    output: Output, comparison: Comparison, verdicts: Sequence[ConditionResult]
+) -> None:
     from headrace.bench.report import with_confidence
 
     cells = [("", "A", "B", "change", "")]
@@ -167,13 +169,13 @@ def _print_comparison(output: Output, comparison: Comparison, verdicts: Sequence
         output.remark(f"note: {what} differs: {left}, {right}")
     for verdict in verdicts:
         held = "holds" if verdict.holds else "does not hold"
-        found = f"{verdict.found:+.2%}" if verdict.condition.change else f"{verdict.found:g}"
+        found = f"{verdict.value:+.2%}" if verdict.condition.change else f"{verdict.value:g}"
         output.line(
             f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {found})"
         )
 
 
-def _change_text(row: Row) -> str:
+def _change_text(row: ComparisonRow) -> str:
     if row.change is None:
         return "from 0"
     told = f"{row.change:+.2%}"
@@ -181,7 +183,7 @@ def _change_text(row: Row) -> str:
     return told if width is None else f"{told} ± {width:.2%}"
 
 
-def _judgement(row: Row) -> str:
+def _judgement(row: ComparisonRow) -> str:
     if row.worse is None:
         return ""
     if row.clear is False:

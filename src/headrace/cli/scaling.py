@@ -13,7 +13,7 @@ from headrace.cli import exit_codes
 from headrace.cli.output import Json, Output, Quiet, plain
 
 if TYPE_CHECKING:
-    from headrace.bench.scaling import ScalingRun, Table
+    from headrace.bench.scaling import ScalingRun, ScalingTable
 
 
 def scaling(
@@ -87,13 +87,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _document(table: Table) -> dict[str, Any]:
+def _document(table: ScalingTable) -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(table)
 
 
-def _write(out: Path, table: Table, title: str) -> None:
+def _write(out: Path, table: ScalingTable, title: str) -> None:
     from headrace.bench.scaling import table_text
     from headrace.bench.scaling_figure import figure_svg
 
@@ -103,7 +103,7 @@ def _write(out: Path, table: Table, title: str) -> None:
     (out / "scaling.txt").write_text(table_text(table), "utf-8")
 
 
-def _print(output: Output, out: Path, table: Table) -> None:
+def _print(output: Output, out: Path, table: ScalingTable) -> None:
     from headrace.bench.scaling import table_text
 
     if output.as_json:

@@ -105,6 +105,34 @@ class Engine(ABC):
         """Give back everything."""
 
 
+class NullEngine(Engine):
+    """Batches are there at once. What is lost with it, the harness loses."""
+
+    name = "null"
+    ahead = True
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+
+    def open(self, split: str, epoch: int, accelerator: int) -> _NullSource:  # noqa: ARG002
+        """Begin an epoch of nothing."""
+        return _NullSource(self._context.plans[split].batch)
+
+
+class _NullSource:
+    def __init__(self, batch: int) -> None:
+        self._delivered = Delivered(batch, 0)
+
+    def next(self) -> Delivered:
+        return self._delivered
+
+    def poll(self) -> Delivered:
+        return self._delivered
+
+    def close(self) -> None:
+        pass
+
+
 def batches_ahead(read_threads: int, prefetch_size: int) -> int:
     """Batches of an accelerator that are read ahead: PyTorch's workers times DLIO's prefetch factor."""
     workers = max(1, read_threads)

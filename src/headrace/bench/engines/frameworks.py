@@ -2,16 +2,6 @@
 
 Both frameworks decode each sample as a training script does, and hand on a tensor of the size that the workload
 asks for, made before, as DLIO does: what is measured is reading and decoding, not resizing.
-
-custom:MODULE:CLASS names a class such as
-
-class MyEngine:
-    def __init__(self, context): ...                      # an EngineContext
-    def open(self, split, epoch, accelerator):            # an iterator of batches
-        for step in range(context.plans[split].steps):
-            indices = context.plans[split].indices(epoch, accelerator, step)
-            yield read(context.paths(split, indices))     # a batch; its `nbytes`, if it has any
-    def close(self): ...                                  # may be missing
 """
 
 from __future__ import annotations
@@ -29,13 +19,63 @@ from headrace.bench.formats import format_of
 from headrace.errors import BenchError, HeadraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headrace.bench.engines.base import EngineContext
 
 
+class _IteratorSource:
+    """Batches of somebody else's iterator."""
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        batch: int,
+        name: str,
+        nbytes: Callable[[Any], int] = lambda _: 0,
+    ) -> None:
+        self._batches: Iterator[Any] | None = batches
+        self._batch, self._name, self._nbytes = batch, name, nbytes
+
+    def next(self) -> Delivered:
+        assert self._batches is not None
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise BenchError(
+                f"{self._name} ended before the epoch did.",
+                next_step="It must give plan.steps batches.",
+            ) from None
+        except HeadraceError:
+            raise
+        except Exception as e:  # of whose many kinds none is special here
+            raise BenchError(f"{self._name} failed: {type(e).__name__}: {e}") from e
+        return Delivered(self._batch, self._nbytes(batch))
+
+    def close(self) -> None:
+        self._batches = None  # ends a framework's workers
+
+
+def _tensor(context: EngineContext) -> np.ndarray[Any, Any]:
+    """What is handed on for each sample."""
+    reader = context.workload.reader
+    shape = reader.transformed_record_dims or context.workload.dataset.resized_shape
+    return np.zeros(shape, reader.transformed_record_element_type)
+
+
+def _read_sample(context: EngineContext, split: str, index: int) -> np.ndarray[Any, Any]:
+    """Opens a sample's file, decodes the sample and closes the file."""
+    file, sample = divmod(index, context.plans[split].samples_per_file)
+    data = context.workload.dataset
+    reader = format_of(data).open_reader(context.files[split][file], data)
+    try:
+        return reader.sample(sample)
+    finally:
+        reader.close()
+
+
 class TorchEngine(Engine):
-    """A DataLoader for each accelerator and epoch.
+    """A DataLoader for each accelerator and epoch: worker processes, prefetch factor, pinning as DLIO's.
 
     Raises:
         BenchError: torch is not installed.
@@ -55,9 +95,8 @@ class TorchEngine(Engine):
         self._torch: Any = torch
         self._context = context
 
-    def open(self, split: str, epoch: int, accelerator: int) -> _LoaderSource:
+    def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
         """Start the workers."""
-        data = torch_utils_data(self._torch)
         reader, plan = self._context.workload.reader, self._context.plans[split]
         workers = reader.read_threads
         options: dict[str, Any] = {}
@@ -67,95 +106,45 @@ class TorchEngine(Engine):
                 "prefetch_factor": factor, "timeout": self._context.deadline_s,
                 "multiprocessing_context": reader.multiprocessing_context,
             }  # fmt: skip
-        loader = data.DataLoader(
+        loader = self._torch.utils.data.DataLoader(
             Samples(self._context, split),
-            batch_sampler=Batches(self._context, split, epoch, accelerator),
+            batch_sampler=(
+                plan.indices(epoch, accelerator, step).tolist() for step in range(plan.steps)
+            ),
             num_workers=workers,
             pin_memory=reader.pin_memory and self._torch.cuda.is_available(),
             **options,
         )
-        return _LoaderSource(iter(loader), plan.batch)
-
-
-def torch_utils_data(torch: Any) -> Any:
-    """The module, which importing torch loads."""
-    return torch.utils.data
+        return _IteratorSource(iter(loader), plan.batch, "the DataLoader")
 
 
 class Samples:
     """A map-style data set over the workload's files; goes to workers by fork or by pickling."""
 
     def __init__(self, context: EngineContext, split: str) -> None:
-        self._data = context.workload.dataset
-        self._plan = context.plans[split]
-        self._files = context.files[split]
+        self._context, self._split = context, split
         self._preprocess = context.workload.reader.preprocess_time
         self._random: np.random.Generator | None = None
-        reader = context.workload.reader
-        shape = reader.transformed_record_dims or self._data.resized_shape
-        self._tensor = np.zeros(shape, reader.transformed_record_element_type)
+        self._tensor = _tensor(context)
 
     def __len__(self) -> int:
-        return self._plan.samples
+        return self._context.plans[self._split].samples
 
     def __getitem__(self, index: int) -> Any:
-        from headrace.bench.formats import format_of
-
-        file, sample = divmod(index, self._plan.samples_per_file)
-        path = self._files[file]
-        reader = format_of(self._data).open_reader(path, self._data)
-        try:
-            reader.sample(sample)
-        finally:
-            reader.close()
-        self._sleep()
-        return self._tensor
-
-    def _sleep(self) -> None:
+        _read_sample(self._context, self._split, index)
         if self._preprocess.mean_s:
-            import time
-
             if self._random is None:
                 self._random = np.random.default_rng()
             time.sleep(float(self._preprocess.draw(self._random, 1)[0]))
-
-
-class Batches:
-    """A batch sampler over the accelerator's plan."""
-
-    def __init__(self, context: EngineContext, split: str, epoch: int, accelerator: int) -> None:
-        self._plan = context.plans[split]
-        self._epoch = epoch
-        self._accelerator = accelerator
-
-    def __len__(self) -> int:
-        return self._plan.steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self._plan.steps):
-            yield self._plan.indices(self._epoch, self._accelerator, step).tolist()
-
-
-class _LoaderSource:
-    def __init__(self, batches: Any, batch: int) -> None:
-        self._batches = batches
-        self._delivered = Delivered(batch, 0)
-
-    def next(self) -> Delivered:
-        try:
-            next(self._batches)
-        except StopIteration:
-            raise BenchError("the DataLoader ended before the epoch did.") from None
-        except (OSError, RuntimeError, ValueError) as e:
-            raise BenchError(f"the DataLoader failed: {e}") from e
-        return self._delivered
-
-    def close(self) -> None:
-        self._batches = None
+        return self._tensor
 
 
 class TensorFlowEngine(Engine):
-    """A tf.data.Dataset for each accelerator and epoch.
+    """A tf.data.Dataset for each accelerator and epoch, as training scripts and DLIO build it.
+
+    TFRecord files are read by tf.data itself: files in the epoch's order, `read_threads` side by side in pieces
+    of `transfer_size`, samples shuffled in a window of `shuffle_size`, parsed by `computation_threads`. Other
+    formats have no reader there: Python reads their samples, `read_threads` at a time, in the plan's order.
 
     Raises:
         BenchError: TensorFlow is not installed.
@@ -165,9 +154,7 @@ class TensorFlowEngine(Engine):
     ahead = False
 
     def __init__(self, context: EngineContext) -> None:
-        os.environ.setdefault(
-            "TF_CPP_MIN_LOG_LEVEL", "2"
-        )  # its log of CPU features, on every start
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its log of CPU features on every start
         try:
             self._tf: Any = importlib.import_module("tensorflow")
         except ModuleNotFoundError as e:
@@ -178,26 +165,25 @@ class TensorFlowEngine(Engine):
         with contextlib.suppress(RuntimeError):  # somebody computes on it already
             self._tf.config.set_visible_devices([], "GPU")  # else it takes all of its memory
         self._context = context
-        reader, data = context.workload.reader, context.workload.dataset
-        shape = reader.transformed_record_dims or data.resized_shape
-        self._tensor = np.zeros(shape, reader.transformed_record_element_type)
+        self._tensor = _tensor(context)
 
-    def open(self, split: str, epoch: int, accelerator: int) -> _DatasetSource:
+    def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
         """Start tf.data's threads."""
         plan, reader = self._context.plans[split], self._context.workload.reader
         records = self._context.workload.dataset.format == "tfrecord"
         lengths = self._records if records else self._samples
-        dataset = lengths(split, epoch, accelerator)
         tensor = self._tf.constant(self._tensor)
         sleep = self._preprocess(epoch, accelerator)
-        parallel = max(1, reader.computation_threads)
-        dataset = dataset.map(
-            lambda length: (tensor, sleep(length)), num_parallel_calls=parallel, deterministic=True
-        )
+        dataset = lengths(split, epoch, accelerator).map(
+            lambda length: (tensor, sleep(length)),
+            num_parallel_calls=max(1, reader.computation_threads), deterministic=True,
+        )  # fmt: skip
         dataset = dataset.batch(plan.batch, drop_remainder=True)
         if reader.prefetch_size:
             dataset = dataset.prefetch(reader.prefetch_size)
-        return _DatasetSource(iter(dataset), plan.batch)
+        return _IteratorSource(
+            iter(dataset), plan.batch, "tf.data", lambda batch: int(batch[1].numpy().sum())
+        )
 
     def _records(self, split: str, epoch: int, accelerator: int) -> Any:
         """Lengths of samples as tf.data reads them from this accelerator's TFRecord files, without end."""
@@ -206,11 +192,10 @@ class TensorFlowEngine(Engine):
         key = (plan.seed, epoch if plan.new_order else 0)
         if reader.file_shuffle != "off":
             np.random.default_rng(key).shuffle(paths)
-        mine = paths[accelerator :: plan.accelerators]
         shared = len(paths) < plan.accelerators  # then each reads every file, and keeps its part
-        files = tf.data.Dataset.from_tensor_slices(paths if shared else mine)
-        threads = max(1, min(reader.read_threads, len(paths if shared else mine)))
-        dataset = files.interleave(
+        own = paths if shared else paths[accelerator :: plan.accelerators]
+        threads = max(1, min(reader.read_threads, len(own)))
+        dataset = tf.data.Dataset.from_tensor_slices(own).interleave(
             lambda path: tf.data.TFRecordDataset(path, buffer_size=reader.transfer_size),
             cycle_length=threads, num_parallel_calls=threads, deterministic=True,
         )  # fmt: skip
@@ -227,19 +212,12 @@ class TensorFlowEngine(Engine):
     def _samples(self, split: str, epoch: int, accelerator: int) -> Any:
         """Lengths of the samples that the plan gives this accelerator, read by Python."""
         tf, plan = self._tf, self._context.plans[split]
-        data, files = self._context.workload.dataset, self._context.files[split]
-        module = format_of(data)
 
         def indices(step: int) -> Any:
             return plan.indices(epoch, accelerator, int(step))
 
         def read(index: int) -> Any:
-            file, sample = divmod(int(index), plan.samples_per_file)
-            reader = module.open_reader(files[file], data)
-            try:
-                return np.int32(reader.sample(sample).nbytes)
-            finally:
-                reader.close()
+            return np.int32(_read_sample(self._context, split, int(index)).nbytes)
 
         def ordered(step: Any) -> Any:
             return tf.ensure_shape(tf.numpy_function(indices, [step], tf.int64), [plan.batch])
@@ -266,26 +244,16 @@ class TensorFlowEngine(Engine):
         return lambda length: tf.ensure_shape(tf.numpy_function(sleep, [length], tf.int32), [])
 
 
-class _DatasetSource:
-    def __init__(self, batches: Any, batch: int) -> None:
-        self._batches = batches
-        self._batch = batch
-
-    def next(self) -> Delivered:
-        try:
-            _, lengths = next(self._batches)
-        except StopIteration:
-            raise BenchError("tf.data ended before the epoch did.") from None
-        except Exception as e:  # tf.errors.OpError, of whose many kinds none is special here
-            raise BenchError(f"tf.data failed: {e}") from e
-        return Delivered(self._batch, int(lengths.numpy().sum()))
-
-    def close(self) -> None:
-        self._batches = None
-
-
 class CustomEngine(Engine):
-    """Runs a class that the user names.
+    """custom:MODULE:CLASS: a class that the user names.
+
+    class MyEngine:
+        def __init__(self, context): ...                      # an EngineContext
+        def open(self, split, epoch, accelerator):            # an iterator of batches
+            for step in range(context.plans[split].steps):
+                indices = context.plans[split].indices(epoch, accelerator, step)
+                yield read(context.paths(split, indices))     # a batch; its `nbytes`, if it has any
+        def close(self): ...                                  # may be missing
 
     Raises:
         BenchError: it cannot be imported or made.
@@ -300,49 +268,32 @@ class CustomEngine(Engine):
         if not module or not name:
             raise BenchError(f"reader.engine is custom:{named}, expected custom:MODULE:CLASS.")
         try:
-            made = getattr(importlib.import_module(module), name)
+            kind = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as e:
             raise BenchError(
                 f"the engine custom:{named} cannot be imported: {e}.",
                 next_step="Its folder must be in PYTHONPATH.",
             ) from e
-        self._engine = self.call(made, context)
+        self._engine = self._call(kind, context)
 
     def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
         """Ask the class for an epoch's batches."""
-        batches = iter(self.call(self._engine.open, split, epoch, accelerator))
-        return _IteratorSource(self, batches, self._context.plans[split].batch)
+        batches = iter(self._call(self._engine.open, split, epoch, accelerator))
+        return _IteratorSource(
+            batches, self._context.plans[split].batch, f"the engine {self.name}",
+            lambda batch: int(getattr(batch, "nbytes", 0)),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the class's object, if it can be."""
         if hasattr(self._engine, "close"):
-            self.call(self._engine.close)
+            self._call(self._engine.close)
 
-    def call(self, function: Any, *arguments: Any) -> Any:
+    def _call(self, function: Any, *arguments: Any) -> Any:
         """Call the user's code; what it raises becomes a BenchError that names the engine."""
         try:
             return function(*arguments)
-        except (HeadraceError, StopIteration):
+        except HeadraceError:
             raise
         except Exception as e:
             raise BenchError(f"the engine {self.name} failed: {type(e).__name__}: {e}") from e
-
-
-class _IteratorSource:
-    def __init__(self, engine: CustomEngine, batches: Iterator[Any], batch: int) -> None:
-        self._engine = engine
-        self._batches = batches
-        self._batch = batch
-
-    def next(self) -> Delivered:
-        try:
-            batch = self._engine.call(next, self._batches)
-        except StopIteration:
-            raise BenchError(
-                f"the engine {self._engine.name} ended before the epoch did.",
-                next_step="It must give plan.steps batches.",
-            ) from None
-        return Delivered(self._batch, int(getattr(batch, "nbytes", 0)))
-
-    def close(self) -> None:
-        pass

@@ -4,6 +4,8 @@ A batch of whole files reads each file it touches once, whatever the number of i
 samples each is read where it lies: the extents become a sample directory in memory over the data set's own
 files, and batches are read through it as a store's are: sorted, coalesced, by io_uring or threads. Samples that
 can only be had together, as the rows of a Parquet row group or the slices of an npz, are read once for a batch.
+
+One reader serves all accelerators of the process; `read_threads` reads are in flight for each of them.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import heapq
 import os
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
 from dataclasses import replace
 from queue import Empty, Full, Queue
@@ -32,112 +35,141 @@ from headrace.machine.host import available_memory
 from headrace.store.directory import DirectoryColumns, write_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from headrace.bench.engines.base import EngineContext, Source
     from headrace.bench.schema import TimeDistribution
-    from headrace.io.batch_reader import PendingBatch
 
+_READS_IN_FLIGHT_MAX: Final = 1024
+_MEMORY_BYTES_LEAST: Final = 64 << 20
 
-_READS_IN_FLIGHT_MAX = 1024
-_BUFFER_BYTES_LEAST = 64 << 20
-
-_TRIES_AGAIN = 3
+_TRIES_AGAIN: Final = 3
 """How often a batch is read again because a file changed while it was read."""
 
+_GROUPS_MAX: Final = 100_000_000
+"""Above, the directory of extents alone takes gigabytes."""
 
-class FilesEngine(Engine):
+_STOP_CHECK_S: Final = 0.2
+"""How often a waiting thread checks whether it is to end."""
+
+
+class _NativeEngine(Engine):
+    """Batches that are submitted to a native reader some steps ahead."""
+
+    name = "headrace"
+    ahead = True
+
+    def __init__(self, context: EngineContext) -> None:
+        self.context = context
+        reader, data = context.workload.reader, context.workload.dataset
+        self.batches_ahead = batches_ahead(reader.read_threads, reader.prefetch_size)
+        self.reads_in_flight = max(1, reader.read_threads) * context.accelerators
+        batch = max(plan.batch for plan in context.plans.values())
+        self.sample_memory_bytes = (
+            int(data.nominal_bytes * batch * (self.batches_ahead + 1)) * context.accelerators
+        )
+
+    def open(self, split: str, epoch: int, accelerator: int) -> _ReadAheadSource:
+        """Begin to read an epoch."""
+        return _ReadAheadSource(self, split, epoch, accelerator)
+
+    @abstractmethod
+    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+        """Begin to read a batch: its job, and the files that it reads where the reader goes by path."""
+
+    @abstractmethod
+    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:
+        """Wait for a batch: it holds its memory as long as it lives; and when it was there, in ns, or 0.
+
+        Raises:
+            BenchError: it cannot be read.
+        """
+
+    def forget(self, job: Any, paths: list[bytes]) -> None:
+        """Nobody will take a batch."""
+
+
+class _ReadAheadSource:
+    """One accelerator's epoch."""
+
+    def __init__(self, engine: _NativeEngine, split: str, epoch: int, accelerator: int) -> None:
+        self._engine, self._split = engine, split
+        self._epoch, self._accelerator = epoch, accelerator
+        self._plan = engine.context.plans[split]
+        self._submitted = 0
+        self._pending: deque[tuple[Any, list[bytes]]] = deque()
+        self._batch: Any = None
+
+    def ask(self) -> bool:
+        if len(self._pending) == self._engine.batches_ahead or self._submitted == self._plan.steps:
+            return False
+        indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
+        self._pending.append(self._engine.submit(self._split, indices))
+        self._submitted += 1
+        return True
+
+    def _fill(self) -> None:
+        self._batch = None  # the accelerator is done with it: its buffer is used again
+        while self.ask():
+            pass
+
+    def poll(self) -> Delivered | None:
+        self._fill()
+        return self.next() if self._pending[0][0].done else None
+
+    def next(self) -> Delivered:
+        self._fill()
+        self._batch, ready_ns = self._engine.take(self._split, *self._pending.popleft())
+        nbytes = int(self._batch.lengths.sum())
+        # The steady clock is that of time.perf_counter.
+        return Delivered(self._plan.batch, nbytes, ready_ns / 1e9 if ready_ns else None)
+
+    def close(self) -> None:
+        self._batch = None
+        for job, paths in self._pending:
+            self._engine.forget(job, paths)
+        self._pending.clear()
+
+
+class FilesEngine(_NativeEngine):
     """Whole files by path.
 
     Raises:
         BenchError: batches that are read ahead do not fit into memory.
     """
 
-    name = "headrace"
-    ahead = True
-
     def __init__(self, context: EngineContext) -> None:
-        self._context = context
-        data, reader = context.workload.dataset, context.workload.reader
-        self._ahead = batches_ahead(reader.read_threads, reader.prefetch_size)
-        batch = max(plan.batch for plan in context.plans.values())
-        held = int(data.nominal_bytes * data.num_samples_per_file * batch * (self._ahead + 1))
-        needed = held * context.accelerators
+        super().__init__(context)
+        data = context.workload.dataset
+        needed = self.sample_memory_bytes * data.num_samples_per_file
         available = available_memory()
         if needed > available:
             raise BenchError(
-                f"{context.accelerators} accelerators x {self._ahead + 1} batches in memory take "
-                f"{needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB.",
+                f"{context.accelerators} accelerators x {self.batches_ahead + 1} batches in memory "
+                f"take {needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB.",
                 next_step="Lower reader.prefetch_size, reader.read_threads or the accelerators.",
             )
         simulate = context.simulate
-        model = getattr(simulate, "model", None) if simulate is not None else None
+        model = getattr(simulate, "model", None)
         if simulate is not None and not isinstance(model, _native.SlowModel):
             model = simulation_of(simulate).model()
         self._reader = _native.FileReader(
-            reads_in_flight=min(
-                _READS_IN_FLIGHT_MAX, max(1, reader.read_threads) * context.accelerators
-            ),
-            buffer_bytes=max(_BUFFER_BYTES_LEAST, int(needed * 1.25)),
-            cold="direct" if reader.odirect else "fill",
+            reads_in_flight=min(_READS_IN_FLIGHT_MAX, self.reads_in_flight),
+            buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25)),
+            cold="direct" if context.workload.reader.odirect else "fill",
             simulate=model,
             simulated_roots=[] if model is None else [os.path.realpath(data.data_folder)],
         )
 
-    def open(self, split: str, epoch: int, accelerator: int) -> _FilesSource:
-        """Begin to read an epoch."""
-        return _FilesSource(self._reader, self._context, (split, epoch, accelerator), self._ahead)
+    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+        """Begin to read the files of samples."""
+        paths = self.context.paths(split, indices)
+        return self._reader.submit(paths), paths
 
-    def figures(self) -> dict[str, Any]:
-        """The native reader's own figures."""
-        stats = self._reader.stats()
-        return {
-            name: stats[name]
-            for name in ("reads", "bytes", "failures", "busy_s", "bytes_by_tier", "latency_us")
-        }
-
-    def close(self) -> None:
-        """End the threads."""
-        self._reader.close()
-
-
-class _FilesSource:
-    def __init__(
-        self,
-        reader: _native.FileReader,
-        context: EngineContext,
-        what: tuple[str, int, int],
-        ahead: int,
-    ) -> None:
-        self._reader = reader
-        self._context = context
-        self._split, self._epoch, self._accelerator = what
-        self._plan = context.plans[self._split]
-        self._submitted = 0
-        self._jobs: deque[tuple[list[bytes], _native.FileJob]] = deque()
-        self._ahead = ahead
-        self._batch: _native.FileBatch | None = None
-
-    def ask(self) -> bool:
-        if len(self._jobs) == self._ahead or self._submitted == self._plan.steps:
-            return False
-        indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
-        paths = self._context.paths(self._split, indices)
-        self._jobs.append((paths, self._reader.submit(paths)))
-        self._submitted += 1
-        return True
-
-    def poll(self) -> Delivered | None:
-        self._batch = None
-        while self.ask():
-            pass
-        return self.next() if self._jobs[0][1].done else None
-
-    def next(self) -> Delivered:
-        self._batch = None  # the accelerator is done with it: its buffer is used again
-        while self.ask():
-            pass
-        paths, job = self._jobs.popleft()
+    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+        """Wait for a batch; one whose files changed meanwhile is read again."""
         batch = self._wait(paths, job)
         for _ in range(_TRIES_AGAIN):
             if not (batch.errors == errno.ESTALE).any():
@@ -154,201 +186,164 @@ class _FilesSource:
                 next_step="The data set is not whole: generate it again "
                 "(++workload.workflow.generate_data=True).",
             )
-        self._batch = batch
-        # The steady clock is that of time.perf_counter.
-        at_s = batch.ready_ns / 1e9 if batch.ready_ns else None
-        return Delivered(self._plan.batch, int(batch.lengths.sum()), at_s)
+        return batch, batch.ready_ns
 
     def _wait(self, paths: list[bytes], job: _native.FileJob) -> _native.FileBatch:
-        until = time.monotonic() + self._context.deadline_s
+        until = time.monotonic() + self.context.deadline_s
         while (batch := job.wait(min(1.0, max(0.0, until - time.monotonic())))) is None:
             if time.monotonic() >= until:
                 raise BenchError(
                     f"a batch of {len(paths)} files, the first of them {os.fsdecode(paths[0])}, was not "
-                    f"read within {self._context.deadline_s:g} s."
+                    f"read within {self.context.deadline_s:g} s."
                 )
         return batch
 
+    def forget(self, job: _native.FileJob, paths: list[bytes]) -> None:
+        """Reads that have not begun are left out."""
+        for number in range(len(paths)):
+            job.forget(number)
+
+    def figures(self) -> dict[str, Any]:
+        """The native reader's own figures."""
+        stats = self._reader.stats()
+        names = ("reads", "bytes", "failures", "busy_s", "bytes_by_tier", "latency_us")
+        return {name: stats[name] for name in names}
+
     def close(self) -> None:
-        self._batch = None
-        for paths, job in self._jobs:
-            for number in range(len(paths)):
-                job.forget(number)
-        self._jobs.clear()
+        """End the threads."""
+        self._reader.close()
 
 
-_GROUPS_MAX: Final = 100_000_000
-"""Above, the directory of places alone takes gigabytes."""
+def extents_reader(
+    paths: Sequence[str],
+    volume: NDArray[Any],
+    offset: NDArray[Any],
+    length: NDArray[Any],
+    *,
+    options: ReaderOptions,
+    first: NDArray[np.int64] | None = None,
+) -> tuple[BatchReader, _native.Catalog]:
+    """A reader of samples by number, over a sample directory in memory.
+
+    Args:
+        paths: the files.
+        volume: of each extent, the number of its file.
+        offset: of each extent, in its file.
+        length: of each extent.
+        options: how it reads.
+        first: (samples + 1,) where each sample's extents begin; not given, each has one.
+    """
+    firsts = np.arange(len(offset) + 1) if first is None else first
+    samples, extents = len(firsts) - 1, int(firsts[-1])
+    parts = np.arange(extents) - np.repeat(firsts[:-1], np.diff(firsts))
+    most = int(parts.max(initial=0)) + 1
+    names = np.char.mod("%010d", np.arange(samples)).astype("S10")
+    columns = DirectoryColumns(
+        names=names.view(np.uint8).reshape(-1),
+        name_offsets=np.arange(samples + 1, dtype=np.uint64) * 10,
+        volume=volume.astype(np.uint32),
+        offset=offset.astype(np.uint64),
+        length=length.astype(np.uint64),
+        first_extent=None if most == 1 else firsts.astype(np.uint64),
+        part=None if most == 1 else parts.astype(np.uint32),
+        part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
+    )
+    fd = os.memfd_create("headrace-bench", os.MFD_CLOEXEC)
+    try:
+        write_directory(columns, fd)
+        directory = _native.Directory.from_fd(fd, "the extents of a benchmark's samples")
+    finally:
+        os.close(fd)
+    volumes = [("file", os.fsencode(path), os.stat(path).st_size, -1) for path in paths]
+    catalog = _native.Catalog([(directory, volumes)])
+    return BatchReader(catalog, range(len(catalog.part_names)), options), catalog
 
 
-class _Places:
-    """Where the samples of a split lie, and what reads them."""
+class ExtentsEngine(_NativeEngine):
+    """Samples by their extents.
 
-    def __init__(self, context: EngineContext, split: str, options: ReaderOptions) -> None:
-        self._paths = context.files[split]
-        columns, self.group_of = self._columns(context)
-        fd = os.memfd_create("headrace-bench", os.MFD_CLOEXEC)
-        try:
-            write_directory(columns, fd)
-            directory = _native.Directory.from_fd(fd, f"the places of {split} samples")
-        finally:
-            os.close(fd)
-        volumes = [("file", os.fsencode(path), os.stat(path).st_size, -1) for path in self._paths]
-        self._catalog = _native.Catalog([(directory, volumes)])
-        parts = range(len(self._catalog.part_names))
-        self.reader = BatchReader(self._catalog, parts, options)
+    Raises:
+        BenchError: the samples are too many.
+        SourceError: a file is not of its format.
+    """
 
-    def failure(self, batch: _native.Batch) -> BenchError:
-        """What went wrong with a batch."""
-        first = self._catalog.failures(batch)[0]
-        path = self._paths[int(first.get("volume", 0))] if "volume" in first else ""
-        told = {key: value for key, value in first.items() if value not in (None, "")}
-        return BenchError(
-            f"a sample{' of ' + path if path else ''} cannot be read: {told}.",
-            path=path or None,
-            next_step="The data set is not whole: generate it again.",
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
+        self._options = ReaderOptions(
+            direct="always" if context.workload.reader.odirect else "auto",
+            reads_in_flight=self.reads_in_flight,
+            budget_bytes=max(_MEMORY_BYTES_LEAST, int(self.sample_memory_bytes * 1.25)),
+            verify=False,  # foreign files have no checksums of ours
+            deadline_s=context.deadline_s,
+            simulate=context.simulate,
         )
+        self._readers = {split: self._open(split) for split in context.plans}
 
-    def _columns(self, context: EngineContext) -> tuple[DirectoryColumns, NDArray[np.int64]]:
-        """The directory of groups, and each sample's group."""
-        module, data = format_of(context.workload.dataset), context.workload.dataset
+    def _open(self, split: str) -> tuple[BatchReader, _native.Catalog, NDArray[np.int64]]:
+        """A split's reader, and each sample's group: what can only be had together is one."""
+        data, paths = self.context.workload.dataset, self.context.files[split]
         groups, volume, offset, length, counts = [], [], [], [], []
         total = 0
-        for number, path in enumerate(self._paths):
-            found = module.sample_extents(path, data)
-            groups.append(found.group + total)
-            sizes = np.diff(found.first)
-            total += len(sizes)
+        for number, path in enumerate(paths):
+            extents = format_of(data).sample_extents(path, data)
+            groups.append(extents.group + total)
+            counts.append(np.diff(extents.first))
+            total += len(counts[-1])
             if total > _GROUPS_MAX:
                 raise BenchError(
                     f"the data set has more than {_GROUPS_MAX:,} samples, too many for the engine "
                     "headrace.",
                     next_step="Use fewer files.",
                 )
-            counts.append(sizes)
-            volume.append(np.full(len(found.offset), number, np.uint32))
-            offset.append(found.offset)
-            length.append(found.length)
-        firsts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-        extents = int(firsts[-1])
-        parts = np.arange(extents) - np.repeat(firsts[:-1], np.diff(firsts))
-        names = np.char.mod("%010d", np.arange(total)).astype("S10")
-        most = int(parts.max(initial=0)) + 1
-        columns = DirectoryColumns(
-            names=names.view(np.uint8).reshape(-1),
-            name_offsets=np.arange(total + 1, dtype=np.uint64) * 10,
-            volume=np.concatenate(volume), offset=np.concatenate(offset).astype(np.uint64),
-            length=np.concatenate(length).astype(np.uint64),
-            first_extent=None if most == 1 else firsts.astype(np.uint64),
-            part=None if most == 1 else parts.astype(np.uint32),
-            part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
+            volume.append(np.full(len(extents.offset), number, np.uint32))
+            offset.append(extents.offset)
+            length.append(extents.length)
+        reader, catalog = extents_reader(
+            paths, np.concatenate(volume), np.concatenate(offset), np.concatenate(length),
+            options=self._options,
+            first=np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
         )  # fmt: skip
-        return columns, np.concatenate(groups)
+        return reader, catalog, np.concatenate(groups)
 
+    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+        """Begin to read the groups of samples, each once."""
+        reader, _, group_of = self._readers[split]
+        return reader.submit(np.unique(group_of[indices])), []
 
-class ExtentsEngine(Engine):
-    """Samples by their places.
-
-    Raises:
-        BenchError: the places are too many.
-        SourceError: a file is not of its format.
-    """
-
-    name = "headrace"
-    ahead = True
-
-    def __init__(self, context: EngineContext) -> None:
-        self._context = context
-        reader, data = context.workload.reader, context.workload.dataset
-        self._ahead = batches_ahead(reader.read_threads, reader.prefetch_size)
-        batch = max(plan.batch for plan in context.plans.values())
-        held = int(data.nominal_bytes * batch * (self._ahead + 1)) * context.accelerators
-        options = ReaderOptions(
-            direct="always" if reader.odirect else "auto",
-            reads_in_flight=max(1, reader.read_threads) * context.accelerators,
-            budget_bytes=max(_BUFFER_BYTES_LEAST, int(held * 1.25)),
-            verify=False,  # foreign files have no checksums of ours
-            deadline_s=context.deadline_s,
-            simulate=context.simulate,
+    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+        """Wait for a batch."""
+        batch = job.take()
+        if not batch.failed:
+            return batch, batch.ready_ns
+        failure = self._readers[split][1].failures(batch)[0]
+        path = self.context.files[split][int(failure["volume"])] if "volume" in failure else ""
+        known = {key: value for key, value in failure.items() if value not in (None, "")}
+        raise BenchError(
+            f"a sample{' of ' + path if path else ''} cannot be read: {known}.",
+            path=path or None,
+            next_step="The data set is not whole: generate it again.",
         )
-        self._places = {split: _Places(context, split, options) for split in context.plans}
-
-    def open(self, split: str, epoch: int, accelerator: int) -> _ExtentsSource:
-        """Begin to read an epoch."""
-        places = self._places[split]
-        return _ExtentsSource(places, self._context, (split, epoch, accelerator), self._ahead)
 
     def figures(self) -> dict[str, Any]:
         """The native readers' own figures, by split."""
+        names = ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us")
         return {
-            split: {
-                name: value
-                for name, value in places.reader.stats().items()
-                if name in ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us")
-            }
-            | {"engine": places.reader.engine[0]}
-            for split, places in self._places.items()
+            split: {name: value for name, value in reader.stats().items() if name in names}
+            | {"engine": reader.engine[0]}
+            for split, (reader, _, _) in self._readers.items()
         }
 
     def close(self) -> None:
         """End the threads."""
-        for places in self._places.values():
-            places.reader.close()
-
-
-class _ExtentsSource:
-    def __init__(
-        self, places: _Places, context: EngineContext, what: tuple[str, int, int], ahead: int
-    ) -> None:
-        self._places = places
-        split, self._epoch, self._accelerator = what
-        self._plan = context.plans[split]
-        self._ahead = ahead
-        self._submitted = 0
-        self._pending: deque[PendingBatch] = deque()
-        self._batch: _native.Batch | None = None
-
-    def ask(self) -> bool:
-        if len(self._pending) == self._ahead or self._submitted == self._plan.steps:
-            return False
-        indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
-        groups = np.unique(self._places.group_of[indices])
-        self._pending.append(self._places.reader.submit(groups))
-        self._submitted += 1
-        return True
-
-    def poll(self) -> Delivered | None:
-        self._batch = None
-        while self.ask():
-            pass
-        return self.next() if self._pending[0].done else None
-
-    def next(self) -> Delivered:
-        self._batch = None  # the accelerator is done with it: its buffer is used again
-        while self.ask():
-            pass
-        batch = self._pending.popleft().take()
-        if batch.failed:
-            raise self._places.failure(batch)
-        self._batch = batch
-        # The steady clock is that of time.perf_counter.
-        return Delivered(self._plan.batch, int(batch.lengths.sum()), batch.ready_ns / 1e9)
-
-    def close(self) -> None:
-        self._batch = None
-        self._pending.clear()
-
-
-_LOOKS_S = 0.2
-"""How often a waiting thread looks whether it is to end."""
+        for reader, _, _ in self._readers.values():
+            reader.close()
 
 
 class PreprocessingEngine(Engine):
-    """Another engine, whose samples are preprocessed.
+    """Another engine, whose samples are preprocessed (`reader.preprocess_time`) between reading and training.
 
-    Args:
-        engine: what reads.
-        context: what for.
+    As a framework's loader does it: each of `read_threads` workers takes a batch when it is free, works on its
+    samples one after the other, and batches are handed on in order. The work is waiting, as in DLIO.
     """
 
     ahead = True
@@ -359,8 +354,7 @@ class PreprocessingEngine(Engine):
 
     def open(self, split: str, epoch: int, accelerator: int) -> _Preprocessed:
         """Begin to read and to preprocess an epoch."""
-        reader = self._context.workload.reader
-        plan = self._context.plans[split]
+        reader, plan = self._context.workload.reader, self._context.plans[split]
         source = self._engine.open(split, epoch, accelerator)
         random = np.random.default_rng((plan.seed, epoch, accelerator, 1))
         workers = max(1, reader.read_threads)
@@ -401,9 +395,8 @@ class _Preprocessed:
                 if self._stop.wait(max(0.0, free[0] - time.perf_counter())):
                     return
                 batch = self._source.next()
-                ready_s = time.perf_counter() + float(
-                    self._times.draw(self._random, batch.samples).sum()
-                )
+                seconds = float(self._times.draw(self._random, batch.samples).sum())
+                ready_s = time.perf_counter() + seconds
                 heapq.heapreplace(free, ready_s)
                 if not self._put(ready_s, batch):
                     return
@@ -413,7 +406,7 @@ class _Preprocessed:
     def _put(self, ready_s: float, batch: Delivered | BaseException) -> bool:
         while not self._stop.is_set():
             try:
-                self._done.put((ready_s, batch), timeout=_LOOKS_S)
+                self._done.put((ready_s, batch), timeout=_STOP_CHECK_S)
             except Full:
                 continue
             return True
@@ -422,7 +415,7 @@ class _Preprocessed:
     def next(self) -> Delivered:
         while True:
             try:
-                ready_s, batch = self._done.get(timeout=_LOOKS_S)
+                ready_s, batch = self._done.get(timeout=_STOP_CHECK_S)
                 break
             except Empty:
                 continue

@@ -1,32 +1,52 @@
-"""The formats of data sets, one file each: how they are written, and where their samples lie."""
+"""The formats of data sets: how each is written, and where its samples lie.
+
+* base: what a format is
+* arrays: npy, npz, csv, indexed_binary, recorded and synthetic files
+* images: jpeg and png
+* records: tfrecord, parquet and hdf5
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from headrace.bench.formats.base import FileJob, FormatModule, Reader, SampleExtents
+from headrace.bench.formats.arrays import Csv, IndexedBinary, Npy, Npz, RecordedFiles, Synthetic
+from headrace.bench.formats.base import FileJob, Format, SampleExtents, SampleReader, bad_file
+from headrace.bench.formats.images import Jpeg, Png
+from headrace.bench.formats.records import Hdf5, Parquet, TFRecord
 
 if TYPE_CHECKING:
     from headrace import _native
     from headrace.bench.dataset import DatasetSpec
 
-__all__ = ["FileJob", "FormatModule", "Reader", "SampleExtents", "format_of", "layout_of"]
+__all__ = [
+    "FileJob",
+    "Format",
+    "SampleExtents",
+    "SampleReader",
+    "bad_file",
+    "format_of",
+    "layout_of",
+]
+
+_RECORDED = RecordedFiles()
+_FORMATS: dict[str, Format] = {
+    "csv": Csv(), "hdf5": Hdf5(), "indexed_binary": IndexedBinary(), "jpeg": Jpeg(),
+    "mmap_indexed_binary": IndexedBinary(), "npy": Npy(), "npz": Npz(), "parquet": Parquet(),
+    "png": Png(), "synthetic": Synthetic(), "tfrecord": TFRecord(),
+}  # fmt: skip
 
 
-def format_of(spec: DatasetSpec) -> FormatModule:
-    """The module that writes and reads a data set's files. Optional libraries are imported on use."""
-    name = "recorded" if spec.requests is not None else spec.format.removeprefix("mmap_")
-    return cast("FormatModule", importlib.import_module(f"headrace.bench.formats.{name}"))
+def format_of(spec: DatasetSpec) -> Format:
+    """What writes and reads a data set's files."""
+    return _RECORDED if spec.requests is not None else _FORMATS[spec.format]
 
 
 def layout_of(spec: DatasetSpec, shape: tuple[int, ...]) -> _native.FileLayout | None:
-    """What a file with samples of this shape consists of; None where only a library can write the format.
+    """What a file consists of, for native code; None where only a library can write it.
 
     Raises:
         SourceError: the format cannot hold such samples.
     """
-    layout = getattr(format_of(spec), "layout", None)
-    if layout is None or spec.compression != "none":
-        return None
-    return cast("_native.FileLayout", layout(spec, shape).native())
+    layout = format_of(spec).layout(spec, shape) if spec.compression == "none" else None
+    return None if layout is None else layout.native()

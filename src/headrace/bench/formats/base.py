@@ -1,16 +1,18 @@
-"""What a format is: how a file is written, and where a sample's bytes lie in it."""
+"""What a format is: how a file is written, where a sample's bytes lie in it, and how it is decoded."""
 
 from __future__ import annotations
 
 import importlib
 import math
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from headrace.bench.content import write_layout
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -18,20 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.content import Content, Stream
+    from headrace.bench.content import Content, FileLayout, Stream
     from headrace.bench.dataset import DatasetSpec, Split
     from headrace.store.output_file import OutputFile
-
-__all__ = [
-    "FileJob",
-    "FormatModule",
-    "Reader",
-    "SampleExtents",
-    "bad_file",
-    "extra",
-    "no_seek",
-    "whole_file",
-]
 
 
 @dataclass(frozen=True)
@@ -65,9 +56,9 @@ class FileJob:
         """Of one sample, as an array."""
         return math.prod(self.shape) * self.spec.dtype.itemsize
 
-    def stream(self) -> Stream:
-        """Its content, from the beginning."""
-        return self.content.stream(self.number)
+    def stream(self, part: int = 0) -> Stream:
+        """Its content from the beginning; each part of a file has other bytes."""
+        return self.content.stream(self.number + (part << 48))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +76,20 @@ class SampleExtents:
     length: NDArray[np.int64]
 
     @classmethod
-    def each(cls, offset: NDArray[Any], length: NDArray[Any]) -> SampleExtents:
+    def of_groups(cls, group: Any, first: Any, offset: Any, length: Any) -> SampleExtents:
+        """From sequences of numbers."""
+        return cls(*(np.asarray(values, np.int64) for values in (group, first, offset, length)))
+
+    @classmethod
+    def each(cls, offset: Any, length: Any) -> SampleExtents:
         """One extent for each sample."""
         count = len(offset)
-        return cls(
-            np.arange(count, dtype=np.int64),
-            np.arange(count + 1, dtype=np.int64),
-            np.asarray(offset, np.int64),
-            np.asarray(length, np.int64),
-        )
+        return cls.of_groups(np.arange(count), np.arange(count + 1), offset, length)
 
     @classmethod
     def shared(cls, samples: int, offset: int, length: int) -> SampleExtents:
         """One extent for all samples."""
-        return cls(
-            np.zeros(samples, np.int64),
-            np.array([0, 1], np.int64),
-            np.array([offset], np.int64),
-            np.array([length], np.int64),
-        )
+        return cls.of_groups(np.zeros(samples), [0, 1], [offset], [length])
 
     def of(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets and lengths of what must be read for a sample."""
@@ -112,44 +98,67 @@ class SampleExtents:
         return self.offset[part], self.length[part]
 
 
-class Reader(Protocol):
+class SampleReader(ABC):
     """An open file of samples."""
 
+    @abstractmethod
     def sample(self, index: int) -> NDArray[Any]:
         """A decoded sample."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - many have nothing open
         """Gives back what is open."""
-        ...
 
 
-class FormatModule(Protocol):
-    """What each module of this package has."""
+class ArrayReader(SampleReader):
+    """Samples of an array in memory, along one of its axes."""
+
+    def __init__(self, array: NDArray[Any], axis: int = 0) -> None:
+        self._array = np.moveaxis(array, axis, 0)
+
+    def sample(self, index: int) -> NDArray[Any]:
+        """A slice."""
+        values: NDArray[Any] = self._array[index]
+        return values
+
+
+class Format(ABC):
+    """A format of data sets. Optional libraries are imported on use."""
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout | None:  # noqa: ARG002
+        """What an uncompressed file with samples of this shape consists of, for native code.
+
+        None where only a library can write the format, by `write`.
+
+        Raises:
+            SourceError: the format cannot hold such samples.
+        """
+        return None
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes.
+        """Writes a file's bytes; files that have a layout are the same by native code."""
+        layout = self.layout(job.spec, job.shape)
+        assert layout is not None
+        write_layout(out, layout, job.stream())
 
-        Formats whose files are text around noise have a `layout(spec, shape)`, too, from which native
-        code writes the same bytes.
-        """
-        ...
+    def write_indices(self, job: FileJob) -> None:  # noqa: B027 - most have nothing there
+        """Writes what lies beside a file; it is there before the file is."""
 
     def file_bytes(self, spec: DatasetSpec, shape: tuple[int, ...]) -> int | None:
         """Size of the finished file; None where only writing it can tell."""
-        ...
+        layout = self.layout(spec, shape) if spec.compression == "none" else None
+        return None if layout is None else layout.nbytes
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
-        """Where the samples of a file lie, without reading them."""
-        ...
+        """Where the samples of a file lie, without reading them: all of the file, for each of them."""
+        return SampleExtents.shared(spec.num_samples_per_file, 0, os.stat(path).st_size)
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> Reader:
+    @abstractmethod
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
         """Opens a file to decode samples."""
-        ...
 
 
-def extra(module: str, what: str, extra_name: str) -> ModuleType:
-    """Imports an optional library.
+def import_library(module: str, purpose: str) -> ModuleType:
+    """Imports a library of the extra `bench`.
 
     Raises:
         SourceError: it is not installed; says how to install it.
@@ -159,8 +168,8 @@ def extra(module: str, what: str, extra_name: str) -> ModuleType:
     except ImportError as e:
         name = module.partition(".")[0]
         raise SourceError(
-            f"{what} needs {name}, which is not installed.",
-            next_step=f"pip install 'headrace[{extra_name}]'",
+            f"{purpose} needs {name}, which is not installed.",
+            next_step="pip install 'headrace[bench]'",
         ) from e
 
 
@@ -172,11 +181,6 @@ def bad_file(path: str, what: str, found: object, expected: object, offset: int 
         offset_bytes=offset,
         next_step="Generate the data set again, or correct the workload's dataset section.",
     )
-
-
-def whole_file(path: str, spec: DatasetSpec) -> SampleExtents:
-    """All of a file, for each of its samples."""
-    return SampleExtents.shared(spec.num_samples_per_file, 0, os.stat(path).st_size)
 
 
 class _NoSeek:

@@ -1,0 +1,448 @@
+"""Formats of plain arrays: npy, npz, csv, indexed_binary; and files of a record, and synthetic ones."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import math
+import os
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from headrace.bench.content import (
+    BEGIN,
+    END,
+    Checksum,
+    FileLayout,
+    PieceRun,
+    noise,
+    text,
+    write_layout,
+)
+from headrace.bench.formats.base import (
+    ArrayReader,
+    Format,
+    SampleExtents,
+    SampleReader,
+    bad_file,
+    no_seek,
+)
+from headrace.bench.replay import replay_of
+from headrace.store.output_file import OutputFile, WriteBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.bench.dataset import DatasetSpec
+    from headrace.bench.formats.base import FileJob
+
+
+def _file_sample_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int:
+    """Bytes of all samples of a file."""
+    return math.prod(shape) * spec.dtype.itemsize * spec.num_samples_per_file
+
+
+# -- npy and npz -------------------------------------------------------------------------------------
+
+
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The header of an array in C order."""
+    header = io.BytesIO()
+    npy_format.write_array_header_1_0(
+        header, {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
+
+
+def _read_npy_header(
+    f: IO[bytes], path: str, spec: DatasetSpec
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array whose header the file is at; refuses another number of samples."""
+    try:
+        version = npy_format.read_magic(f)
+        if version not in ((1, 0), (2, 0)):
+            raise bad_file(path, "the npy version", version, "1.0 or 2.0")
+        read = (
+            npy_format.read_array_header_1_0
+            if version == (1, 0)
+            else npy_format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(f)
+    except ValueError as e:
+        raise bad_file(path, "the npy header", e, "one that numpy.save writes") from e
+    if fortran and len(shape) > 1:
+        raise bad_file(path, "the array", "in Fortran order", "C order")
+    if dtype.hasobject:
+        raise bad_file(path, "the array's type", "object", "a plain type")
+    _check_samples(path, shape, spec)
+    return shape, dtype
+
+
+def _check_samples(path: str, shape: tuple[int, ...], spec: DatasetSpec) -> None:
+    samples = spec.num_samples_per_file
+    if not shape or shape[-1] != samples:
+        raise bad_file(path, "the array's shape", shape, f"{samples} samples on the last axis")
+
+
+class Npy(Format):
+    """One array, its last axis the samples, as DLIO writes it.
+
+    The samples of a file are interleaved byte by byte, so that one of them can only be had with all others.
+    """
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
+        """A header and noise."""
+        head = _npy_header((*shape, spec.num_samples_per_file), spec.dtype)
+        return FileLayout((PieceRun(1, (text(head), noise(_file_sample_bytes(spec, shape)))),))
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """All of the array."""
+        with open(path, "rb") as f:
+            shape, dtype = _read_npy_header(f, path, spec)
+            at, size = f.tell(), math.prod(shape) * dtype.itemsize
+            if os.fstat(f.fileno()).st_size < at + size:
+                raise bad_file(path, "the file's size", os.fstat(f.fileno()).st_size, at + size)
+        return SampleExtents.shared(spec.num_samples_per_file, at, size)
+
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+        """Reads the file."""
+        with open(path, "rb") as f:
+            shape, dtype = _read_npy_header(f, path, spec)
+            data = np.fromfile(f, dtype)
+        if data.size != math.prod(shape):
+            raise bad_file(path, "the number of elements", data.size, math.prod(shape))
+        return ArrayReader(data.reshape(shape), axis=-1)
+
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_FULL = 0xFFFFFFFF
+_VERSION = 45
+_DATE = 1 << 5 | 1
+"""1980-01-01, zip's first day: the same files whenever they are made."""
+_LOCAL_CRC_AT, _CENTRAL_CRC_AT = 14, 16
+"""Where the CRC is, in a member's local and central header."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A stored file of a zip archive, in zip64's form, as numpy's are: headers have one size."""
+
+    name: bytes
+    size: int
+    crc: int
+    """0 where it is not known before."""
+    offset: int
+
+    def local(self) -> bytes:
+        extra = struct.pack("<HH2Q", 1, 16, self.size, self.size)
+        head = _LOCAL.pack(
+            b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, self.crc, _FULL, _FULL,
+            len(self.name), len(extra),
+        )  # fmt: skip
+        return head + self.name + extra
+
+    def central(self) -> bytes:
+        extra = struct.pack("<HH3Q", 1, 24, self.size, self.size, self.offset)
+        head = _CENTRAL.pack(
+            b"PK\x01\x02", 3 << 8 | _VERSION, _VERSION, 0, 0, 0, _DATE, self.crc, _FULL, _FULL,
+            len(self.name), len(extra), 0, 0, 0, 0o600 << 16, _FULL,
+        )  # fmt: skip
+        return head + self.name + extra
+
+
+def _zip_end(begin: int, members: tuple[_Member, ...]) -> bytes:
+    """What follows the members' directory, which begins at `begin`."""
+    size, count = sum(len(m.central()) for m in members), len(members)
+    return (
+        struct.pack(
+            "<4sQ2H2L4Q", b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, begin
+        )
+        + struct.pack("<4sLQL", b"PK\x06\x07", 0, begin + size, 1)
+        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count, count, size, _FULL, 0)
+    )
+
+
+class Npz(Format):
+    """A zip of `x.npy`, the samples on its last axis, and `y.npy`, their labels (0), as DLIO writes it."""
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
+        """Of a file that is not compressed."""
+        head, labels = self._head_and_labels(spec, shape)
+        size = _file_sample_bytes(spec, shape)
+        x = _Member(b"x.npy", len(head) + size, 0, 0)
+        y = _Member(b"y.npy", len(labels), zlib.crc32(labels), len(x.local()) + x.size)
+        directory = y.offset + len(y.local()) + y.size
+        end = x.central() + y.central() + _zip_end(directory, (x, y))
+        pieces = (
+            text(x.local()), BEGIN, text(head), noise(size), END, text(y.local() + labels + end),
+        )  # fmt: skip
+        patches = (_LOCAL_CRC_AT, directory + _CENTRAL_CRC_AT)
+        return FileLayout((PieceRun(1, pieces),), Checksum.ZIP, patches)
+
+    @staticmethod
+    def _head_and_labels(spec: DatasetSpec, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+        zeros = np.zeros(spec.num_samples_per_file, np.int64)
+        labels = _npy_header(zeros.shape, zeros.dtype) + zeros.tobytes()
+        return _npy_header((*shape, spec.num_samples_per_file), spec.dtype), labels
+
+    def write(self, out: OutputFile, job: FileJob) -> None:
+        """Writes a file's bytes."""
+        if job.spec.compression == "none":
+            write_layout(out, self.layout(job.spec, job.shape), job.stream())
+            return
+        head, labels = self._head_and_labels(job.spec, job.shape)
+        level = min(job.spec.compression_level, 9)
+        with zipfile.ZipFile(
+            no_seek(out), "w", zipfile.ZIP_DEFLATED, compresslevel=level
+        ) as archive:
+            for name, text in (("x.npy", head), ("y.npy", labels)):
+                member = zipfile.ZipInfo(name)
+                member.compress_type = zipfile.ZIP_DEFLATED
+                with archive.open(member, "w", force_zip64=True) as f:
+                    f.write(text)
+                    if name == "x.npy":
+                        for data in job.stream().blocks(job.sample_bytes * job.samples):
+                            f.write(data.tobytes())
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """All of the array; of a compressed one all of the file."""
+        with open(path, "rb") as f:
+            try:
+                with zipfile.ZipFile(f) as archive:
+                    info = archive.getinfo("x.npy")
+            except (zipfile.BadZipFile, KeyError, OSError) as e:
+                raise bad_file(path, "the archive", e, "an npz with x.npy") from e
+            if info.compress_type != zipfile.ZIP_STORED:
+                return super().sample_extents(path, spec)
+            f.seek(info.header_offset)
+            local = _LOCAL.unpack(f.read(_LOCAL.size))
+            f.seek(info.header_offset + _LOCAL.size + local[9] + local[10])
+            shape, dtype = _read_npy_header(f, path, spec)
+            size = math.prod(shape) * dtype.itemsize
+            return SampleExtents.shared(spec.num_samples_per_file, f.tell(), size)
+
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+        """Reads the file, and checks its CRC."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                array = archive["x"]
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e:
+            raise bad_file(path, "the archive", e, "an npz with x.npy") from e
+        _check_samples(path, array.shape, spec)
+        return ArrayReader(array, axis=-1)
+
+
+# -- csv -----------------------------------------------------------------------------------------------
+
+_CSV_PART = 1 << 18
+"""Elements that are printed at a time."""
+
+_BYTES = [b",%d" % i for i in range(256)]
+_TABLE = np.array([list(t.ljust(4, b"\0")) for t in _BYTES], np.uint8)
+_USED = np.arange(4) < np.array([len(t) for t in _BYTES])[:, None]
+
+
+class Csv(Format):
+    """A row for each sample, of its elements as numbers, behind a column of row numbers, as pandas has it."""
+
+    def write(self, out: OutputFile, job: FileJob) -> None:
+        """Writes a file's bytes."""
+        with _compressed(out, job.spec, os.path.basename(job.path)) as f:
+            elements = job.sample_bytes // job.spec.dtype.itemsize
+            for first in range(0, elements, _CSV_PART):
+                columns = range(first, min(first + _CSV_PART, elements))
+                f.write(("," + ",".join(map(str, columns))).encode())
+            stream = job.stream()
+            for row in range(job.samples):
+                f.write(b"\n%d" % row)
+                for data in stream.blocks(job.sample_bytes):
+                    for at in range(0, data.size, _CSV_PART):
+                        f.write(_csv_text(data[at : at + _CSV_PART].view(job.spec.dtype)))
+            f.write(b"\n")
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """The rows of a file; of a compressed one all samples are in all of it."""
+        if spec.compression != "none":
+            return super().sample_extents(path, spec)
+        ends: list[NDArray[np.int64]] = []
+        at = 0
+        with open(path, "rb", buffering=0) as f:
+            while data := f.read(1 << 22):
+                ends.append(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + at)
+                at += len(data)
+        lines = np.concatenate(ends) + 1 if ends else np.empty(0, np.int64)
+        if at and (not lines.size or lines[-1] != at):
+            raise bad_file(path, "the end of the last row", "missing", "a line feed", at)
+        self._check_rows(path, len(lines), spec)
+        return SampleExtents.each(lines[:-1], np.diff(lines))
+
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+        """Reads and parses the file."""
+        opened: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+        if spec.compression == "zip":
+            with zipfile.ZipFile(path) as archive:
+                lines = archive.read(archive.namelist()[0]).splitlines()
+        else:
+            with opened.get(spec.compression, open)(path, "rb") as f:
+                lines = f.read().splitlines()
+        self._check_rows(path, len(lines), spec)
+        rows = [np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]]
+        return ArrayReader(np.stack(rows))
+
+    @staticmethod
+    def _check_rows(path: str, lines: int, spec: DatasetSpec) -> None:
+        if lines != spec.num_samples_per_file + 1:
+            raise bad_file(path, "the number of rows", lines - 1, spec.num_samples_per_file)
+
+
+def _csv_text(values: NDArray[Any]) -> bytes:
+    """Numbers, each behind a comma; bytes by a table, since they are what DLIO has."""
+    if values.dtype == np.uint8:
+        text: bytes = _TABLE[values][_USED[values]].tobytes()
+        return text
+    return ("," + ",".join(map(str, values.tolist()))).encode()
+
+
+@contextlib.contextmanager
+def _compressed(out: OutputFile, spec: DatasetSpec, name: str) -> Iterator[IO[bytes]]:
+    """A file to write plain text to."""
+    file, level = cast("IO[bytes]", out), spec.compression_level
+    match spec.compression:
+        case "gzip":
+            with gzip.GzipFile("", "wb", max(0, min(level, 9)), file, mtime=0) as f:
+                yield cast("IO[bytes]", f)
+        case "bz2":
+            with bz2.BZ2File(file, "wb", compresslevel=max(1, min(level, 9))) as f:
+                yield cast("IO[bytes]", f)
+        case "xz":
+            with lzma.LZMAFile(file, "wb", preset=min(level, 9)) as f:
+                yield cast("IO[bytes]", f)
+        case "zip":
+            info = zipfile.ZipInfo(name.removesuffix(".zip"))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with (
+                zipfile.ZipFile(no_seek(out), "w", compresslevel=min(level, 9)) as archive,
+                archive.open(info, "w", force_zip64=True) as member,
+            ):
+                yield member
+        case _:
+            yield file
+
+
+# -- indexed binary --------------------------------------------------------------------------------------
+
+_OFFSETS, _SIZES = ".off.idx", ".sz.idx"
+_INDEX_PART = 1 << 18
+"""Numbers of an index that are made at a time."""
+
+
+class IndexedBinary(Format):
+    """Samples end to end, beside two files of uint64: offsets (`.off.idx`) and sizes (`.sz.idx`).
+
+    Unlike DLIO's own generator, which starts again from 0 at each of its buffers, offsets are right in files of
+    any size.
+    """
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
+        """All noise."""
+        return FileLayout((PieceRun(1, (noise(_file_sample_bytes(spec, shape)),)),))
+
+    def write_indices(self, job: FileJob) -> None:
+        """Writes both index files."""
+        buffer = WriteBuffer()
+        for suffix in (_OFFSETS, _SIZES):
+            with OutputFile(job.path + suffix, buffer) as index:
+                for first in range(0, job.samples, _INDEX_PART):
+                    numbers = np.arange(
+                        first, min(first + _INDEX_PART, job.samples), dtype=np.uint64
+                    )
+                    if suffix == _OFFSETS:
+                        numbers *= np.uint64(job.sample_bytes)
+                    else:
+                        numbers[:] = job.sample_bytes
+                    index.write(numbers)
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """As the indices say."""
+        samples = spec.num_samples_per_file
+        offsets, sizes = (np.fromfile(path + suffix, np.uint64) for suffix in (_OFFSETS, _SIZES))
+        for suffix, numbers in ((_OFFSETS, offsets), (_SIZES, sizes)):
+            if len(numbers) != samples:
+                raise bad_file(path + suffix, "the number of samples", len(numbers), samples)
+        end, size = int((offsets + sizes).max()), os.stat(path).st_size
+        if end > size:
+            raise bad_file(path, "the file's size", size, f"{end:,}, the end of its last sample")
+        return SampleExtents.each(offsets, sizes)
+
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+        """Maps the file."""
+        return _MappedReader(path, self.sample_extents(path, spec), spec.dtype)
+
+
+class _MappedReader(SampleReader):
+    def __init__(self, path: str, extents: SampleExtents, dtype: np.dtype[Any]) -> None:
+        self._data = np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0)
+        self._extents, self._dtype = extents, dtype
+
+    def sample(self, index: int) -> NDArray[Any]:
+        """A copy of a sample: the pages are really read."""
+        offset, length = int(self._extents.offset[index]), int(self._extents.length[index])
+        return np.array(self._data[offset : offset + length]).view(self._dtype)
+
+    def close(self) -> None:
+        """Unmaps the file when the last sample is gone."""
+        del self._data
+
+
+# -- files that are read whole ---------------------------------------------------------------------------
+
+
+class Synthetic(Format):
+    """Tiny files that stand for samples; DLIO's synthetic loader reads none of them."""
+
+    def write(self, out: OutputFile, job: FileJob) -> None:
+        """Writes the file's number."""
+        out.write(str(job.number).encode())
+
+    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+        """Each sample is the file's bytes."""
+        data = np.frombuffer(Path(path).read_bytes(), np.uint8)
+        return ArrayReader(np.tile(data, (spec.num_samples_per_file, 1)))
+
+
+class RecordedFiles(Synthetic):
+    """Files of a record's names and sizes, which hold noise; their samples lie where they were read."""
+
+    write = Format.write
+
+    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
+        """All noise."""
+        return FileLayout((PieceRun(1, (noise(shape[0]),)),))
+
+    def file_bytes(self, spec: DatasetSpec, shape: tuple[int, ...]) -> int:  # noqa: ARG002
+        """As recorded."""
+        return shape[0]
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """Where the samples were read. A file's name in the record is the end of its path, wherever it lies."""
+        assert spec.requests is not None
+        replay = replay_of(spec.requests)
+        at = path.find("/")
+        while at >= 0:
+            if replay.has(name := path[at + 1 :]):
+                return SampleExtents.each(*replay.extents(name))
+            at = path.find("/", at + 1)
+        raise bad_file(path, "its name", os.path.basename(path), "one of the record")
