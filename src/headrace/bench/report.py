@@ -104,6 +104,25 @@ def _split(
     return parts, rows
 
 
+def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
+    title: str,
+    parts: Sequence[Part],
+    text_of: Callable[[float], str],
+    below: str,
+    head: str,
+    note: str = "",
+    *,
+    top: float | None = None,
+    line: tuple[float, str] | None = None,
+) -> str:
+    """A column for each part, and their table; nothing without parts."""
+    if not parts:
+        return ""
+    svg = columns(title, parts, text_of, below=below, top=top, line=line)
+    rows = [(part.name, part.text) for part in parts]
+    return figure(title, svg, table([below, head], rows), note)
+
+
 def _repeats(runs: Sequence[RunResult]) -> str:
     measure = measure_named("au")
     values = [(n, value_of(run.summary, measure), run) for n, run in enumerate(runs, 1)]
@@ -121,32 +140,25 @@ def _target(run: RunResult) -> tuple[float, str] | None:
     return None if target is None else (target, f"asked for: {number_text(target)} %")
 
 
-def _per_epoch(run: RunResult, key: str, text_of: Callable[[float], str]) -> list[Part]:
-    values = run.metric.get(key)
+def _parts(values: object, text_of: Callable[[float], str], colour: str = "c1") -> list[Part]:
+    """Parts of a list of a run's file, numbered from 1."""
     numbers = [number_of(value) for value in values] if isinstance(values, list) else []
     return [
-        Part(str(n), max(0.0, value), text_of(value))
+        Part(str(n), max(0.0, value), text_of(value), colour)
         for n, value in enumerate(numbers, 1)
         if value is not None
     ]
 
 
 def _epochs(run: RunResult) -> str:
-    parts = _per_epoch(run, "train_au_percentage", "{:.2f} %".format)
-    if not parts:
-        return ""
-    svg = columns("AU of each epoch", parts, _percent, below="epoch", top=100, line=_target(run))
-    rows = [(part.name, part.text) for part in parts]
-    return figure("AU of each epoch", svg, table(["epoch", "AU"], rows))
+    parts = _parts(run.metric.get("train_au_percentage"), "{:.2f} %".format)
+    return _columns("AU of each epoch", parts, _percent, "epoch", "AU", top=100, line=_target(run))
 
 
 def _throughput(run: RunResult) -> str:
-    parts = _per_epoch(run, "train_throughput_samples_per_second", number_text)
-    if not parts:
-        return ""
-    svg = columns("Throughput of each epoch, samples/s", parts, axis_text, below="epoch")
-    rows = [(part.name, part.text) for part in parts]
-    return figure("Throughput of each epoch, samples/s", svg, table(["epoch", "samples/s"], rows))
+    parts = _parts(run.metric.get("train_throughput_samples_per_second"), number_text)
+    title = "Throughput of each epoch, samples/s"
+    return _columns(title, parts, axis_text, "epoch", "samples/s")
 
 
 def _accelerators(blocks: Sequence[RankBlock]) -> str:
@@ -159,13 +171,8 @@ def _accelerators(blocks: Sequence[RankBlock]) -> str:
     means = sorted((float(np.mean(aus)), rank) for rank, aus in of_rank.items())[:_RANKS_MOST]
     parts = [Part(str(rank), max(0.0, au), f"{au:.2f} %") for au, rank in means]
     note = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
-    svg = columns(
-        "AU of each accelerator, lowest first", parts, _percent, below="accelerator", top=100
-    )
-    rows = [(part.name, part.text) for part in parts]
-    return figure(
-        "AU of each accelerator, lowest first", svg, table(["accelerator", "AU"], rows), note
-    )
+    title = "AU of each accelerator, lowest first"
+    return _columns(title, parts, _percent, "accelerator", "AU", note, top=100)
 
 
 def _waits(run: RunResult) -> str:
@@ -245,20 +252,13 @@ def _bytes(run: RunResult) -> str:
 def _checkpoints(run: RunResult, kind: str) -> str:
     own = run.own.get("checkpoint")
     times = own.get(f"{kind}s_s") if isinstance(own, dict) else None
-    numbers = [number_of(each) for each in times] if isinstance(times, list) else []
-    parts = [
-        Part(str(n), max(0.0, seconds), seconds_text(seconds), "c1" if kind == "save" else "c2")
-        for n, seconds in enumerate(numbers, 1)
-        if seconds is not None
-    ]
-    if not parts:
-        return ""
-    title = "Time to save each checkpoint" if kind == "save" else "Time to read each back"
-    svg = columns(title, parts, seconds_text, below="checkpoint")
-    note = "Of the slowest accelerator, until its bytes are where the writer promises them."
-    rows = [(part.name, part.text) for part in parts]
-    behind = table(["checkpoint", "time"], rows)
-    return figure(title, svg, behind, note if kind == "save" else "Of the slowest accelerator.")
+    parts = _parts(times, seconds_text, "c1" if kind == "save" else "c2")
+    if kind == "load":
+        title, note = "Time to read each back", "Of the slowest accelerator."
+    else:
+        title = "Time to save each checkpoint"
+        note = "Of the slowest accelerator, until its bytes are where the writer promises them."
+    return _columns(title, parts, seconds_text, "checkpoint", "time", note)
 
 
 NOT_MLPERF: Final = "This is not an MLPerf result."

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.dataset import DatasetSpec
@@ -223,169 +223,6 @@ def time_distribution(value: Any) -> TimeDistribution:
     return TimeDistribution(kind, parameters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSection:
-    """The model whose checkpoints are written."""
-
-    name: str = "default"
-    type: str | None = None
-    """`transformer` is sized by its dimensions, anything else by `model_size_bytes`."""
-    model_size_bytes: int = 10240
-    model_datatype: str = "fp16"
-    optimizer_datatype: str = "fp32"
-    optimization_groups: tuple[int, ...] = ()
-    num_layers: int = -1
-    layer_parameters: tuple[int, ...] = ()
-    parallelism_tensor: int = 1
-    parallelism_pipeline: int = 1
-    parallelism_data: int = -1
-    """-1: as many as the ranks allow."""
-    parallelism_zero_stage: int = 0
-    transformer_vocab_size: int = 32000
-    transformer_hidden_size: int = 2048
-    transformer_ffn_hidden_size: int = 8192
-    transformer_num_attention_heads: int = 32
-    transformer_num_kv_heads: int = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowSection:
-    """What a run does."""
-
-    generate_data: bool = False
-    train: bool = True
-    evaluation: bool = False
-    checkpoint: bool = False
-    profiling: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSection:
-    """Where the data set lies."""
-
-    storage_type: str = "local_fs"
-    storage_root: str = "./"
-    storage_library: str | None = None
-    storage_options: dict[str, Any] = field(default_factory=dict)
-    post_generation_settle_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderSection:
-    """How each accelerator reads."""
-
-    engine: str = "headrace"
-    """What reads: headrace, torch, tensorflow, null, or custom:MODULE:CLASS. DLIO has no such key."""
-    data_loader: str = "tensorflow"
-    """DLIO's choice; it decides the engine only where it is `synthetic`."""
-    multiprocessing_context: str | None = "fork"
-    batch_size: int = 1
-    batch_size_eval: int = 1
-    read_threads: int = 1
-    write_threads: int | None = None
-    """Threads that generate data; None: as many as the disk wants."""
-    computation_threads: int = 1
-    prefetch_size: int = 2
-    file_shuffle: str = "off"
-    sample_shuffle: str = "off"
-    shuffle_size: int = 1024
-    transfer_size: int | None = None
-    preprocess_time: TimeDistribution = NO_TIME
-    pin_memory: bool = True
-    odirect: bool = False
-    transformed_record_dims: tuple[int, ...] = ()
-    transformed_record_element_type: str = "uint8"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSection:
-    """How long to train."""
-
-    epochs: int = 1
-    computation_time: TimeDistribution = NO_TIME
-    total_training_steps: int = -1
-    """At most so many steps an epoch; -1: all."""
-    seed: int = 123
-    seed_change_epoch: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSection:
-    """When and how long to evaluate."""
-
-    eval_time: TimeDistribution = NO_TIME
-    eval_after_epoch: int = 1
-    epochs_between_evals: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSection:
-    """When and how checkpoints are written and read."""
-
-    checkpoint_folder: str = "./checkpoints/"
-    checkpoint_after_epoch: int = 1
-    epochs_between_checkpoints: int = 1
-    steps_between_checkpoints: int = -1
-    type: str = "rank_zero"
-    mode: str = "default"
-    fsync: bool = False
-    writer: str | None = None
-    """What writes: plain, fsync, direct or headrace; None: as `fsync` says. DLIO has no such key."""
-    local_folder: str | None = None
-    """Writer headrace: a folder that is written first. DLIO has no such key."""
-    time_between_checkpoints: float = -1.0
-    num_checkpoints_write: int = -1
-    num_checkpoints_read: int = -1
-    recovery_rank_shift: bool = False
-    rank_sync: bool = False
-    randomize_tensor: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSection:
-    """Where results go."""
-
-    folder: str | None = None
-    """None: hydra's run directory."""
-    log_file: str = "dlio.log"
-    metric_exclude_start_steps: int = 1
-    metric_exclude_end_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilingSection:
-    """DLIO's outside profilers, which the report's own figures replace."""
-
-    profiler: str = "iostat"
-    iostat_devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSection:
-    """When a run passes."""
-
-    au: float = 0.90
-    """Accelerator utilisation, as a fraction."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """A training job's I/O."""
-
-    framework: str = "tensorflow"
-    model: ModelSection = field(default_factory=ModelSection)
-    workflow: WorkflowSection = field(default_factory=WorkflowSection)
-    storage: StorageSection = field(default_factory=StorageSection)
-    dataset: DatasetSpec = field(default_factory=DatasetSpec)
-    reader: ReaderSection = field(default_factory=ReaderSection)
-    train: TrainSection = field(default_factory=TrainSection)
-    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
-    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
-    output: OutputSection = field(default_factory=OutputSection)
-    profiling: ProfilingSection = field(default_factory=ProfilingSection)
-    metric: MetricSection = field(default_factory=MetricSection)
-
-
 @dataclass(frozen=True, slots=True)
 class Key:
     """What may stand under a key.
@@ -421,38 +258,204 @@ def _format(value: Any) -> str:
     return name
 
 
+def _dotted(name: str) -> str:
+    """A field's name as a key: sections within sections are joined with `_` in fields."""
+    return re.sub(r"^(parallelism|transformer|metric)_", r"\1.", name)
+
+
+def _key(
+    default: Any, convert: Converter, only: tuple[Any, ...] | None = None, reason: str = ""
+) -> Any:
+    """A field that is a key of DLIO's."""
+    key = Key(convert, only, reason)
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"key": key})
+    return field(default=default, metadata={"key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """The model whose checkpoints are written."""
+
+    name: str = _key("default", text)
+    type: str | None = _key(None, optional(text))
+    """`transformer` is sized by its dimensions, anything else by `model_size_bytes`."""
+    model_size_bytes: int = _key(10240, integer(0))
+    model_datatype: str = _key("fp16", _DATATYPE)
+    optimizer_datatype: str = _key("fp32", _DATATYPE)
+    optimization_groups: tuple[int, ...] = _key((), integers(0))
+    num_layers: int = _key(-1, integer(-1))
+    layer_parameters: tuple[int, ...] = _key((), integers(0))
+    parallelism_tensor: int = _key(1, integer(1))
+    parallelism_pipeline: int = _key(1, integer(1))
+    parallelism_data: int = _key(-1, integer(-1))
+    """-1: as many as the ranks allow."""
+    parallelism_zero_stage: int = _key(0, integer(0))
+    transformer_vocab_size: int = _key(32000, integer(1))
+    transformer_hidden_size: int = _key(2048, integer(1))
+    transformer_ffn_hidden_size: int = _key(8192, integer(1))
+    transformer_num_attention_heads: int = _key(32, integer(1))
+    transformer_num_kv_heads: int = _key(8, integer(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSection:
+    """What a run does."""
+
+    generate_data: bool = _key(False, boolean)
+    train: bool = _key(True, boolean)
+    evaluation: bool = _key(False, boolean)
+    checkpoint: bool = _key(False, boolean)
+    profiling: bool = _key(False, boolean, (False,), _PROFILER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSection:
+    """Where the data set lies."""
+
+    storage_type: str = _key(
+        "local_fs", choice("local_fs", "parallel_fs", "s3", "aistore", "direct_fs")
+    )
+    storage_root: str = _key("./", text)
+    storage_library: str | None = _key(None, optional(text))
+    storage_options: dict[str, Any] = _key({}, mapping)
+    post_generation_settle_seconds: float = _key(0.0, number(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSection:
+    """How each accelerator reads."""
+
+    engine: str = _key("headrace", word)
+    """What reads: headrace, torch, tensorflow, null, or custom:MODULE:CLASS. DLIO has no such key."""
+    data_loader: str = _key(
+        "tensorflow",
+        choice("pytorch", "tensorflow", "dali", "native_dali", "synthetic", "custom", "none"),
+    )
+    """DLIO's choice; it decides the engine only where it is `synthetic`."""
+    multiprocessing_context: str | None = _key(
+        "fork", optional(choice("fork", "spawn", "forkserver"))
+    )
+    batch_size: int = _key(1, integer(1))
+    batch_size_eval: int = _key(1, integer(1))
+    read_threads: int = _key(1, integer(0))
+    write_threads: int | None = _key(None, integer(1))
+    """Threads that generate data; None: as many as the disk wants."""
+    computation_threads: int = _key(1, integer(1))
+    prefetch_size: int = _key(2, integer(0))
+    file_shuffle: str = _key("off", shuffle)
+    sample_shuffle: str = _key("off", shuffle)
+    shuffle_size: int = _key(1024, integer(1))
+    transfer_size: int | None = _key(None, optional(integer(1)))
+    preprocess_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    pin_memory: bool = _key(True, boolean)
+    odirect: bool = _key(False, boolean)
+    transformed_record_dims: tuple[int, ...] = _key((), integers(1))
+    transformed_record_element_type: str = _key("uint8", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSection:
+    """How long to train."""
+
+    epochs: int = _key(1, integer(1))
+    computation_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    total_training_steps: int = _key(-1, _STEPS)
+    """At most so many steps an epoch; -1: all."""
+    seed: int = _key(123, integer(0))
+    seed_change_epoch: bool = _key(True, boolean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSection:
+    """When and how long to evaluate."""
+
+    eval_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    eval_after_epoch: int = _key(1, integer(0))
+    epochs_between_evals: int = _key(1, integer(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSection:
+    """When and how checkpoints are written and read."""
+
+    checkpoint_folder: str = _key("./checkpoints/", text)
+    checkpoint_after_epoch: int = _key(1, integer(0))
+    epochs_between_checkpoints: int = _key(1, integer(1))
+    steps_between_checkpoints: int = _key(-1, _STEPS)
+    type: str = _key("rank_zero", choice("rank_zero", "all_ranks"))
+    mode: str = _key("default", choice("default", "subset"))
+    fsync: bool = _key(False, boolean)
+    writer: str | None = _key(None, optional(choice("plain", "fsync", "direct", "headrace")))
+    """What writes: plain, fsync, direct or headrace; None: as `fsync` says. DLIO has no such key."""
+    local_folder: str | None = _key(None, optional(text))
+    """Writer headrace: a folder that is written first. DLIO has no such key."""
+    time_between_checkpoints: float = _key(-1.0, number(-1))
+    num_checkpoints_write: int = _key(-1, integer(-1))
+    num_checkpoints_read: int = _key(-1, integer(-1))
+    recovery_rank_shift: bool = _key(False, boolean)
+    rank_sync: bool = _key(False, boolean)
+    randomize_tensor: bool = _key(True, boolean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSection:
+    """Where results go."""
+
+    folder: str | None = _key(None, optional(text))
+    """None: hydra's run directory."""
+    log_file: str = _key("dlio.log", text)
+    metric_exclude_start_steps: int = _key(1, integer(0))
+    metric_exclude_end_steps: int = _key(0, integer(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilingSection:
+    """DLIO's outside profilers, which the report's own figures replace."""
+
+    profiler: str = _key("iostat", choice("none", "iostat", "darshan", "tensorboard"))
+    iostat_devices: tuple[str, ...] = _key((), texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSection:
+    """When a run passes."""
+
+    au: float = _key(0.90, number(0, 1))
+    """Accelerator utilisation, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A training job's I/O."""
+
+    framework: str = "tensorflow"
+    model: ModelSection = field(default_factory=ModelSection)
+    workflow: WorkflowSection = field(default_factory=WorkflowSection)
+    storage: StorageSection = field(default_factory=StorageSection)
+    dataset: DatasetSpec = field(default_factory=DatasetSpec)
+    reader: ReaderSection = field(default_factory=ReaderSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    output: OutputSection = field(default_factory=OutputSection)
+    profiling: ProfilingSection = field(default_factory=ProfilingSection)
+    metric: MetricSection = field(default_factory=MetricSection)
+
+
+_SECTION_KEYS: Final = {
+    f"{section.name}.{_dotted(entry.name)}": entry.metadata["key"]
+    for section in fields(Workload)
+    if section.default_factory is not MISSING and section.name != "dataset"
+    for entry in fields(section.default_factory)  # type: ignore[arg-type]  # a section's class
+}
+
 KEYS: Final[dict[str, Key]] = {
     "framework": Key(choice("tensorflow", "pytorch")),
+    **_SECTION_KEYS,
     "debug": Key(boolean, (False,), _NO_EFFECT),
-    "model.name": Key(text),
-    "model.type": Key(optional(text)),
-    "model.model_size_bytes": Key(integer(0)),
-    "model.model_datatype": Key(_DATATYPE),
-    "model.optimizer_datatype": Key(_DATATYPE),
-    "model.optimization_groups": Key(integers(0)),
-    "model.num_layers": Key(integer(-1)),
-    "model.layer_parameters": Key(integers(0)),
-    "model.parallelism.tensor": Key(integer(1)),
-    "model.parallelism.pipeline": Key(integer(1)),
-    "model.parallelism.data": Key(integer(-1)),
-    "model.parallelism.zero_stage": Key(integer(0)),
-    "model.transformer.vocab_size": Key(integer(1)),
-    "model.transformer.hidden_size": Key(integer(1)),
-    "model.transformer.ffn_hidden_size": Key(integer(1)),
-    "model.transformer.num_attention_heads": Key(integer(1)),
-    "model.transformer.num_kv_heads": Key(integer(1)),
-    "workflow.generate_data": Key(boolean),
-    "workflow.train": Key(boolean),
-    "workflow.evaluation": Key(boolean),
-    "workflow.checkpoint": Key(boolean),
-    "workflow.profiling": Key(boolean, (False,), _PROFILER),
     "workflow.debug": Key(boolean, (False,), _NO_EFFECT),
     "workflow.query": Key(reason="`dlio_benchmark_query` alone has it"),
-    "storage.storage_type": Key(choice("local_fs", "parallel_fs", "s3", "aistore", "direct_fs")),
-    "storage.storage_root": Key(text),
-    "storage.storage_library": Key(optional(text)),
-    "storage.storage_options": Key(mapping),
-    "storage.post_generation_settle_seconds": Key(number(0)),
     "dataset.data_folder": Key(text),
     "dataset.format": Key(_format),
     "dataset.num_files_train": Key(integer(0)),
@@ -493,74 +496,24 @@ KEYS: Final[dict[str, Key]] = {
     "dataset.listing_validation_interval": Key(integer(1)),
     "dataset.requests": Key(optional(text)),
     "dataset.num_files_generated": Key(reason="set num_files_train to the files that are there"),
-    "reader.engine": Key(word),
-    "reader.data_loader": Key(choice(
-        "pytorch", "tensorflow", "dali", "native_dali", "synthetic", "custom", "none"
-    )),
     "reader.data_loader_classname": Key(
         reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"
     ),
     "reader.data_loader_sampler": Key(choice("iterative", "index"), ("index",),
         "samples are always read by their index, truly shuffled"),
     "reader.reader_classname": Key(reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"),
-    "reader.multiprocessing_context": Key(optional(choice("fork", "spawn", "forkserver"))),
-    "reader.batch_size": Key(integer(1)),
-    "reader.batch_size_eval": Key(integer(1)),
-    "reader.read_threads": Key(integer(0)),
-    "reader.write_threads": Key(integer(1)),
-    "reader.computation_threads": Key(integer(1)),
-    "reader.prefetch_size": Key(integer(0)),
-    "reader.file_shuffle": Key(shuffle),
-    "reader.sample_shuffle": Key(shuffle),
-    "reader.shuffle_size": Key(integer(1)),
     "reader.read_type": Key(choice("on_demand", "memory"), ("on_demand",),
         "data that is read once and then served from memory says nothing about storage"),
     "reader.file_access": Key(choice("multi", "shared", "collective", "mpio", "posix"),
         ("multi", "posix"), _NO_EFFECT),
-    "reader.transfer_size": Key(optional(integer(1))),
-    "reader.preprocess_time": Key(time_distribution),
     "reader.preprocess_time_stdev": Key(number(0)),
-    "reader.pin_memory": Key(boolean),
-    "reader.odirect": Key(boolean),
     "reader.dont_use_mmap": Key(boolean, (False,), _NO_EFFECT),
-    "reader.transformed_record_dims": Key(integers(1)),
-    "reader.transformed_record_element_type": Key(text),
-    "train.epochs": Key(integer(1)),
-    "train.computation_time": Key(time_distribution),
     "train.computation_time_stdev": Key(number(0)),
-    "train.total_training_steps": Key(_STEPS),
-    "train.seed": Key(integer(0)),
-    "train.seed_change_epoch": Key(boolean),
-    "evaluation.eval_time": Key(time_distribution),
     "evaluation.eval_time_stdev": Key(number(0)),
-    "evaluation.eval_after_epoch": Key(integer(0)),
-    "evaluation.epochs_between_evals": Key(integer(1)),
-    "checkpoint.checkpoint_folder": Key(text),
-    "checkpoint.checkpoint_after_epoch": Key(integer(0)),
-    "checkpoint.epochs_between_checkpoints": Key(integer(1)),
-    "checkpoint.steps_between_checkpoints": Key(_STEPS),
-    "checkpoint.type": Key(choice("rank_zero", "all_ranks")),
-    "checkpoint.mode": Key(choice("default", "subset")),
     "checkpoint.checkpoint_mechanism_classname": Key(reason=_PYTHON_CLASS + "leave it out"),
-    "checkpoint.fsync": Key(boolean),
-    "checkpoint.writer": Key(optional(choice("plain", "fsync", "direct", "headrace"))),
-    "checkpoint.local_folder": Key(optional(text)),
-    "checkpoint.time_between_checkpoints": Key(number(-1)),
-    "checkpoint.num_checkpoints_write": Key(integer(-1)),
-    "checkpoint.num_checkpoints_read": Key(integer(-1)),
-    "checkpoint.recovery_rank_shift": Key(boolean),
-    "checkpoint.rank_sync": Key(boolean),
-    "checkpoint.randomize_tensor": Key(boolean),
     "checkpoint.ksm": Key(
         reason="checkpoints are streamed from small buffers: there is no memory to merge"
     ),
-    "output.folder": Key(optional(text)),
-    "output.log_file": Key(text),
-    "output.metric.exclude_start_steps": Key(integer(0)),
-    "output.metric.exclude_end_steps": Key(integer(0)),
-    "profiling.profiler": Key(choice("none", "iostat", "darshan", "tensorboard")),
-    "profiling.iostat_devices": Key(texts),
-    "metric.au": Key(number(0, 1)),
 }  # fmt: skip
 """By their full names. `profiling.profiler` counts only with `workflow.profiling`."""
 
