@@ -11,12 +11,12 @@ import os
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer, writer_of
-from headrace.bench.staging import evict, residency_of
+from headrace.bench.staging import make_cold, residency_of
 from headrace.errors import BenchError, WorkloadError
 from headrace.store.output_file import write_error
 from headrace.store.publish import check_free_space
@@ -300,21 +300,6 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
 
 _EPOCH: Final = 1
 _RESIDENCY_FILES: Final = 500
-_COLD_SHARE_MOST: Final = 0.02
-
-
-@dataclass(slots=True)
-class CheckpointRunRecord:
-    """What this process wrote and read.
-
-    Attributes:
-        residency_before_reads: the share of the checkpoints' bytes in this host's page cache before the
-            first was read; None when nobody can tell, or none was read.
-    """
-
-    saved: list[Saved] = field(default_factory=list)
-    restored: list[Restored] = field(default_factory=list)
-    residency_before_reads: float | None = None
 
 
 def run_checkpoints(
@@ -324,7 +309,7 @@ def run_checkpoints(
     *,
     cold: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> CheckpointRunRecord:
+) -> tuple[list[Saved], list[Restored], float | None]:
     """Write `num_checkpoints_write` and read `num_checkpoints_read`, each after `time_between_checkpoints`.
 
     Args:
@@ -333,6 +318,10 @@ def run_checkpoints(
         group: all processes.
         cold: put the checkpoints out of the page cache before they are read, and see that it is so.
         progress: called with (done, of how many).
+
+    Returns:
+        What this process wrote and read, and the share of the checkpoints' bytes in this host's page cache
+        before the first was read; None when nobody can tell, or none was read.
 
     Raises:
         WorkloadError: the model cannot be spread over so many.
@@ -344,7 +333,8 @@ def run_checkpoints(
     writes, reads = max(0, options.num_checkpoints_write), max(0, options.num_checkpoints_read)
     # DLIO takes the absolute value, so that its default of -1 sleeps a second; here it is none.
     between_s = max(0.0, options.time_between_checkpoints)
-    recorded = CheckpointRunRecord()
+    restored: list[Restored] = []
+    residency = None
     checkpointer = RunCheckpointer(loaded, group, accelerators)
 
     def tell(done: int) -> None:
@@ -357,29 +347,22 @@ def run_checkpoints(
             checkpointer.save(_EPOCH, number, number)
             tell(number)
         checkpointer.settle()
-        recorded.saved = checkpointer.saved
         group.barrier(24 * 3600.0)
         if reads:
             readers = checkpointer.shifted()
-            recorded.residency_before_reads = _residency(checkpointer, cold=cold)
+            paths = checkpointer.paths()
+            if cold:
+                make_cold(
+                    paths,
+                    _RESIDENCY_FILES,
+                    "the checkpoints",
+                    "On tmpfs it is impossible. Run without --cold.",
+                )
+            residency = residency_of(paths, _RESIDENCY_FILES).share
             for number in range(1, reads + 1):
                 time.sleep(between_s)
-                recorded.restored.append(checkpointer.load(_EPOCH, number, number, readers))
+                restored.append(checkpointer.load(_EPOCH, number, number, readers))
                 tell(writes + number)
     finally:
         checkpointer.close()
-    return recorded
-
-
-def _residency(checkpointer: RunCheckpointer, *, cold: bool) -> float | None:
-    paths = checkpointer.paths()
-    if cold:
-        evict(paths)
-    share = residency_of(paths, _RESIDENCY_FILES).share
-    if cold and (share is None or share > _COLD_SHARE_MOST):
-        reason = "nobody can tell" if share is None else f"{share:.1%} is still there"
-        raise BenchError(
-            f"the checkpoints cannot be put out of the page cache: {reason}.",
-            next_step="On tmpfs it is impossible. Run without --cold.",
-        )
-    return share
+    return checkpointer.saved, restored, residency

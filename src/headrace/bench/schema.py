@@ -318,7 +318,7 @@ class StorageSection:
     )
     storage_root: str = _key("./", text)
     storage_library: str | None = _key(None, optional(text))
-    storage_options: dict[str, Any] = _key({}, mapping)
+    storage_options: dict[str, Any] = _key({}, mapping)  # noqa: RUF009 - a field
     post_generation_settle_seconds: float = _key(0.0, number(0))
 
 
@@ -347,7 +347,7 @@ class ReaderSection:
     sample_shuffle: str = _key("off", shuffle)
     shuffle_size: int = _key(1024, integer(1))
     transfer_size: int | None = _key(None, optional(integer(1)))
-    preprocess_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    preprocess_time: TimeDistribution = _key(NO_TIME, time_distribution)  # noqa: RUF009 - a field
     pin_memory: bool = _key(True, boolean)
     odirect: bool = _key(False, boolean)
     transformed_record_dims: tuple[int, ...] = _key((), integers(1))
@@ -359,7 +359,7 @@ class TrainSection:
     """How long to train."""
 
     epochs: int = _key(1, integer(1))
-    computation_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    computation_time: TimeDistribution = _key(NO_TIME, time_distribution)  # noqa: RUF009 - a field
     total_training_steps: int = _key(-1, _STEPS)
     """At most so many steps an epoch; -1: all."""
     seed: int = _key(123, integer(0))
@@ -370,7 +370,7 @@ class TrainSection:
 class EvaluationSection:
     """When and how long to evaluate."""
 
-    eval_time: TimeDistribution = _key(NO_TIME, time_distribution)
+    eval_time: TimeDistribution = _key(NO_TIME, time_distribution)  # noqa: RUF009 - a field
     eval_after_epoch: int = _key(1, integer(0))
     epochs_between_evals: int = _key(1, integer(1))
 

@@ -13,7 +13,6 @@ from headrace.bench.checks import check_supported, notes_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
 from headrace.bench.engines import engine_name
-from headrace.bench.metrics import Window
 from headrace.bench.ranks import join
 from headrace.bench.results import (
     default_folder,
@@ -31,7 +30,7 @@ from headrace.bench.run import (
     run_epochs,
     used,
 )
-from headrace.bench.staging import evict, residency_of, stage_files
+from headrace.bench.staging import make_cold, residency_of, stage_files
 from headrace.bench.summary import (
     gather_figures,
     host_document,
@@ -39,6 +38,7 @@ from headrace.bench.summary import (
     provenance,
     summary_document,
     together,
+    window_of,
 )
 from headrace.errors import BenchError
 
@@ -51,16 +51,13 @@ if TYPE_CHECKING:
     from headrace.bench.dataset import Split
     from headrace.bench.metrics import Formula
     from headrace.bench.ranks import Group
-    from headrace.bench.staging import Staged
+    from headrace.bench.staging import Residency, Staged
     from headrace.bench.summary import Figures
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
 
 _RESIDENCY_FILES: Final = 2000
 """Files that are looked at before a run, at most."""
-
-_COLD_SHARE_MOST: Final = 0.02
-"""More than this of the data still in the page cache is not a cold start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     workflow = loaded.workload.workflow
     if workflow.train:
         plans_of(loaded, world)
-        _check_simulation(engine_name(loaded), options)
-        _check_staging(options)
+        _check_training(engine_name(loaded), options)
     if workflow.checkpoint:
         _check_checkpoints(loaded, options)
     try:
@@ -151,16 +147,13 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         group.close()
 
 
-def _check_simulation(engine: str, options: SessionOptions) -> None:
-    """Refuse to call a run simulated whose reads nothing delays."""
+def _check_training(engine: str, options: SessionOptions) -> None:
+    """Refuse to call a run simulated whose reads nothing delays, and to copy from a simulated storage."""
     if options.run.simulate is not None and engine in ("torch", "tensorflow", "null"):
         raise BenchError(
             f"a slow storage cannot be simulated for the engine {engine}: it reads by itself.",
             next_step="Give ++workload.reader.engine=headrace, or no simulation.",
         )
-
-
-def _check_staging(options: SessionOptions) -> None:
     if options.stage is not None and options.run.simulate is not None:
         raise BenchError(
             "a simulated storage is read, not copied from.",
@@ -229,7 +222,11 @@ class _Session:
     ) -> SessionReport:
         """All repeats of a run that trains."""
         residency = self._residency(files)
-        ceiling = self._ceiling()
+        ceiling = (
+            run_ceiling(self._loaded, self._options.run, self._group)
+            if self._options.ceiling
+            else None
+        )
         runs: list[Figures] = []
         for number in range(1, self._options.repeats + 1):
             if self._options.cold:
@@ -262,15 +259,15 @@ class _Session:
         """A run of checkpoints alone."""
         recorded = RunRecord("none")
         before = used()
-        restored, residency = [], None
+        restored: list[Restored] = []
+        residency = None
         for _ in range(self._options.repeats):
-            done = run_checkpoints(
+            saved, read_back, residency = run_checkpoints(
                 self._loaded, self._options.run.accelerators, self._group,
                 cold=self._options.cold, progress=self._tell,
             )  # fmt: skip
-            recorded.checkpoints += done.saved
-            restored += done.restored
-            residency = done.residency_before_reads
+            recorded.checkpoints += saved
+            restored += read_back
         cpu_s, device_bytes = used()
         recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
         self._write_ranks(self._folder, recorded, restored)
@@ -332,41 +329,24 @@ class _Session:
         if not self._group.place.is_first:
             return {}
         residency = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
-        return {"files": residency.files, "bytes": residency.nbytes, "share": residency.share}
+        return self._document(residency)
 
     def _make_cold(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
         mine = every[self._rank :: self._group.place.world_size]
-        evict(mine)
+        residency = make_cold(
+            mine,
+            _RESIDENCY_FILES,
+            "the data set",
+            "Another process may have the files open or mapped; on tmpfs it is impossible. Run without "
+            "--cold, or with reader.odirect.",
+        )
         self._group.barrier()
-        residency = residency_of(mine, _RESIDENCY_FILES)
-        if residency.share is None or residency.share > _COLD_SHARE_MOST:
-            reason = (
-                "nobody can tell"
-                if residency.share is None
-                else f"{residency.share:.1%} is still there"
-            )
-            raise BenchError(
-                f"the data set cannot be put out of the page cache: {reason}.",
-                path=self._workload.dataset.data_folder,
-                next_step="Another process may have the files open or mapped; on tmpfs it is "
-                "impossible. Run without --cold, or with reader.odirect.",
-            )
-        return {
-            "files": residency.files,
-            "bytes": residency.nbytes,
-            "share": residency.share,
-            "cold": True,
-        }
+        return self._document(residency) | {"cold": True}
 
-    def _window(self) -> Window:
-        output = self._workload.output
-        return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
-
-    def _ceiling(self) -> RunRecord | None:
-        if not self._options.ceiling:
-            return None
-        return run_ceiling(self._loaded, self._options.run, self._group)
+    @staticmethod
+    def _document(residency: Residency) -> dict[str, Any]:
+        return {"files": residency.files, "bytes": residency.nbytes, "share": residency.share}
 
     def _place(self) -> str:
         """The folder whose storage is measured."""
@@ -388,7 +368,7 @@ class _Session:
             write_rank_files(
                 folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
-                batches=(reader.batch_size, reader.batch_size_eval), window=self._window(),
+                batches=(reader.batch_size, reader.batch_size_eval), window=window_of(self._workload),
                 formula=self._options.formula, host=host, saved=recorded.checkpoints,
                 restored=restored,
             )  # fmt: skip

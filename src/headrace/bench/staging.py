@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _EVERY = 1024
 """Files between two calls of progress."""
 
+_COLD_SHARE_MOST = 0.02
+"""More than this of the data still in the page cache is not a cold start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Residency:
@@ -98,6 +101,23 @@ def evict(paths: Iterable[str], progress: Callable[[int], None] | None = None) -
 
 _THREADS: Final = 16
 _DEADLINE_S: Final = 24 * 3600.0
+
+
+def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Residency:
+    """Evict files, and see that they are gone, of at most so many.
+
+    Raises:
+        BenchError: they are not.
+    """
+    evict(paths)
+    residency = residency_of(paths, most)
+    if residency.share is None or residency.share > _COLD_SHARE_MOST:
+        share = residency.share
+        reason = "nobody can tell" if share is None else f"{share:.1%} is still there"
+        raise BenchError(
+            f"{what} cannot be put out of the page cache: {reason}.", next_step=next_step
+        )
+    return residency
 
 
 @dataclass(frozen=True, slots=True)

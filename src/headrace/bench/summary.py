@@ -190,7 +190,8 @@ def summary_document(workload: Workload, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _window(workload: Workload) -> Window:
+def window_of(workload: Workload) -> Window:
+    """The steps that count."""
     output = workload.output
     return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
@@ -207,7 +208,7 @@ def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
         blocks = [block for block in figures.blocks if block.kind == kind]
         if not blocks:
             continue
-        phase = phase_figures(blocks, batch, _window(workload), figures.formula)
+        phase = phase_figures(blocks, batch, window_of(workload), figures.formula)
         io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
         metric |= {
             f"{kind}_au_percentage": list(phase.au_percent),
@@ -267,7 +268,7 @@ def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
             "provenance": figures.provenance,
             "notes": list(figures.notes),
         }
-    window = _window(workload)
+    window = window_of(workload)
     train = [block for block in figures.blocks if block.kind == "train"]
     step_s = workload.train.computation_time.mean_s
     shares = shares_of(train, window)
