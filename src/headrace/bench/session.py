@@ -32,6 +32,7 @@ from headrace.bench.run import (
 )
 from headrace.bench.staging import make_cold, residency_of, stage_files
 from headrace.bench.summary import (
+    Figures,
     gather_figures,
     host_document,
     metric_lines,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from headrace.bench.metrics import Formula
     from headrace.bench.ranks import Group
     from headrace.bench.staging import Residency, Staged
-    from headrace.bench.summary import Figures
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
 
@@ -382,11 +382,15 @@ class _Session:
         restored: Sequence[Restored] = (),
     ) -> Figures | None:
         """All ranks' figures; None in ranks other than 0."""
-        return gather_figures(
-            self._group, recorded, accelerators=self._options.run.accelerators,
-            formula=self._options.formula, started=started, ceiling=ceiling, restored=restored,
-            writer=writer_name(self._loaded) if self._workload.workflow.checkpoint else None,
-            where=provenance(self._place(), list(sys.argv)) | {
+        figures = Figures(
+            engine=recorded.engine,
+            formula=self._options.formula,
+            start_s=started,
+            accelerators=self._options.run.accelerators * self._group.place.world_size,
+            checkpoint_writer=(
+                writer_name(self._loaded) if self._workload.workflow.checkpoint else None
+            ),
+            provenance=provenance(self._place(), list(sys.argv)) | {
                 "words": list(words),
                 "engine": recorded.engine_figures,
                 "launcher": self._group.place.source,
@@ -396,6 +400,8 @@ class _Session:
             },
             notes=self._notes,
         )  # fmt: skip
+        whole = gather_figures(self._group, figures, recorded, ceiling, restored)
+        return figures if whole else None
 
     def _stage(self, files: dict[str, list[str]]) -> Staged:
         assert self._options.stage is not None

@@ -121,9 +121,9 @@ class Figures:
     engine: str
     formula: Formula
     start_s: float
-    end_s: float
     accelerators: int
-    blocks: Sequence[Block]
+    end_s: float = 0.0
+    blocks: Sequence[Block] = ()
     repeats: int = 1
     ceiling: Sequence[Block] = ()
     hosts: Sequence[dict[str, Any]] = ()
@@ -412,30 +412,19 @@ _DEADLINE_S: Final = 300.0
 
 def gather_figures(
     group: Group,
+    figures: Figures,
     recorded: RunRecord,
-    *,
-    accelerators: int,
-    formula: Formula,
-    started: float,
-    ceiling: RunRecord | None,
-    restored: Sequence[Restored],
-    writer: str | None,
-    where: dict[str, Any],
-    notes: Sequence[str],
-) -> Figures | None:
-    """All ranks call it; only rank 0 gets something.
+    ceiling: RunRecord | None = None,
+    restored: Sequence[Restored] = (),
+) -> bool:
+    """Complete figures by what all ranks recorded. All ranks call it; True in rank 0 alone.
 
     Args:
         group: all ranks.
+        figures: with what does not depend on ranks; rank 0's are completed.
         recorded: this rank's part.
-        accelerators: of each rank.
-        formula: of throughput.
-        started: seconds since 1970.
         ceiling: the same steps on a null store, if they were run.
         restored: checkpoints that this rank read back.
-        writer: of checkpoints, if there are any.
-        where: provenance.
-        notes: for people.
 
     Raises:
         BenchError: a rank is gone.
@@ -452,34 +441,27 @@ def gather_figures(
         "waits": waits[:: len(waits) // _WAITS_MAX + 1],
     }, _DEADLINE_S)  # fmt: skip
     if not every:
-        return None
-    hosts = {part["host"]["hostname"]: part["host"] for part in every}
+        return False
     numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
-    return Figures(
-        engine=recorded.engine,
-        formula=formula,
-        start_s=started,
-        end_s=time.time(),
-        accelerators=accelerators * group.place.world_size,
-        blocks=[block_of(b) for part in every for b in part["blocks"]],
-        ceiling=[block_of(b) for part in every for b in part["ceiling"]],
-        hosts=list(hosts.values()),
-        nbytes=int(numbers[0]),
-        device_bytes=int(numbers[1]),
-        cpu_s=numbers[2],
-        batch_waits_s=[wait for part in every for wait in part["waits"]],
-        # Ranks meet at every block: the one that took longest is the one the others waited for.
-        phases_s=max((part["phases"] for part in every), key=lambda phases: sum(phases.values())),
-        checkpoints=_slowest([part["saved"] for part in every]),
-        restores=_slowest([part["restored"] for part in every]),
-        blocking_s=[
-            max(saved["blocking_s"] for saved in of_all)
-            for of_all in zip(*(part["saved"] for part in every), strict=True)
-        ],
-        checkpoint_writer=writer,
-        provenance=where,
-        notes=notes,
+    figures.end_s = time.time()
+    figures.blocks = [block_of(b) for part in every for b in part["blocks"]]
+    figures.ceiling = [block_of(b) for part in every for b in part["ceiling"]]
+    figures.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
+    figures.nbytes, figures.device_bytes, figures.cpu_s = (
+        int(numbers[0]),
+        int(numbers[1]),
+        numbers[2],
     )
+    figures.batch_waits_s = [wait for part in every for wait in part["waits"]]
+    # Ranks meet at every block: the one that took longest is the one the others waited for.
+    figures.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
+    figures.checkpoints = _slowest([part["saved"] for part in every])
+    figures.restores = _slowest([part["restored"] for part in every])
+    figures.blocking_s = [
+        max(saved["blocking_s"] for saved in of_all)
+        for of_all in zip(*(part["saved"] for part in every), strict=True)
+    ]
+    return True
 
 
 def _slowest(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, int]]:
