@@ -13,20 +13,18 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.bench import schema
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, TimeDistribution
+from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from headrace.bench.schema import Workload
 
 
 _ASSIGNMENT: Final = re.compile(
@@ -566,49 +564,3 @@ def closest_key(name: str) -> str:
             for n in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], tails, 1, 0.75)
         ]
     return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
-
-
-_KEY: Final = "workflow.query"
-
-
-def queried(line: CommandLine) -> Any:
-    """The value of the key that `workflow.query` names: as given, else its default; None without a query.
-
-    Args:
-        line: a command line with `++workload.workflow.query=KEY`.
-
-    Raises:
-        WorkloadError: the workload is wrong, or has no such key.
-    """
-    asked = [override for override in line.overrides if override.key == _KEY]
-    others = tuple(override for override in line.overrides if override.key != _KEY)
-    loaded = load_workload(replace(line, overrides=others))
-    if not asked or asked[-1].value is None:
-        return None
-    key = str(parse_value(asked[-1].value))
-    given: Any = loaded.document
-    for part in key.split("."):
-        given = given.get(part) if isinstance(given, dict) else None
-    if given is None or (isinstance(given, dict) and key not in KEYS):
-        return _default(loaded.workload, key, asked[-1].written)
-    return given
-
-
-def _default(workload: Workload, key: str, written: str) -> Any:
-    section, *inner = key.split(".")
-    # Sections within sections are dataclasses, or joined with `_`.
-    for path in ((section, *inner), (section, "_".join(inner))):
-        value: Any = workload
-        known = True
-        for name in path:
-            known = known and name in _names(value)
-            value = getattr(value, name) if known else None
-        if known and not _names(value):
-            return value.mean_s if isinstance(value, TimeDistribution) else value
-    raise WorkloadError(f"command line: {written}: {closest_key(key)}")
-
-
-def _names(value: Any) -> set[str]:
-    """The fields of a section."""
-    section = is_dataclass(value) and not isinstance(value, TimeDistribution)
-    return {each.name for each in fields(value)} if section else set()

@@ -196,29 +196,12 @@ class RealClock:
 class _Steps:
     """One accelerator's recorded steps."""
 
-    __slots__ = (
-        "compute",
-        "end_s",
-        "gate_s",
-        "harness",
-        "late",
-        "load",
-        "nbytes",
-        "step",
-        "waits_s",
-    )
-
     def __init__(self, steps: int, start_s: float) -> None:
-        self.load = np.zeros(steps)
-        self.compute = np.zeros(steps)
-        self.harness = np.zeros(steps)
-        self.late = np.zeros(steps)
-        self.waits_s = np.zeros(steps)
-        self.step = 0
-        self.nbytes = 0
-        self.gate_s = start_s
-        """When the step may begin, as far as the accelerators are concerned."""
-        self.end_s = start_s
+        self.load, self.compute, self.harness = np.zeros((3, steps))
+        self.late, self.waits_s = np.zeros((2, steps))
+        self.step = self.nbytes = 0
+        self.gate_s = self.end_s = start_s
+        """When the step may begin, as far as the accelerators are concerned; when the last one ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from headrace.bench.content import Content
 from headrace.bench.engines.native import extents_reader
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
+from headrace.bench.storage_advice import Cell, advice_of
 from headrace.bench.summary import provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
@@ -351,95 +352,6 @@ def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[s
     return percentiles(seconds_each) | {"reads": len(seconds_each)}
 
 
-_ENOUGH: Final = 0.9
-"""Of the best rate: more depth or larger blocks than it takes for this are not worth their memory."""
-
-_PACKING_PAYS: Final = 1.3
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Random reads of blocks of one size at one depth."""
-
-    block_bytes: int
-    depth: int
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One piece of it.
-
-    Attributes:
-        about: packing, depth or block size.
-        value: for programs: whether to pack, reads in flight, bytes.
-        why: for people, with the figures.
-    """
-
-    about: str
-    value: bool | int
-    why: str
-
-
-def advice_of(
-    cells: Sequence[Cell], *, sample_bytes: int, packed_per_s: float, files_per_s: float
-) -> list[Advice]:
-    """What follows from the figures.
-
-    Args:
-        cells: random reads.
-        sample_bytes: of the samples that the two rates are of.
-        packed_per_s: samples at random from one large file.
-        files_per_s: the same samples, each a file.
-    """
-    return [_packing(sample_bytes, packed_per_s, files_per_s), _depth(cells), _block(cells)]
-
-
-def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> Advice:
-    ratio = packed_per_s / files_per_s
-    rates = (
-        f"samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
-        f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)"
-    )
-    if ratio >= _PACKING_PAYS:
-        return Advice("packing", True, f"Pack small samples (headrace pack): {rates}.")
-    return Advice("packing", False, f"Packing gains little in speed here: {rates}.")
-
-
-def _depth(cells: Sequence[Cell]) -> Advice:
-    """The depth that is enough for blocks of every size."""
-    enough: dict[int, int] = {}
-    for block in {cell.block_bytes for cell in cells}:
-        row = [cell for cell in cells if cell.block_bytes == block]
-        best = max(cell.bytes_per_s for cell in row)
-        enough[block] = min(c.depth for c in row if c.bytes_per_s >= _ENOUGH * best)
-    depth = max(enough.values())
-    depths = ", ".join(f"{depth} for {_size(block)}" for block, depth in sorted(enough.items()))
-    deepest = max(cell.depth for cell in cells)
-    more = "; more were not tried" if depth == deepest else ""
-    return Advice(
-        "depth", depth,
-        f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}.",
-    )  # fmt: skip
-
-
-def _block(cells: Sequence[Cell]) -> Advice:
-    best = {
-        block: max(c.bytes_per_s for c in cells if c.block_bytes == block)
-        for block in sorted({cell.block_bytes for cell in cells})
-    }
-    most = max(best.values())
-    block = min(size for size, rate in best.items() if rate >= _ENOUGH * most)
-    rates = ", ".join(f"{_size(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
-    return Advice(
-        "block size", block, f"Read at random in pieces of {_size(block)} or more: {rates}."
-    )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
-
-
 _STREAMS: Final = (1, 4)
 _BLOCK_BYTES: Final = (4 << 10, 64 << 10, 1 << 20)
 _DEPTHS: Final = (1, 4, 16, 64)
@@ -502,7 +414,7 @@ def characterise(
         small_bytes = options.files * _SAMPLE_BYTES
         check_free_space(Path(folder), 2 * options.size_bytes + small_bytes)
         try:
-            document = _Measuring(folder, options, progress or _silent).document()
+            document = _Measuring(folder, options, progress or (lambda _: None)).document()
         except OSError as e:
             raise write_error(e, e.filename or folder) from e
     return {
@@ -511,10 +423,6 @@ def characterise(
         "seconds": time.perf_counter() - begin,
         "provenance": provenance(path, ["headrace", "bench", "storage", path]),
     }
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 class _Measuring:
@@ -531,7 +439,9 @@ class _Measuring:
         read = {}
         for streams in _STREAMS:
             self._tell(f"sequential reads, {streams} at a time")
-            read[str(streams)] = self._read(streams)
+            read[str(streams)] = read_bytes_per_s(
+                self._large, streams=streams, direct=self._direct, seconds=self._options.seconds
+            )
         cells, engine = self._cells()
         batches = self._batches()
         self._tell("latency")
@@ -570,11 +480,6 @@ class _Measuring:
                     os.unlink(path)
         return rates
 
-    def _read(self, streams: int) -> float:
-        return read_bytes_per_s(
-            self._large, streams=streams, direct=self._direct, seconds=self._options.seconds
-        )
-
     def _look_at_cache(self) -> None:
         """Say where reads are not the storage's."""
         share = residency_of([self._large]).share
@@ -590,25 +495,23 @@ class _Measuring:
     def _cells(self) -> tuple[list[Cell], str]:
         cells, engine = [], ""
         for block_bytes in _BLOCK_BYTES:
-            blocks = Blocks(self._large, block_bytes, direct=self._direct)
-            try:
+            with contextlib.closing(
+                Blocks(self._large, block_bytes, direct=self._direct)
+            ) as blocks:
                 for depth in _DEPTHS:
                     self._tell(f"random reads of {block_bytes >> 10} KiB, {depth} in flight")
                     rate = blocks.rate(depth, _BATCH, self._options.seconds)
                     cells.append(Cell(block_bytes, depth, rate.bytes_per_s))
                 engine = blocks.engine
-            finally:
-                blocks.close()
         return cells, engine
 
     def _batches(self) -> dict[str, Any]:
         """The same small samples, from a packed file and from a file each."""
         self._tell("batches of small samples")
-        blocks = Blocks(self._large, _SAMPLE_BYTES, direct=self._direct, seed=1)
-        try:
+        with contextlib.closing(
+            Blocks(self._large, _SAMPLE_BYTES, direct=self._direct, seed=1)
+        ) as blocks:
             packed = blocks.rate(_SAMPLE_DEPTH, _BATCH, self._options.seconds)
-        finally:
-            blocks.close()
         folder = os.path.join(self._folder, "samples")
         os.mkdir(folder)
         buffer, data = WriteBuffer(), os.urandom(_SAMPLE_BYTES)
