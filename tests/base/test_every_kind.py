@@ -11,7 +11,7 @@ import pytest
 from base.flips import flips, outcomes
 from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import FILE_NAME, Manifest
+from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
 from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
 from headrace.cluster.local.folder import Task, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
@@ -39,9 +39,9 @@ def in_a_file(path, read):
 
 
 def dataset_manifest(folder):
-    Manifest.of(DatasetSpec(data_folder=str(folder), num_files_train=2), complete=True).write(
-        folder
-    )
+    DatasetManifest.of(
+        DatasetSpec(data_folder=str(folder), num_files_train=2), complete=True
+    ).write(folder)
     return in_a_file(folder / FILE_NAME, lambda: read_dataset_manifest(folder))
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from headrace.bench.checkpoint_runs import Saved
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.metrics import Block, Window
+from headrace.bench.metrics import Block, StepWindow
 from headrace.bench.results import write_rank_files
-from headrace.bench.summary import Figures, metric_lines, summary_document, timestamp, together
+from headrace.bench.summary import RunFigures, metric_lines, summary_document, timestamp, together
 
 BATCH = 7
 WAITS = {
@@ -45,7 +45,7 @@ def blocks(late_s=0.0, waits=WAITS):
 def figures(**more):
     given = {"formula": "mlcommons", "blocks": blocks(), "nbytes": 10**9, "device_bytes": 4 * 10**8,
              "cpu_s": 2.0}  # fmt: skip
-    return Figures(engine="headrace", start_s=0.0, end_s=20.0, accelerators=2, **(given | more))
+    return RunFigures(engine="headrace", start_s=0.0, end_s=20.0, accelerators=2, **(given | more))
 
 
 def summary(target=0.83, **more):
@@ -185,7 +185,7 @@ def test_the_files_of_an_accelerator(tmp_path):
     )  # fmt: skip
     saved = Saved(epoch=2, number=1, start_s=1018.0, duration_s=4.0, blocking_s=4.0, nbytes=2 << 30)
     write_rank_files(
-        tmp_path, 0, [*mine, evaluation], offset_s=1000.0, batches=(BATCH, 3), window=Window(1, 0),
+        tmp_path, 0, [*mine, evaluation], offset_s=1000.0, batches=(BATCH, 3), window=StepWindow(1, 0),
         formula="upstream", host={"hostname": "node"}, saved=[saved],
     )  # fmt: skip
     output = json.loads((tmp_path / "0_output.json").read_text())

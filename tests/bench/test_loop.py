@@ -11,7 +11,7 @@ import pytest
 
 from headrace.bench.engines.base import Delivered, batches_ahead
 from headrace.bench.loop import LoopOptions, StepLoop
-from headrace.bench.metrics import Window, phase_figures
+from headrace.bench.metrics import StepWindow, phase_figures
 from headrace.errors import BenchError
 from headrace.io.simulation import Simulation
 
@@ -223,7 +223,7 @@ def test_au_is_what_the_bandwidth_allows(accelerators, batch, step_s, share):
     blocks = StepLoop(LoopOptions(clock=clock)).run(
         [source] * accelerators, np.full((accelerators, steps), step_s), 1
     )
-    figures = phase_figures(blocks, batch, Window(), "mlcommons")
+    figures = phase_figures(blocks, batch, StepWindow(), "mlcommons")
     assert figures.au_mean_percent == pytest.approx(100 * min(1, share), rel=0.01)
     transfer_s, rest = step_s / share, steps - 1
     by_hand = [

@@ -5,8 +5,8 @@ import pytest
 
 from headrace.bench.metrics import (
     Block,
-    Shares,
-    Window,
+    StepWindow,
+    TimeShares,
     block_au,
     block_throughput,
     confidence,
@@ -18,7 +18,7 @@ from headrace.bench.metrics import (
     verdict_of,
 )
 
-DEFAULT = Window(1, 0)
+DEFAULT = StepWindow(1, 0)
 
 
 def block(
@@ -38,8 +38,8 @@ def test_au_is_the_windows_compute_by_the_remaining_time():
     late = block([1.0, 0.1, 0.2, 0.3], [1.0] * 4, end=5.8)
     assert block_au(late, DEFAULT) == pytest.approx(100 * 3.0 / (5.8 - 2.0))
     # Without the last one, too: 2 steps; proc of step 3 (1.3 s) comes off.
-    assert block_au(late, Window(1, 1)) == pytest.approx(100 * 2.0 / (5.8 - 2.0 - 1.3))
-    assert block_au(late, Window(0, 0)) == pytest.approx(100 * 4.0 / 5.8)
+    assert block_au(late, StepWindow(1, 1)) == pytest.approx(100 * 2.0 / (5.8 - 2.0 - 1.3))
+    assert block_au(late, StepWindow(0, 0)) == pytest.approx(100 * 4.0 / 5.8)
 
 
 def test_both_throughput_formulas():
@@ -164,6 +164,6 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
 )  # fmt: skip
 def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, said):
     """An accelerator whose own data were there, as most are when one's come late."""
-    found = verdict_of(80, 99.9, Shares(10, 8, wait, 0, barrier), 0.0, 0.1)
+    found = verdict_of(80, 99.9, TimeShares(10, 8, wait, 0, barrier), 0.0, 0.1)
     assert found.bound == "storage"
     assert found.reason == f"{said}; without storage AU is 99.90 %"

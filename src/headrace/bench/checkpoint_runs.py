@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.checkpoints import CheckpointWriter, WriterName
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.ranks import Group
+    from headrace.bench.ranks import RankGroup
     from headrace.bench.schema import ModelSection
 
 
@@ -146,7 +146,7 @@ class RunCheckpointer:
         WorkloadError: the model cannot be spread over so many.
     """
 
-    def __init__(self, loaded: LoadedWorkload, group: Group, accelerators: int) -> None:
+    def __init__(self, loaded: LoadedWorkload, group: RankGroup, accelerators: int) -> None:
         self._loaded, self._group = loaded, group
         self._options = loaded.workload.checkpoint
         self._count, self._world = accelerators, accelerators * group.place.world_size
@@ -305,7 +305,7 @@ _RESIDENCY_FILES: Final = 500
 def run_checkpoints(
     loaded: LoadedWorkload,
     accelerators: int,
-    group: Group,
+    group: RankGroup,
     *,
     cold: bool = False,
     progress: Callable[[int, int], None] | None = None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class RunMeasure:
     """A figure of a run.
 
     Attributes:
@@ -41,56 +41,56 @@ class Measure:
 
 
 MEASURES: Final = (
-    Measure("accelerators", "accelerators", "", None, "num_accelerators"),
-    Measure("au", "AU", "%", "more", "metric.train_au_mean_percentage"),
-    Measure("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
-    Measure("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
-    Measure("throughput", "throughput", "samples/s", "more",
+    RunMeasure("accelerators", "accelerators", "", None, "num_accelerators"),
+    RunMeasure("au", "AU", "%", "more", "metric.train_au_mean_percentage"),
+    RunMeasure("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
+    RunMeasure("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
+    RunMeasure("throughput", "throughput", "samples/s", "more",
             "metric.train_throughput_mean_samples_per_second"),
-    Measure("io", "throughput in bytes (nominal)", "MiB/s", "more",
+    RunMeasure("io", "throughput in bytes (nominal)", "MiB/s", "more",
             "metric.train_io_mean_MB_per_second"),
-    Measure("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s",
+    RunMeasure("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s",
             "headrace.time.total_s"),
-    Measure("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s",
+    RunMeasure("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s",
             "headrace.time.total_s"),
-    Measure("harness_share", "time lost by the harness", "%", "less", "headrace.time.harness_s",
+    RunMeasure("harness_share", "time lost by the harness", "%", "less", "headrace.time.harness_s",
             "headrace.time.total_s"),
-    Measure("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
-    Measure("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
-    Measure("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
-    Measure("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
-    Measure("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
-    Measure("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
-    Measure("time_to_solution", "time to solution", "s", "less",
+    RunMeasure("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
+    RunMeasure("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
+    RunMeasure("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
+    RunMeasure("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
+    RunMeasure("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
+    RunMeasure("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
+    RunMeasure("time_to_solution", "time to solution", "s", "less",
             "headrace.time_to_solution.total_s"),
-    Measure("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
-    Measure("training", "of it training", "s", "less", "headrace.time_to_solution.training_s"),
-    Measure("evaluation", "of it evaluation", "s", "less",
+    RunMeasure("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
+    RunMeasure("training", "of it training", "s", "less", "headrace.time_to_solution.training_s"),
+    RunMeasure("evaluation", "of it evaluation", "s", "less",
             "headrace.time_to_solution.evaluation_s"),
-    Measure("checkpointing", "of it checkpointing", "s", "less",
+    RunMeasure("checkpointing", "of it checkpointing", "s", "less",
             "headrace.time_to_solution.checkpointing_s"),
-    Measure("bytes", "bytes delivered", "B", None, "headrace.bytes"),
-    Measure("device_bytes", "bytes from the device", "B", None, "headrace.device_bytes"),
-    Measure("cpu_s_per_gb", "CPU s/GB", "", "less", "headrace.cpu_s_per_gb"),
-    Measure("eval_au", "AU of evaluation", "%", "more", "metric.eval_au_mean_percentage"),
-    Measure("eval_throughput", "throughput of evaluation", "samples/s", "more",
+    RunMeasure("bytes", "bytes delivered", "B", None, "headrace.bytes"),
+    RunMeasure("device_bytes", "bytes from the device", "B", None, "headrace.device_bytes"),
+    RunMeasure("cpu_s_per_gb", "CPU s/GB", "", "less", "headrace.cpu_s_per_gb"),
+    RunMeasure("eval_au", "AU of evaluation", "%", "more", "metric.eval_au_mean_percentage"),
+    RunMeasure("eval_throughput", "throughput of evaluation", "samples/s", "more",
             "metric.eval_throughput_mean_samples_per_second"),
-    Measure("checkpoint_s", "a checkpoint's time", "s", "less",
+    RunMeasure("checkpoint_s", "a checkpoint's time", "s", "less",
             "metric.save_checkpoint_duration_mean_seconds"),
-    Measure("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more",
+    RunMeasure("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more",
             "metric.save_checkpoint_io_mean_GB_per_second"),
-    Measure("checkpoint_blocking", "training stood still for one", "s", "less",
+    RunMeasure("checkpoint_blocking", "training stood still for one", "s", "less",
             "headrace.checkpoint.blocking_s.mean"),
-    Measure("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
-    Measure("load_s", "reading a checkpoint back", "s", "less",
+    RunMeasure("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
+    RunMeasure("load_s", "reading a checkpoint back", "s", "less",
             "metric.load_checkpoint_duration_mean_seconds"),
-    Measure("load_rate", "its rate", "GiB/s", "more",
+    RunMeasure("load_rate", "its rate", "GiB/s", "more",
             "metric.load_checkpoint_io_mean_GB_per_second"),
 )  # fmt: skip
 """In the order of tables."""
 
 
-def measure_named(name: str) -> Measure:
+def measure_named(name: str) -> RunMeasure:
     """The measure of that name.
 
     Raises:
@@ -104,7 +104,7 @@ def measure_named(name: str) -> Measure:
     raise ValueError(f"no measure is called {name!r}: {hint}There are {', '.join(names)}")
 
 
-def value_of(summary: dict[str, Any], measure: Measure) -> float | None:
+def value_of(summary: dict[str, Any], measure: RunMeasure) -> float | None:
     """The measure's value in a summary.json, or None where it has none."""
     value = _at(summary, measure.path)
     if value is None or not measure.per:
@@ -121,7 +121,7 @@ def _at(document: Any, path: str) -> float | None:
     return number_of(document)
 
 
-def measured(runs: Sequence[RunResult], measure: Measure) -> Confidence | None:
+def measured(runs: Sequence[RunResult], measure: RunMeasure) -> Confidence | None:
     """The measure over repeats: several folders, or, for AU, the repeats of one run.
 
     Returns:
@@ -158,7 +158,7 @@ class Condition:
         written: as it was given.
     """
 
-    measure: Measure
+    measure: RunMeasure
     sign: str
     bound: float
     change: bool
@@ -202,7 +202,7 @@ def condition_of(text: str, *, changes: bool) -> Condition:
 class ComparisonRow:
     """One measure of two results."""
 
-    measure: Measure
+    measure: RunMeasure
     a: Confidence
     b: Confidence
 
@@ -251,7 +251,7 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Two results.
 
     Attributes:
@@ -273,17 +273,17 @@ class ConditionResult:
     holds: bool
 
 
-def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> Comparison:
+def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
     """Compare two results, each of one run or of repeats."""
     rows = []
     for measure in MEASURES:
         left, right = measured(a, measure), measured(b, measure)
         if left is not None and right is not None:
             rows.append(ComparisonRow(measure, left, right))
-    return Comparison(tuple(rows), tuple(differences(a[0], b[0])))
+    return RunComparison(tuple(rows), tuple(differences(a[0], b[0])))
 
 
-def judge(comparison: Comparison, conditions: Sequence[Condition]) -> list[ConditionResult]:
+def judge(comparison: RunComparison, conditions: Sequence[Condition]) -> list[ConditionResult]:
     """Which conditions hold.
 
     Raises:

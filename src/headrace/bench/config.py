@@ -39,7 +39,7 @@ _REFUSED: Final = {
 }
 
 
-class Override(NamedTuple):
+class HydraOverride(NamedTuple):
     """One word of the command line about a key of the workload."""
 
     sign: str
@@ -61,7 +61,7 @@ class CommandLine:
     """`hydra.run.dir`."""
     output_subdir: str = ".hydra"
     """`hydra.output_subdir`: where the configuration is written, below the output folder."""
-    overrides: tuple[Override, ...] = ()
+    overrides: tuple[HydraOverride, ...] = ()
     task_overrides: tuple[str, ...] = ()
     """All that hydra lists in overrides.yaml: what is not about hydra itself."""
     hydra_overrides: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
         WorkloadError: a word makes no sense, or asks for what is not done here; names all of them.
     """
     values: dict[str, Any] = {}
-    overrides: list[Override] = []
+    overrides: list[HydraOverride] = []
     task: list[str] = []
     hydra: list[str] = []
     problems: list[str] = []
@@ -94,7 +94,7 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
             if key == "workload":
                 values["workload"] = _unquoted(value or "")
             else:
-                overrides.append(Override(sign, key.removeprefix("workload."), value, word))
+                overrides.append(HydraOverride(sign, key.removeprefix("workload."), value, word))
         except ValueError as e:
             problems.append(str(e))
     if problems:
@@ -163,7 +163,7 @@ _DICT_KEY: Final = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 """hydra's {a:1,b:2}, where YAML wants {a: 1, b: 2}."""
 
 
-class Setting(NamedTuple):
+class YamlSetting(NamedTuple):
     """A value and where it was given."""
 
     value: Any
@@ -199,7 +199,7 @@ def parse_value(written: str) -> Any:
         return written
 
 
-def read_document(path: Path) -> dict[str, Setting]:
+def read_document(path: Path) -> dict[str, YamlSetting]:
     """The settings of a YAML file, by their full keys, each with its file and line.
 
     Raises:
@@ -223,8 +223,8 @@ def read_document(path: Path) -> dict[str, Setting]:
         raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
 
 
-def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, Setting]:
-    settings: dict[str, Setting] = {}
+def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, YamlSetting]:
+    settings: dict[str, YamlSetting] = {}
 
     def at(node: Any) -> str:
         return f"{path}:{node.start_mark.line + 1}"
@@ -249,7 +249,7 @@ def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, Setting]:
             if isinstance(value, yaml.MappingNode) and name not in _FREE:
                 walk(value, name + ".", depth + 1)
             elif not (empty and any(known.startswith(name + ".") for known in KEYS)):
-                settings[name] = Setting(construct(value), at(key))
+                settings[name] = YamlSetting(construct(value), at(key))
 
     if not isinstance(root, yaml.MappingNode):
         raise WorkloadError(f"{at(root)}: expected sections such as `dataset:`.")
@@ -257,11 +257,11 @@ def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, Setting]:
     return settings
 
 
-def flatten(name: str, value: Any, where: str) -> dict[str, Setting]:
+def flatten(name: str, value: Any, where: str) -> dict[str, YamlSetting]:
     """Settings of one override, whose value may be a whole section as a mapping."""
     if not isinstance(value, dict) or name in _FREE:
-        return {name: Setting(value, where)}
-    settings: dict[str, Setting] = {}
+        return {name: YamlSetting(value, where)}
+    settings: dict[str, YamlSetting] = {}
     for key, inner in value.items():
         settings |= flatten(f"{name}.{key}" if name else str(key), inner, where)
     return settings
@@ -367,19 +367,19 @@ class _Merging:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self.settings: dict[str, Setting] = {}
+        self.settings: dict[str, YamlSetting] = {}
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.listing_interval: int | None = None
 
     # -- merging ---------------------------------------------------------------------------------
 
-    def put(self, name: str, setting: Setting) -> None:
+    def put(self, name: str, setting: YamlSetting) -> None:
         known = self._known(name, setting.where)
         if known:
             self.settings[known] = setting
 
-    def override(self, override: Override) -> None:
+    def override(self, override: HydraOverride) -> None:
         where = f"command line: {override.written}"
         name = self._spelled(override.key)
         inside = [key for key in self.settings if key == name or key.startswith(name + ".")]
@@ -394,7 +394,7 @@ class _Merging:
         for key, setting in flatten(override.key, parse_value(override.value), where).items():
             self.put(key, setting)
 
-    def _delete(self, override: Override, name: str, inside: list[str], where: str) -> None:
+    def _delete(self, override: HydraOverride, name: str, inside: list[str], where: str) -> None:
         if not inside:
             self.problems.append(f"{where}: {name} is not there, so it cannot be taken away")
         elif override.value is not None and (

@@ -63,9 +63,9 @@ class Content:
         """The key of a file, by its number in the data set."""
         return _mix(self._seed_key ^ file)
 
-    def stream(self, file: int) -> Stream:
+    def stream(self, file: int) -> ByteStream:
         """The bytes of a file, from the first; `file` is its number in the data set."""
-        return Stream(self, self.key(file))
+        return ByteStream(self, self.key(file))
 
     def scratch(self) -> NDArray[np.uint64]:
         """This thread's block: fresh memory for each file would cost more than what it holds."""
@@ -85,7 +85,7 @@ class Content:
         return np.concatenate([self._words, np.zeros(1, np.uint64)]).view(np.uint8)
 
 
-class Stream:
+class ByteStream:
     """A file's bytes, taken one after the other. A thread has one at a time.
 
     Args:
@@ -151,7 +151,7 @@ class Checksum(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """A piece of a file."""
 
     kind: PieceKind
@@ -159,17 +159,17 @@ class Piece:
     text: bytes = b""
 
 
-def text(data: bytes) -> Piece:
+def text(data: bytes) -> FilePiece:
     """A piece that is the same in all files."""
-    return Piece(PieceKind.TEXT, 0, data)
+    return FilePiece(PieceKind.TEXT, 0, data)
 
 
-def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> Piece:
+def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> FilePiece:
     """A piece of the file's own bytes."""
-    return Piece(kind, nbytes)
+    return FilePiece(kind, nbytes)
 
 
-BEGIN, END = Piece(PieceKind.BEGIN), Piece(PieceKind.END)
+BEGIN, END = FilePiece(PieceKind.BEGIN), FilePiece(PieceKind.END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class PieceRun:
     """Pieces, so many times one after the other."""
 
     times: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class FileLayout:
         return _native.FileLayout(runs, int(self.checksum), list(self.patches))
 
 
-def write_layout(out: OutputFile, layout: FileLayout, stream: Stream) -> None:
+def write_layout(out: OutputFile, layout: FileLayout, stream: ByteStream) -> None:
     """Writes a file, piece by piece."""
     crc, summing = 0, False
     for piece in _pieces_of(layout):
@@ -232,13 +232,13 @@ def write_layout(out: OutputFile, layout: FileLayout, stream: Stream) -> None:
         out.patch(at, crc.to_bytes(4, "little"))
 
 
-def _pieces_of(layout: FileLayout) -> Iterator[Piece]:
+def _pieces_of(layout: FileLayout) -> Iterator[FilePiece]:
     for run in layout.runs:
         for _ in range(run.times):
             yield from run.pieces
 
 
-def _bytes_of(piece: Piece, stream: Stream) -> Iterator[NDArray[np.uint8]]:
+def _bytes_of(piece: FilePiece, stream: ByteStream) -> Iterator[NDArray[np.uint8]]:
     if piece.kind is PieceKind.TEXT:
         yield np.frombuffer(piece.text, np.uint8)
         return

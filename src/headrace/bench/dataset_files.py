@@ -47,7 +47,7 @@ _NOT_DATA = ("data_folder", "keep_files", "generation_buffer_size", "record_leng
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class DatasetManifest:
     """A data folder's manifest."""
 
     spec: dict[str, Any]
@@ -56,7 +56,7 @@ class Manifest:
     files: int
 
     @classmethod
-    def of(cls, spec: DatasetSpec, *, complete: bool) -> Manifest:
+    def of(cls, spec: DatasetSpec, *, complete: bool) -> DatasetManifest:
         """What `spec` asks for."""
         fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
         if spec.requests is None:
@@ -71,7 +71,7 @@ class Manifest:
         replace_file(Path(folder, FILE_NAME), text)
 
 
-def read_manifest(folder: str) -> Manifest | None:
+def read_manifest(folder: str) -> DatasetManifest | None:
     """The manifest of a data folder; None where there is none.
 
     Raises:
@@ -84,7 +84,7 @@ def read_manifest(folder: str) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     fields = _MANIFEST.decode(text, path)
-    return Manifest(
+    return DatasetManifest(
         fields.inner("spec").plain(), fields.flag("complete"), fields.integer("files", 0, 1 << 62)
     )
 
@@ -98,7 +98,7 @@ def differences(spec: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     ]
 
 
-def wait_for(folder: str, expected: Manifest, deadline_s: float) -> None:
+def wait_for(folder: str, expected: DatasetManifest, deadline_s: float) -> None:
     """Waits until rank 0 has prepared the folder.
 
     Raises:
@@ -141,7 +141,7 @@ def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = N
     folder = spec.data_folder
     manifest = read_manifest(folder)
     if manifest is not None:
-        expected = Manifest.of(spec, complete=True).spec
+        expected = DatasetManifest.of(spec, complete=True).spec
         for key in _MAY_DIFFER:
             expected.pop(key, None)
         wrong = differences(manifest.spec, expected)

@@ -22,7 +22,7 @@ from headrace import _native
 from headrace.base.files import remove_leftovers
 from headrace.bench.content import Content
 from headrace.bench.dataset_files import (
-    Manifest,
+    DatasetManifest,
     differences,
     foreign_files,
     read_manifest,
@@ -98,7 +98,7 @@ def generate(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
-    expected = Manifest.of(spec, complete=False)
+    expected = DatasetManifest.of(spec, complete=False)
     try:
         if rank == 0:
             _prepare(spec, expected, overwrite=overwrite)
@@ -245,7 +245,7 @@ class _Run:
         )
 
 
-def _prepare(spec: DatasetSpec, expected: Manifest, *, overwrite: bool) -> None:
+def _prepare(spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool) -> None:
     """Makes the folders and the manifest, unless something else is there."""
     folder = spec.data_folder
     manifest = read_manifest(folder)
@@ -274,7 +274,7 @@ def _prepare(spec: DatasetSpec, expected: Manifest, *, overwrite: bool) -> None:
         expected.write(folder)
 
 
-def _remove(folder: str, old: Manifest) -> None:
+def _remove(folder: str, old: DatasetManifest) -> None:
     """Removes the files that an older manifest names, and no others. Its own goes last."""
     from headrace.bench.dataset import DatasetSpec
 
@@ -294,7 +294,7 @@ def _remove(folder: str, old: Manifest) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _finish(spec: DatasetSpec, expected: Manifest, rank: int, world_size: int) -> bool:
+def _finish(spec: DatasetSpec, expected: DatasetManifest, rank: int, world_size: int) -> bool:
     """Says that this rank has finished; the one that sees all others marks the data set complete."""
     folder = Path(spec.data_folder)
     markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
@@ -304,7 +304,7 @@ def _finish(spec: DatasetSpec, expected: Manifest, rank: int, world_size: int) -
             # The last one may have seen all and removed them already.
             now = read_manifest(spec.data_folder)
             return now is not None and now.complete
-    Manifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder)
+    DatasetManifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder)
     for marker in folder.glob(".generated-*"):
         marker.unlink(missing_ok=True)
     return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.engines.base import Delivered, Source
+    from headrace.bench.engines.base import BatchSource, Delivered
 
 _SWITCH_S: Final = 0.0005
 _SLACK_NS: Final = 1
@@ -129,7 +129,7 @@ class Feeder:
         inbox: where arrivals go.
     """
 
-    def __init__(self, number: int, source: Source, inbox: SimpleQueue[Arrival]) -> None:
+    def __init__(self, number: int, source: BatchSource, inbox: SimpleQueue[Arrival]) -> None:
         self._number = number
         self._source = source
         self._poll: Callable[[], Delivered | None] | None = getattr(source, "poll", None)
@@ -188,7 +188,7 @@ class RealClock:
         except Empty:
             return None
 
-    def feeder(self, number: int, source: Source, inbox: SimpleQueue[Arrival]) -> Feeder:
+    def feeder(self, number: int, source: BatchSource, inbox: SimpleQueue[Arrival]) -> Feeder:
         """A thread that waits for the source."""
         return Feeder(number, source, inbox)
 
@@ -245,7 +245,7 @@ class StepLoop:
 
     def run(
         self,
-        sources: Sequence[Callable[[], Source]],
+        sources: Sequence[Callable[[], BatchSource]],
         compute_s: NDArray[np.float64],
         epoch: int,
         kind: Literal["train", "eval"] = "train",
@@ -292,7 +292,7 @@ class _Running:
     def __init__(
         self,
         options: LoopOptions,
-        sources: Sequence[Callable[[], Source]],
+        sources: Sequence[Callable[[], BatchSource]],
         compute_s: NDArray[np.float64],
     ) -> None:
         self._options = options
@@ -318,7 +318,7 @@ class _Running:
             self.close()
             raise
 
-    def _open_sources(self, sources: Sequence[Callable[[], Source]]) -> None:
+    def _open_sources(self, sources: Sequence[Callable[[], BatchSource]]) -> None:
         asks: list[Callable[[], bool]] = []
         for number, source in enumerate(sources):
             opened = source()
@@ -333,13 +333,13 @@ class _Running:
             return
         for number in range(self._count):
             self._want(number)
-        heard_s = checked_s = self._clock.now()
+        last_event_s = checked_s = self._clock.now()
         while self._finished < self._count:
             now = self._clock.now()
             while self._ends and self._ends[0][0] <= now:
                 end_s, number = heapq.heappop(self._ends)
                 self._end(number, end_s, now)
-                heard_s = now
+                last_event_s = now
             if self._finished == self._count:
                 break
             if self._options.check is not None and now - checked_s > _OTHERS_CHECK_S:
@@ -348,9 +348,9 @@ class _Running:
             wait_s = min(_SIGNAL_CHECK_S, self._ends[0][0] - now) if self._ends else _SIGNAL_CHECK_S
             arrival = self._clock.take(self._inbox, max(0.0, wait_s))
             if arrival is not None:
-                heard_s = arrival.at_s
+                last_event_s = arrival.at_s
                 self._arrive(arrival)
-            elif not self._ends and now - heard_s > self._options.deadline_s:
+            elif not self._ends and now - last_event_s > self._options.deadline_s:
                 raise BenchError(f"no batch came for {self._options.deadline_s:g} s.")
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """The steps that count: without the first and the last few.
 
     Attributes:
@@ -78,7 +78,7 @@ class Window:
 Formula = Literal["upstream", "mlcommons"]
 
 
-def _counted_time_s(block: Block, window: Window) -> float:
+def _counted_time_s(block: Block, window: StepWindow) -> float:
     """The block's time without what the steps outside of the window took."""
     counted = window.bounds(block.steps)
     process = block.process_s
@@ -86,7 +86,7 @@ def _counted_time_s(block: Block, window: Window) -> float:
     return float(block.duration_s - outside)
 
 
-def block_au(block: Block, window: Window) -> float:
+def block_au(block: Block, window: StepWindow) -> float:
     """DLIO's AU of a block in percent: compute of the window by its time; 0 without steps."""
     compute = float(block.compute_s[window.bounds(block.steps)].sum())
     time = _counted_time_s(block, window)
@@ -94,7 +94,7 @@ def block_au(block: Block, window: Window) -> float:
     return min(100.0, 100 * compute / time) if compute > 0 and time > 0 else 0.0
 
 
-def block_throughput(block: Block, batch: int, window: Window, formula: Formula) -> float:
+def block_throughput(block: Block, batch: int, window: StepWindow, formula: Formula) -> float:
     """Samples per second of a block; of evaluation: all its steps by all its time, as DLIO does."""
     if block.kind == "eval":
         return block.steps / block.duration_s * batch if block.duration_s > 0 else 0.0
@@ -145,7 +145,7 @@ class PhaseFigures:
 
 
 def phase_figures(
-    blocks: Sequence[Block], batch: int, window: Window, formula: Formula
+    blocks: Sequence[Block], batch: int, window: StepWindow, formula: Formula
 ) -> PhaseFigures:
     """Figures of blocks of one kind, of any number of accelerators and epochs.
 
@@ -217,7 +217,7 @@ _STEPS_LEAST: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class TimeShares:
     """Where the counted time of all accelerators went, in seconds; they add up to `total_s`."""
 
     total_s: float
@@ -232,7 +232,7 @@ class Shares:
         return float(getattr(self, f"{name}_s") / self.total_s) if self.total_s > 0 else 0.0
 
 
-def shares_of(blocks: Sequence[Block], window: Window) -> Shares:
+def shares_of(blocks: Sequence[Block], window: StepWindow) -> TimeShares:
     """Sum up training's blocks within the window."""
     total = compute = wait = harness = 0.0
     for block in blocks:
@@ -242,7 +242,7 @@ def shares_of(blocks: Sequence[Block], window: Window) -> Shares:
         compute += float(block.compute_s[counted].sum())
         wait += float(block.load_s[counted].sum())
         harness += float(block.harness_s[counted].sum())
-    return Shares(total, compute, wait, harness, max(0.0, total - compute - wait - harness))
+    return TimeShares(total, compute, wait, harness, max(0.0, total - compute - wait - harness))
 
 
 def percentiles(values_s: ArrayLike) -> dict[str, float]:
@@ -271,7 +271,7 @@ class Steadiness:
         return None if self.drift is None else abs(self.drift) <= _DRIFT_MOST
 
 
-def steadiness_of(blocks: Sequence[Block], window: Window) -> Steadiness:
+def steadiness_of(blocks: Sequence[Block], window: StepWindow) -> Steadiness:
     """Compare the halves of all counted steps, in the order of time, by their mean."""
     steps: list[float] = []
     for block in sorted(blocks, key=lambda b: b.start_s):
@@ -339,7 +339,7 @@ class BoundVerdict:
 
 
 def verdict_of(
-    au: float, ceiling_au: float | None, shares: Shares, late_p99_s: float, step_s: float
+    au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float
 ) -> BoundVerdict:
     """Decide what lost the accelerators' time.
 

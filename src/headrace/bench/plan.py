@@ -26,7 +26,7 @@ Shuffle = Literal["samples", "files", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StepPlan:
     """A split's epochs.
 
     Attributes:
@@ -82,7 +82,7 @@ class Plan:
 
 def plan_of(
     loaded: LoadedWorkload, split: Literal["train", "valid"], accelerators: int, seed: int
-) -> Plan:
+) -> StepPlan:
     """The plan of a workload's training or evaluation.
 
     Args:
@@ -120,7 +120,7 @@ def plan_of(
         shuffle = "samples"
     elif reader.file_shuffle != "off":
         shuffle = "files"
-    return Plan(
+    return StepPlan(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
         accelerators=accelerators, steps=steps, shuffle=shuffle, seed=seed,
         new_order=train.seed_change_epoch,
@@ -129,7 +129,7 @@ def plan_of(
 
 def _recorded_plan(
     loaded: LoadedWorkload, split: Literal["train", "valid"], accelerators: int
-) -> Plan:
+) -> StepPlan:
     """The plan of a recorded job: its own order. One accelerator reads all of it, several what is whole."""
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     assert data.requests is not None
@@ -154,7 +154,7 @@ def _recorded_plan(
         )
     if split == "train" and train.total_training_steps > 0:
         steps = min(steps, train.total_training_steps)
-    return Plan(
+    return StepPlan(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
         accelerators=accelerators, steps=steps, shuffle="none", seed=train.seed, recorded=order,
     )  # fmt: skip

@@ -42,7 +42,7 @@ _KEEP_ALIVE: Final = (
 """A host that says nothing for 6 to 8 s is gone. Its kernel answers, however busy its processes are."""
 
 
-class Connection:
+class RankConnection:
     """A connection to another rank: messages both ways, each a length and JSON."""
 
     def __init__(self, peer: socket.socket) -> None:
@@ -113,7 +113,7 @@ class Connection:
             self._messages.append(message)
 
 
-class Group:
+class RankGroup:
     """All ranks of a run. Calls must come in the same order in every rank.
 
     Args:
@@ -123,7 +123,7 @@ class Group:
     """
 
     def __init__(
-        self, place: Rank, connections: Mapping[int, Connection], deadline_s: float
+        self, place: Rank, connections: Mapping[int, RankConnection], deadline_s: float
     ) -> None:
         self.place = place
         self._connections = dict(connections)
@@ -249,7 +249,7 @@ _ADDRESS: Final = DocumentKind(
 _SIOCGIFADDR: Final = 0x8915
 
 
-def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
+def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> RankGroup:
     """Meet the other ranks. At once in a world of one.
 
     Args:
@@ -261,7 +261,7 @@ def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
         BenchError: a rank is missing after `deadline_s`.
     """
     if place.world_size == 1:
-        return Group(place, {}, deadline_s)
+        return RankGroup(place, {}, deadline_s)
     key = hashlib.sha256(start_of_job().encode()).hexdigest()
     meeting = folder / f".meeting-{key[:12]}.json"
     if place.is_first:
@@ -269,10 +269,10 @@ def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> Group:
     return _connect(place, meeting, deadline_s)
 
 
-def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
+def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     meeting.parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(16).hex()
-    connections: dict[int, Connection] = {}
+    connections: dict[int, RankConnection] = {}
     until = time.monotonic() + deadline_s
     with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
@@ -287,7 +287,7 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
                 except TimeoutError:
                     missing = sorted(set(range(1, place.world_size)) - set(connections))
                     raise _missing(missing, deadline_s) from None
-                connection = Connection(peer)
+                connection = RankConnection(peer)
                 rank = _greet(connection, token)
                 if rank is None or not 0 < rank < place.world_size or rank in connections:
                     connection.close()
@@ -299,12 +299,12 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> Group:
             raise
         finally:
             meeting.unlink(missing_ok=True)
-    group = Group(place, connections, deadline_s)
+    group = RankGroup(place, connections, deadline_s)
     group.broadcast("all here")
     return group
 
 
-def _greet(connection: Connection, token: str) -> int | None:
+def _greet(connection: RankConnection, token: str) -> int | None:
     """The rank of who connects; None for a stranger."""
     with contextlib.suppress(OSError, ValueError, KeyError, BenchError):
         greeting = connection.receive(_GREETING_S, _GREETING_BYTES_MAX)
@@ -314,7 +314,7 @@ def _greet(connection: Connection, token: str) -> int | None:
     return None
 
 
-def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
+def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
@@ -325,7 +325,7 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
                 )
                 if connection is None:
                     continue
-                group = Group(place, {0: connection}, deadline_s)
+                group = RankGroup(place, {0: connection}, deadline_s)
                 try:
                     if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
                         return group
@@ -335,10 +335,10 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> Group:
     raise _missing([0], deadline_s)
 
 
-def _reach(host: str, port: int, token: str, rank: int) -> Connection | None:
+def _reach(host: str, port: int, token: str, rank: int) -> RankConnection | None:
     """Rank 0 at one of its addresses; None where it is not, or somebody else is."""
     try:
-        connection = Connection(socket.create_connection((host, port), _CONNECT_S))
+        connection = RankConnection(socket.create_connection((host, port), _CONNECT_S))
     except OSError:
         return None
     with contextlib.suppress(OSError, ValueError, BenchError):

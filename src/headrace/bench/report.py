@@ -20,7 +20,7 @@ from headrace.pages.text import axis_text, measure_text, safe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.bench.compare import Measure
+    from headrace.bench.compare import RunMeasure
     from headrace.bench.metrics import Confidence
     from headrace.bench.results import RankBlock, RunResult
     from headrace.bench.trace import StepPhase
@@ -356,7 +356,7 @@ def _cards(runs: Sequence[RunResult]) -> str:
     return f'<ul class="cards">{"".join(cards)}</ul>' if cards else ""
 
 
-def _card(measure: Measure, value: Confidence, run: RunResult) -> str:
+def _card(measure: RunMeasure, value: Confidence, run: RunResult) -> str:
     below = "AU, accelerator utilisation" if measure.name == "au" else measure.title
     if value.half_width is not None:
         below += f", ± {measure_text(value.half_width, measure.unit)} of {value.runs} runs"

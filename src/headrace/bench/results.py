@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.checkpoint_runs import Restored, Saved
     from headrace.bench.config import CommandLine, LoadedWorkload
-    from headrace.bench.metrics import Block, Formula, Window
+    from headrace.bench.metrics import Block, Formula, StepWindow
 
 
 def default_folder(line: CommandLine, loaded: LoadedWorkload) -> Path:
@@ -122,7 +122,7 @@ def write_rank_files(
     *,
     offset_s: float,
     batches: tuple[int, int],
-    window: Window,
+    window: StepWindow,
     formula: Formula,
     host: dict[str, Any],
     saved: Sequence[Saved] = (),

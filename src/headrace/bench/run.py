@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.engines.base import Delivered, Engine, Source
+    from headrace.bench.engines.base import BatchSource, Delivered, Engine
     from headrace.bench.metrics import Block
-    from headrace.bench.plan import Plan
-    from headrace.bench.ranks import Group
+    from headrace.bench.plan import StepPlan
+    from headrace.bench.ranks import RankGroup
     from headrace.bench.schema import TimeDistribution
 
 
@@ -83,7 +83,7 @@ class EpochSource:
 
     def __init__(self, engine: Engine, split: str, epoch: int, accelerator: int) -> None:
         self._engine, self._what = engine, (split, epoch, accelerator)
-        self._source: Source | None = None
+        self._source: BatchSource | None = None
         self._idle = True
 
     def part(self) -> EpochSource:
@@ -167,10 +167,10 @@ class RunRecord:
     phases_s: dict[Phase, float] = field(default_factory=dict)
 
 
-def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, Plan]:
+def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, StepPlan]:
     """The plans of what the workload does, by split; errors as for `plan_of`."""
     workload = loaded.workload
-    plans: dict[str, Plan] = {}
+    plans: dict[str, StepPlan] = {}
     seed = workload.train.seed
     if workload.workflow.train:
         plans["train"] = plan_of(loaded, "train", world_accelerators, seed)
@@ -182,7 +182,7 @@ def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, Plan]
 def run_epochs(
     loaded: LoadedWorkload,
     options: RunOptions,
-    group: Group,
+    group: RankGroup,
     files: Mapping[str, Sequence[str]],
     progress: Callable[[int, int], None] | None = None,
 ) -> RunRecord:
@@ -214,7 +214,7 @@ def run_epochs(
         engine.close()
 
 
-def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: Group) -> RunRecord:
+def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: RankGroup) -> RunRecord:
     """The same steps on a null store, one epoch of about 15 seconds."""
     plan = plans_of(loaded, options.accelerators * group.place.world_size)["train"]
     step_s = loaded.workload.train.computation_time.mean_s
@@ -238,10 +238,10 @@ class _Epochs:
         self,
         loaded: LoadedWorkload,
         options: RunOptions,
-        group: Group,
+        group: RankGroup,
         engine: Engine,
         *,
-        plans: dict[str, Plan],
+        plans: dict[str, StepPlan],
         times: PhaseTimes,
         progress: Callable[[int, int], None] | None = None,
         checkpoints: bool = True,

@@ -224,7 +224,7 @@ def time_distribution(value: Any) -> TimeDistribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SchemaKey:
     """What may stand under a key.
 
     Attributes:
@@ -267,7 +267,7 @@ def _key(
     default: Any, convert: Converter, only: tuple[Any, ...] | None = None, reason: str = ""
 ) -> Any:
     """A field that is a key of DLIO's."""
-    key = Key(convert, only, reason)
+    key = SchemaKey(convert, only, reason)
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"key": key})
     return field(default=default, metadata={"key": key})
@@ -450,68 +450,68 @@ _SECTION_KEYS: Final = {
     for entry in fields(section.default_factory)  # type: ignore[arg-type]  # a section's class
 }
 
-KEYS: Final[dict[str, Key]] = {
-    "framework": Key(choice("tensorflow", "pytorch")),
+KEYS: Final[dict[str, SchemaKey]] = {
+    "framework": SchemaKey(choice("tensorflow", "pytorch")),
     **_SECTION_KEYS,
-    "debug": Key(boolean, (False,), _NO_EFFECT),
-    "workflow.debug": Key(boolean, (False,), _NO_EFFECT),
-    "workflow.query": Key(reason="`dlio_benchmark_query` alone has it"),
-    "dataset.data_folder": Key(text),
-    "dataset.format": Key(_format),
-    "dataset.num_files_train": Key(integer(0)),
-    "dataset.num_files_eval": Key(integer(0)),
-    "dataset.num_samples_per_file": Key(integer(1)),
-    "dataset.record_length_bytes": Key(number(1)),
-    "dataset.record_length_bytes_stdev": Key(number(0)),
-    "dataset.record_length_bytes_resize": Key(number(0)),
-    "dataset.record_dims": Key(integers(1)),
-    "dataset.record_element_type": Key(text),
-    "dataset.record_element_bytes": Key(
+    "debug": SchemaKey(boolean, (False,), _NO_EFFECT),
+    "workflow.debug": SchemaKey(boolean, (False,), _NO_EFFECT),
+    "workflow.query": SchemaKey(reason="`dlio_benchmark_query` alone has it"),
+    "dataset.data_folder": SchemaKey(text),
+    "dataset.format": SchemaKey(_format),
+    "dataset.num_files_train": SchemaKey(integer(0)),
+    "dataset.num_files_eval": SchemaKey(integer(0)),
+    "dataset.num_samples_per_file": SchemaKey(integer(1)),
+    "dataset.record_length_bytes": SchemaKey(number(1)),
+    "dataset.record_length_bytes_stdev": SchemaKey(number(0)),
+    "dataset.record_length_bytes_resize": SchemaKey(number(0)),
+    "dataset.record_dims": SchemaKey(integers(1)),
+    "dataset.record_element_type": SchemaKey(text),
+    "dataset.record_element_bytes": SchemaKey(
         reason="DLIO overwrites it with the size of dataset.record_element_type; set that one"
     ),
-    "dataset.num_subfolders_train": Key(integer(0)),
-    "dataset.num_subfolders_eval": Key(integer(0)),
-    "dataset.file_prefix": Key(text),
-    "dataset.compression": Key(choice(
+    "dataset.num_subfolders_train": SchemaKey(integer(0)),
+    "dataset.num_subfolders_eval": SchemaKey(integer(0)),
+    "dataset.file_prefix": SchemaKey(text),
+    "dataset.compression": SchemaKey(choice(
         "none", "gzip", "zip", "bz2", "xz", "lzf", "snappy", "lz4", "zstd"
     )),
-    "dataset.compression_level": Key(integer(0)),
-    "dataset.enable_chunking": Key(boolean, (False,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
-    "dataset.chunk_size": Key(integer(0), (0,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
-    "dataset.keep_files": Key(boolean),
-    "dataset.generation_buffer_size": Key(integer(1)),
-    "dataset.hdf5.chunk_dims": Key(integers(1)),
-    "dataset.hdf5.num_dset_per_record": Key(integer(1)),
-    "dataset.hdf5.max_shape": Key(integers(1)),
-    "dataset.parquet.columns": Key(list),
-    "dataset.parquet.row_group_size": Key(integer(1)),
-    "dataset.parquet.partition_by": Key(optional(text), (None,), "files would be named anew"),
-    "dataset.parquet.generation_batch_size": Key(integer(0)),
-    "dataset.parquet.read_mode": Key(
+    "dataset.compression_level": SchemaKey(integer(0)),
+    "dataset.enable_chunking": SchemaKey(boolean, (False,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
+    "dataset.chunk_size": SchemaKey(integer(0), (0,), f"{_NO_EFFECT}; set hdf5.chunk_dims"),
+    "dataset.keep_files": SchemaKey(boolean),
+    "dataset.generation_buffer_size": SchemaKey(integer(1)),
+    "dataset.hdf5.chunk_dims": SchemaKey(integers(1)),
+    "dataset.hdf5.num_dset_per_record": SchemaKey(integer(1)),
+    "dataset.hdf5.max_shape": SchemaKey(integers(1)),
+    "dataset.parquet.columns": SchemaKey(list),
+    "dataset.parquet.row_group_size": SchemaKey(integer(1)),
+    "dataset.parquet.partition_by": SchemaKey(optional(text), (None,), "files would be named anew"),
+    "dataset.parquet.generation_batch_size": SchemaKey(integer(0)),
+    "dataset.parquet.read_mode": SchemaKey(
         choice("row_group"), ("row_group",), "row groups are what is read"
     ),
-    "dataset.parquet.use_s3dlio_gen": Key(boolean, (False,), "s3dlio is not used"),
-    "dataset.data_gen_method": Key(choice("dgen", "numpy")),
-    "dataset.skip_listing": Key(boolean),
-    "dataset.listing_validation_interval": Key(integer(1)),
-    "dataset.requests": Key(optional(text)),
-    "dataset.num_files_generated": Key(reason="set num_files_train to the files that are there"),
-    "reader.data_loader_classname": Key(
+    "dataset.parquet.use_s3dlio_gen": SchemaKey(boolean, (False,), "s3dlio is not used"),
+    "dataset.data_gen_method": SchemaKey(choice("dgen", "numpy")),
+    "dataset.skip_listing": SchemaKey(boolean),
+    "dataset.listing_validation_interval": SchemaKey(integer(1)),
+    "dataset.requests": SchemaKey(optional(text)),
+    "dataset.num_files_generated": SchemaKey(reason="set num_files_train to the files that are there"),
+    "reader.data_loader_classname": SchemaKey(
         reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"
     ),
-    "reader.data_loader_sampler": Key(choice("iterative", "index"), ("index",),
+    "reader.data_loader_sampler": SchemaKey(choice("iterative", "index"), ("index",),
         "samples are always read by their index, truly shuffled"),
-    "reader.reader_classname": Key(reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"),
-    "reader.read_type": Key(choice("on_demand", "memory"), ("on_demand",),
+    "reader.reader_classname": SchemaKey(reason=_PYTHON_CLASS + "give reader.engine=custom:MODULE:CLASS"),
+    "reader.read_type": SchemaKey(choice("on_demand", "memory"), ("on_demand",),
         "data that is read once and then served from memory says nothing about storage"),
-    "reader.file_access": Key(choice("multi", "shared", "collective", "mpio", "posix"),
+    "reader.file_access": SchemaKey(choice("multi", "shared", "collective", "mpio", "posix"),
         ("multi", "posix"), _NO_EFFECT),
-    "reader.preprocess_time_stdev": Key(number(0)),
-    "reader.dont_use_mmap": Key(boolean, (False,), _NO_EFFECT),
-    "train.computation_time_stdev": Key(number(0)),
-    "evaluation.eval_time_stdev": Key(number(0)),
-    "checkpoint.checkpoint_mechanism_classname": Key(reason=_PYTHON_CLASS + "leave it out"),
-    "checkpoint.ksm": Key(
+    "reader.preprocess_time_stdev": SchemaKey(number(0)),
+    "reader.dont_use_mmap": SchemaKey(boolean, (False,), _NO_EFFECT),
+    "train.computation_time_stdev": SchemaKey(number(0)),
+    "evaluation.eval_time_stdev": SchemaKey(number(0)),
+    "checkpoint.checkpoint_mechanism_classname": SchemaKey(reason=_PYTHON_CLASS + "leave it out"),
+    "checkpoint.ksm": SchemaKey(
         reason="checkpoints are streamed from small buffers: there is no memory to merge"
     ),
 }  # fmt: skip

@@ -32,7 +32,7 @@ from headrace.bench.run import (
 )
 from headrace.bench.staging import make_cold, residency_of, stage_files
 from headrace.bench.summary import (
-    Figures,
+    RunFigures,
     gather_figures,
     host_document,
     metric_lines,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.dataset import Split
     from headrace.bench.metrics import Formula
-    from headrace.bench.ranks import Group
+    from headrace.bench.ranks import RankGroup
     from headrace.bench.staging import Residency, Staged
 
 __all__ = ["SessionOptions", "SessionReport", "run_session"]
@@ -180,7 +180,7 @@ class _Session:
         line: CommandLine,
         loaded: LoadedWorkload,
         options: SessionOptions,
-        group: Group,
+        group: RankGroup,
         folder: Path,
     ) -> None:
         self._loaded = loaded
@@ -227,7 +227,7 @@ class _Session:
             if self._options.ceiling
             else None
         )
-        runs: list[Figures] = []
+        runs: list[RunFigures] = []
         for number in range(1, self._options.repeats + 1):
             if self._options.cold:
                 residency = self._make_cold(files)
@@ -246,7 +246,7 @@ class _Session:
             return self._report(None, [], generated)
         return self._finish(together(runs), generated)
 
-    def _write_repeat(self, number: int, recorded: RunRecord, figures: Figures | None) -> None:
+    def _write_repeat(self, number: int, recorded: RunRecord, figures: RunFigures | None) -> None:
         """A repeat's own results, at once: what a later one meets does not take them away."""
         folder = repeat_folder(self._folder, number)
         self._write_ranks(folder, recorded)
@@ -277,7 +277,7 @@ class _Session:
         figures.restore_residency = residency
         return self._finish(figures, generated)
 
-    def _finish(self, figures: Figures, generated: int | None) -> SessionReport:
+    def _finish(self, figures: RunFigures, generated: int | None) -> SessionReport:
         summary = summary_document(self._workload, figures)
         write_json(self._folder / "summary.json", summary)
         lines = metric_lines(summary)
@@ -380,9 +380,9 @@ class _Session:
         words: list[str],
         ceiling: RunRecord | None = None,
         restored: Sequence[Restored] = (),
-    ) -> Figures | None:
+    ) -> RunFigures | None:
         """All ranks' figures; None in ranks other than 0."""
-        figures = Figures(
+        figures = RunFigures(
             engine=recorded.engine,
             formula=self._options.formula,
             start_s=started,

@@ -27,7 +27,7 @@ from headrace.store.residency import resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from headrace.bench.ranks import Group
+    from headrace.bench.ranks import RankGroup
 
 
 _EVERY = 1024
@@ -143,7 +143,9 @@ class Staged:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def stage_files(files: Mapping[str, Sequence[str]], root: str, folder: str, group: Group) -> Staged:
+def stage_files(
+    files: Mapping[str, Sequence[str]], root: str, folder: str, group: RankGroup
+) -> Staged:
     """Copy a data set; all ranks call it.
 
     Args:

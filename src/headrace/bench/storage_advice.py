@@ -26,7 +26,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class StorageAdvice:
     """One piece of it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Advice:
 
 def advice_of(
     cells: Sequence[Cell], *, sample_bytes: int, packed_per_s: float, files_per_s: float
-) -> list[Advice]:
+) -> list[StorageAdvice]:
     """What follows from the figures.
 
     Args:
@@ -54,18 +54,18 @@ def advice_of(
     return [_packing(sample_bytes, packed_per_s, files_per_s), _depth(cells), _block(cells)]
 
 
-def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> Advice:
+def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> StorageAdvice:
     ratio = packed_per_s / files_per_s
     rates = (
         f"samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
         f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)"
     )
     if ratio >= _PACKING_PAYS:
-        return Advice("packing", True, f"Pack small samples (headrace pack): {rates}.")
-    return Advice("packing", False, f"Packing gains little in speed here: {rates}.")
+        return StorageAdvice("packing", True, f"Pack small samples (headrace pack): {rates}.")
+    return StorageAdvice("packing", False, f"Packing gains little in speed here: {rates}.")
 
 
-def _depth(cells: Sequence[Cell]) -> Advice:
+def _depth(cells: Sequence[Cell]) -> StorageAdvice:
     """The depth that is enough for blocks of every size."""
     enough: dict[int, int] = {}
     for block in {cell.block_bytes for cell in cells}:
@@ -78,13 +78,13 @@ def _depth(cells: Sequence[Cell]) -> Advice:
     )
     deepest = max(cell.depth for cell in cells)
     more = "; more were not tried" if depth == deepest else ""
-    return Advice(
+    return StorageAdvice(
         "depth", depth,
         f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}.",
     )  # fmt: skip
 
 
-def _block(cells: Sequence[Cell]) -> Advice:
+def _block(cells: Sequence[Cell]) -> StorageAdvice:
     best = {
         block: max(c.bytes_per_s for c in cells if c.block_bytes == block)
         for block in sorted({cell.block_bytes for cell in cells})
@@ -92,6 +92,6 @@ def _block(cells: Sequence[Cell]) -> Advice:
     most = max(best.values())
     block = min(size for size, rate in best.items() if rate >= _ENOUGH * most)
     rates = ", ".join(f"{binary_text(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
-    return Advice(
+    return StorageAdvice(
         "block size", block, f"Read at random in pieces of {binary_text(block)} or more: {rates}."
     )

@@ -17,7 +17,7 @@ import headrace
 from headrace.bench.metrics import (
     Block,
     Formula,
-    Window,
+    StepWindow,
     confidence,
     mlperf_au,
     percentiles,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.bench.checkpoint_runs import Restored
-    from headrace.bench.ranks import Group
+    from headrace.bench.ranks import RankGroup
     from headrace.bench.run import RunRecord
     from headrace.bench.schema import Workload
 
@@ -102,7 +102,7 @@ _ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
 
 
 @dataclass(slots=True, kw_only=True)
-class Figures:
+class RunFigures:
     """What rank 0 knows of a run.
 
     Attributes:
@@ -162,7 +162,7 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def summary_document(workload: Workload, figures: Figures) -> dict[str, Any]:
+def summary_document(workload: Workload, figures: RunFigures) -> dict[str, Any]:
     """summary.json."""
     data = workload.dataset
     first = figures.hosts[0] if figures.hosts else {}
@@ -190,10 +190,10 @@ def summary_document(workload: Workload, figures: Figures) -> dict[str, Any]:
     }
 
 
-def window_of(workload: Workload) -> Window:
+def window_of(workload: Workload) -> StepWindow:
     """The steps that count."""
     output = workload.output
-    return Window(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
+    return StepWindow(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
 
 def _mark(au: float, workload: Workload) -> str:
@@ -201,7 +201,7 @@ def _mark(au: float, workload: Workload) -> str:
     return "success" if au >= workload.metric.au * 100 else "fail"
 
 
-def _metric(workload: Workload, figures: Figures) -> dict[str, Any]:
+def _metric(workload: Workload, figures: RunFigures) -> dict[str, Any]:
     metric: dict[str, Any] = {}
     reader = workload.reader
     for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
@@ -241,7 +241,7 @@ def _checkpoint_metric(name: str, timed: Sequence[tuple[float, int]]) -> dict[st
     }
 
 
-def _own_checkpoints(figures: Figures) -> dict[str, Any]:
+def _own_checkpoints(figures: RunFigures) -> dict[str, Any]:
     """What DLIO has no names for. Empty without checkpoints."""
     if figures.checkpoint_writer is None:
         return {}
@@ -258,7 +258,7 @@ def _own_checkpoints(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _own(workload: Workload, figures: Figures) -> dict[str, Any]:
+def _own(workload: Workload, figures: RunFigures) -> dict[str, Any]:
     if not figures.blocks:  # checkpoints alone
         return {
             "not_mlperf": _NOT_MLPERF,
@@ -374,7 +374,7 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, f"[METRIC] {line}"]
 
 
-def together(runs: Sequence[Figures]) -> Figures:
+def together(runs: Sequence[RunFigures]) -> RunFigures:
     """One run of all epochs, counted on from repeat to repeat.
 
     Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
@@ -411,8 +411,8 @@ _DEADLINE_S: Final = 300.0
 
 
 def gather_figures(
-    group: Group,
-    figures: Figures,
+    group: RankGroup,
+    figures: RunFigures,
     recorded: RunRecord,
     ceiling: RunRecord | None = None,
     restored: Sequence[Restored] = (),

@@ -14,7 +14,7 @@ from headrace.cli.output import Json, Output, Quiet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.bench.compare import Comparison, ComparisonRow, ConditionResult
+    from headrace.bench.compare import ComparisonRow, ConditionResult, RunComparison
 
 __all__ = ["compare", "report", "trace"]
 
@@ -142,7 +142,7 @@ def compare(
 
 
 def _print_comparison(
-    output: Output, comparison: Comparison, verdicts: Sequence[ConditionResult]
+    output: Output, comparison: RunComparison, verdicts: Sequence[ConditionResult]
 ) -> None:
     from headrace.bench.report import with_confidence
 

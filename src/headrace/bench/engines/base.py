@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.bench.plan import Plan
+    from headrace.bench.plan import StepPlan
     from headrace.bench.schema import Workload
 
 
@@ -32,7 +32,7 @@ class Delivered:
     at_s: float | None = None
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """One accelerator's batches of one epoch, in order.
 
     One that reads ahead may have `ask() -> bool`: ask for one batch more of those that are read ahead; False
@@ -69,7 +69,7 @@ class EngineContext:
     """
 
     workload: Workload
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, StepPlan]
     files: Mapping[str, Sequence[str]]
     accelerators: int
     simulate: Any = None
@@ -94,7 +94,7 @@ class Engine(ABC):
     ahead: bool
 
     @abstractmethod
-    def open(self, split: str, epoch: int, accelerator: int) -> Source:
+    def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:
         """Begin an epoch for an accelerator, whose number counts over all processes."""
 
     def figures(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class TorchEngine(Engine):
                 "multiprocessing_context": reader.multiprocessing_context,
             }  # fmt: skip
         loader = self._torch.utils.data.DataLoader(
-            Samples(self._context, split),
+            SampleFiles(self._context, split),
             batch_sampler=(
                 plan.indices(epoch, accelerator, step).tolist() for step in range(plan.steps)
             ),
@@ -118,7 +118,7 @@ class TorchEngine(Engine):
         return _IteratorSource(iter(loader), plan.batch, "the DataLoader")
 
 
-class Samples:
+class SampleFiles:
     """A map-style data set over the workload's files; goes to workers by fork or by pickling."""
 
     def __init__(self, context: EngineContext, split: str) -> None:

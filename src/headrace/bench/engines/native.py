@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.engines.base import EngineContext, Source
+    from headrace.bench.engines.base import BatchSource, EngineContext
     from headrace.bench.schema import TimeDistribution
 
 _READS_IN_FLIGHT_MAX: Final = 1024
@@ -374,7 +374,7 @@ class _Preprocessed:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         steps: int,
         workers: int,
         times: TimeDistribution,

@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.bench.formats.arrays import Csv, IndexedBinary, Npy, Npz, RecordedFiles, Synthetic
-from headrace.bench.formats.base import FileJob, Format, SampleExtents, SampleReader, bad_file
+from headrace.bench.formats.base import (
+    DatasetFormat,
+    FileJob,
+    SampleExtents,
+    SampleReader,
+    bad_file,
+)
 from headrace.bench.formats.images import Jpeg, Png
 from headrace.bench.formats.records import Hdf5, Parquet, TFRecord
 
@@ -30,14 +36,14 @@ __all__ = [
 ]
 
 _RECORDED = RecordedFiles()
-_FORMATS: dict[str, Format] = {
+_FORMATS: dict[str, DatasetFormat] = {
     "csv": Csv(), "hdf5": Hdf5(), "indexed_binary": IndexedBinary(), "jpeg": Jpeg(),
     "mmap_indexed_binary": IndexedBinary(), "npy": Npy(), "npz": Npz(), "parquet": Parquet(),
     "png": Png(), "synthetic": Synthetic(), "tfrecord": TFRecord(),
 }  # fmt: skip
 
 
-def format_of(spec: DatasetSpec) -> Format:
+def format_of(spec: DatasetSpec) -> DatasetFormat:
     """What writes and reads a data set's files."""
     return _RECORDED if spec.requests is not None else _FORMATS[spec.format]
 

@@ -31,7 +31,7 @@ from headrace.bench.content import (
 )
 from headrace.bench.formats.base import (
     ArrayReader,
-    Format,
+    DatasetFormat,
     SampleExtents,
     SampleReader,
     bad_file,
@@ -96,7 +96,7 @@ def _check_samples(path: str, shape: tuple[int, ...], spec: DatasetSpec) -> None
         raise bad_file(path, "the array's shape", shape, f"{samples} samples on the last axis")
 
 
-class Npy(Format):
+class Npy(DatasetFormat):
     """One array, its last axis the samples, as DLIO writes it.
 
     The samples of a file are interleaved byte by byte, so that one of them can only be had with all others.
@@ -175,7 +175,7 @@ def _zip_end(begin: int, members: tuple[_Member, ...]) -> bytes:
     )
 
 
-class Npz(Format):
+class Npz(DatasetFormat):
     """A zip of `x.npy`, the samples on its last axis, and `y.npy`, their labels (0), as DLIO writes it."""
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
@@ -255,7 +255,7 @@ _TABLE = np.array([list(t.ljust(4, b"\0")) for t in _BYTES], np.uint8)
 _USED = np.arange(4) < np.array([len(t) for t in _BYTES])[:, None]
 
 
-class Csv(Format):
+class Csv(DatasetFormat):
     """A row for each sample, of its elements as numbers, behind a column of row numbers, as pandas has it."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
@@ -349,7 +349,7 @@ _INDEX_PART = 1 << 18
 """Numbers of an index that are made at a time."""
 
 
-class IndexedBinary(Format):
+class IndexedBinary(DatasetFormat):
     """Samples end to end, beside two files of uint64: offsets (`.off.idx`) and sizes (`.sz.idx`).
 
     Unlike DLIO's own generator, which starts again from 0 at each of its buffers, offsets are right in files of
@@ -410,7 +410,7 @@ class _MappedReader(SampleReader):
 # -- files that are read whole ---------------------------------------------------------------------------
 
 
-class Synthetic(Format):
+class Synthetic(DatasetFormat):
     """Tiny files that stand for samples; DLIO's synthetic loader reads none of them."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
@@ -426,7 +426,7 @@ class Synthetic(Format):
 class RecordedFiles(Synthetic):
     """Files of a record's names and sizes, which hold noise; their samples lie where they were read."""
 
-    write = Format.write
+    write = DatasetFormat.write
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
         """All noise."""

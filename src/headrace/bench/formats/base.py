@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.content import Content, FileLayout, Stream
+    from headrace.bench.content import ByteStream, Content, FileLayout
     from headrace.bench.dataset import DatasetSpec, Split
     from headrace.store.output_file import OutputFile
 
@@ -56,7 +56,7 @@ class FileJob:
         """Of one sample, as an array."""
         return math.prod(self.shape) * self.spec.dtype.itemsize
 
-    def stream(self, part: int = 0) -> Stream:
+    def stream(self, part: int = 0) -> ByteStream:
         """Its content from the beginning; each part of a file has other bytes."""
         return self.content.stream(self.number + (part << 48))
 
@@ -121,7 +121,7 @@ class ArrayReader(SampleReader):
         return values
 
 
-class Format(ABC):
+class DatasetFormat(ABC):
     """A format of data sets. Optional libraries are imported on use."""
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout | None:  # noqa: ARG002
@@ -173,10 +173,12 @@ def import_library(module: str, purpose: str) -> ModuleType:
         ) from e
 
 
-def bad_file(path: str, what: str, found: object, expected: object, offset: int = 0) -> SourceError:
+def bad_file(
+    path: str, what: str, actual: object, expected: object, offset: int = 0
+) -> SourceError:
     """The error for a file of the data set that is not as it should be."""
     return SourceError(
-        f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
+        f"{path}: {what} is {actual}, expected {expected} (offset {offset:,}).",
         path=path,
         offset_bytes=offset,
         next_step="Generate the data set again, or correct the workload's dataset section.",

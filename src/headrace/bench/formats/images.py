@@ -18,7 +18,7 @@ import numpy as np
 from headrace.bench.content import FileLayout, PieceKind, PieceRun, noise, text
 from headrace.bench.formats.base import (
     ArrayReader,
-    Format,
+    DatasetFormat,
     SampleReader,
     bad_file,
     import_library,
@@ -26,7 +26,7 @@ from headrace.bench.formats.base import (
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
-    from headrace.bench.content import Piece
+    from headrace.bench.content import FilePiece
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
     from headrace.store.output_file import OutputFile
@@ -48,7 +48,7 @@ _PNG_GREY_8 = b"\x08\x00\x00\x00\x00"
 """Bit depth, colour type, compression, filter, interlace."""
 
 
-class _Image(Format):
+class _Image(DatasetFormat):
     """A file is one sample."""
 
     def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
@@ -90,7 +90,7 @@ class Jpeg(_Image):
         # Each row of blocks ends with a restart marker, so that brightness does not wander away.
         row = noise(across * _BLOCK, PieceKind.CODES)
         cycle = tuple(p for i in range(_RESTARTS) for p in (row, text(_restart(i))))
-        pieces: list[Piece] = list(cycle[: 2 * (whole % _RESTARTS)])
+        pieces: list[FilePiece] = list(cycle[: 2 * (whole % _RESTARTS)])
         pieces.append(noise(coded * _BLOCK + 1 + kept, PieceKind.CODES))
         pieces.append(text(_END_OF_BLOCK + _flat_rest(whole, down, across, across - coded - 1)))
         return FileLayout(

@@ -12,7 +12,7 @@ from headrace.base.checksum import crc32c
 from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
 from headrace.bench.dataset import Column
 from headrace.bench.formats.base import (
-    Format,
+    DatasetFormat,
     SampleExtents,
     SampleReader,
     bad_file,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.content import Stream
+    from headrace.bench.content import ByteStream
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
 
@@ -59,7 +59,7 @@ def _around(sample_bytes: int) -> tuple[bytes, bytes]:
     return _field(1, image, len(image) + sample_bytes + len(behind)), behind
 
 
-class TFRecord(Format):
+class TFRecord(DatasetFormat):
     """`tf.train.Example`s of an `image` (the sample's bytes) and a `size`, without TensorFlow.
 
     Beside the data set lies `index/<split>/<file>.idx`, a line "offset size" for each record, as DALI's readers
@@ -191,7 +191,7 @@ def _arrow_type(pa: Any, column: Column, *, as_list: bool) -> Any:
     return pa.list_(scalar, column.size) if as_list or column.size > 1 else scalar
 
 
-def _arrow_array(pa: Any, column: Column, rows: int, stream: Stream, kind: Any) -> Any:
+def _arrow_array(pa: Any, column: Column, rows: int, stream: ByteStream, kind: Any) -> Any:
     data = stream.take(rows * _column_bytes(column))
     match column.dtype:
         case "string":
@@ -228,7 +228,7 @@ class _Sink:
     seekable = readable
 
 
-class Parquet(Format):
+class Parquet(DatasetFormat):
     """A row for each sample, of the workload's columns, or one column `data` of its bytes."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
@@ -355,7 +355,7 @@ _SLAB_BYTES = 8 << 20
 """Samples of chunked data sets are handed to HDF5 about so many bytes at a time."""
 
 
-class Hdf5(Format):
+class Hdf5(DatasetFormat):
     """Data sets `records_0`, `records_1`, ... of (samples, *shape), and `labels`, as DLIO writes them.
 
     Contiguous data sets are allocated by HDF5 and written past it, at the disk's speed. `records` is a link to
