@@ -85,7 +85,8 @@ def _run(words: list[str]) -> int:
 
 
 def _query(words: list[str]) -> int:
-    from headrace.bench.config import parse_command_line, queried
+    from headrace.bench.config import parse_command_line
+    from headrace.bench.query import queried
 
     value = queried(parse_command_line(words))
     print(list(value) if isinstance(value, tuple) else value)
