@@ -12,7 +12,8 @@ import pytest
 import headrace.bench
 from headrace.bench import schema
 from headrace.bench.checks import check_supported, notes_of
-from headrace.bench.config import load_workload, parse_command_line, queried
+from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.query import queried
 from headrace.bench.schema import ALIASES, KEYS
 from headrace.errors import WorkloadError
 
