@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from headrace.cli.starving import seconds_of
+from headrace.cli.reports import seconds_of
 from headrace.runtime.telling import agent_folder
 from headrace.telemetry.history import open_history
 from headrace.telemetry.ledger import Ledger

@@ -238,8 +238,8 @@ def test_watching_on_a_terminal_and_ctrl_c(saved, colour):
 
 
 def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
-    from headrace.cli import cluster_queue_show as cluster_queue
-    from headrace.cli.output import Output
+    from headrace.cli import cluster_queue
+    from headrace.cli.printing import Output
 
     looks = iter([busy(), None, busy()])
 

@@ -1,10 +1,12 @@
 """What `headrace --help` shows: each command, by what it is for, with its whole first sentence."""
 
+import subprocess
+import sys
+
 import pytest
 import typer
 
-from headrace.cli.app import app
-from headrace.cli.commands import NAMES, SECTIONS
+from headrace.cli.app import NAMES, SECTIONS, app
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -26,3 +28,16 @@ def test_nothing_of_what_a_command_does_is_cut_off(run, monkeypatch, columns):
         for name in names:
             says = " ".join(COMMANDS[name].help.split()).partition(". ")[0]
             at = words.index(f" {name} {says}", at)
+
+
+def test_help_imports_no_commands_module():
+    code = (
+        "import sys; sys.argv = ['headrace', '--help']\n"
+        "from headrace.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted(name for name in sys.modules if name.startswith('headrace.cli.')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    names = ["app", "exit_codes", "options", "printing"]
+    assert ended.stdout.splitlines()[-1] == str([f"headrace.cli.{name}" for name in names])

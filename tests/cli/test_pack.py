@@ -83,7 +83,7 @@ def test_a_command_line_without_sense_exits_with_2(run, arguments):
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys):
     from headrace.cli import progress as progress_module
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -100,7 +100,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch, capsys)
 
 def test_progress_counts_rates_from_what_an_interrupted_run_had_done(monkeypatch, capsys):
     from headrace.cli import progress as progress_module
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cluster.clusters import NOW_S, busy, cluster, hal, huge, node
-from headrace.cli.cluster_queue_view import queue_view, span_text
+from headrace.cli.cluster_queue import queue_view, span_text
 from headrace.cluster.executor import JobState
 from headrace.cluster.queue_view import queue_board, reason_text, task_count
 from headrace.cluster.snapshot import Allocation, Job, Partition

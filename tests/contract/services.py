@@ -15,7 +15,7 @@ import msgspec
 from headrace import capi
 from headrace.base.causes import Cause
 from headrace.control import messages
-from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.control.metrics import MetricsServer, address_of
 from headrace.control.service import metrics as control_metrics
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import TokenFile

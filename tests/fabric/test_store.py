@@ -570,7 +570,7 @@ def test_wrong_options(exported, options, message):
 
 
 def test_options_of_the_command_line(exported):
-    from headrace.cli.storage import storage_options
+    from headrace.cli.options import storage_options
 
     given = storage_options(
         ["queues=1", "ddgst=false", "deadline_s=7", "hostnqn=nqn.2026-11.io.example:me"]

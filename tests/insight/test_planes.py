@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.cli.top_view_planes import FLOWS_SHOWN, view_planes
+from headrace.cli.top import FLOWS_SHOWN, view_planes
 from headrace.insight.planes import PlanesWatch
 
 HERE = Path(__file__).parent

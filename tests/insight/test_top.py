@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.cli.top_view import sparkline, view
+from headrace.cli.top import sparkline, view
 from headrace.insight.top import Watch
 
 HERE = Path(__file__).parent

@@ -17,10 +17,15 @@ import pytest
 
 import headrace as hr
 from headrace.control import metrics as control_metrics
-from headrace.control import metrics_http
 from headrace.control.messages import Grant, Lease
-from headrace.control.metrics import OTHER, Figures
-from headrace.control.metrics_http import CLIENTS_MAX, HEAD_BYTES_MAX, Address, address_of
+from headrace.control.metrics import (
+    CLIENTS_MAX,
+    HEAD_BYTES_MAX,
+    OTHER,
+    Address,
+    Figures,
+    address_of,
+)
 from headrace.errors import HeadraceError
 from headrace.node import notes
 from headrace.node.allowances import Allowances
@@ -431,7 +436,7 @@ def test_random_bytes_harm_nobody(folder):
 
 
 def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, monkeypatch):
-    monkeypatch.setattr(metrics_http, "REQUEST_S", 0.6)
+    monkeypatch.setattr(control_metrics, "REQUEST_S", 0.6)
     with serving(folder) as server, exporting(server) as exporter:
         where = (exporter.address.host, exporter.address.port)
         with contextlib.ExitStack() as stack:
@@ -451,13 +456,13 @@ def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, m
 
 
 def test_a_client_that_does_not_read_holds_nothing_up(folder, monkeypatch):
-    monkeypatch.setattr(metrics_http, "REQUEST_S", 0.4)
+    monkeypatch.setattr(control_metrics, "REQUEST_S", 0.4)
     big = b"x" * (32 << 20)
-    server = metrics_http.MetricsServer(Address("127.0.0.1", 0), lambda: big, lambda: True)
+    server = control_metrics.MetricsServer(Address("127.0.0.1", 0), lambda: big, lambda: True)
     try:
         with socket.create_connection((server.address.host, server.address.port)) as sock:
             sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            until(lambda: server._clients and server._clients[0].out is not None)
+            until(lambda: len(server._clients) == 1)
             assert get(server, "/healthz")[0] == 200
             until(lambda: not server._clients)  # its time is over
     finally:
@@ -486,7 +491,7 @@ def test_many_scrapes_cost_the_loop_few_reports(folder, monkeypatch):
         for _ in range(30):
             assert get(exporter)[0] == 200
         took_s = time.monotonic() - began
-    assert len(asked) <= 1 + took_s / metrics_http.KEPT_S
+    assert len(asked) <= 1 + took_s / control_metrics.KEPT_S
 
 
 def test_nothing_is_left_when_it_ends(folder):

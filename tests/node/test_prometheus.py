@@ -17,8 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.control.client import Client, Endpoint
-from headrace.control.metrics import asked, renderer
-from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.control.metrics import MetricsServer, address_of, asked, renderer
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError

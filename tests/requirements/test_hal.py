@@ -170,7 +170,7 @@ def test_each_option_of_swqueue(sw, words, there, away):
 
 
 def test_swqueue_m_looks_again_every_t_seconds(sw, monkeypatch):
-    from headrace.cli import cluster_queue_show as cluster_queue
+    from headrace.cli import cluster_queue
 
     waited = []
 

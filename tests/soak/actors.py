@@ -7,7 +7,6 @@ be hurt. Whoever hurts it counts only what the kernel confirms.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -254,7 +253,9 @@ class Program(Actor):
 
 def has(command: str) -> bool:
     """Whether this headrace has a command."""
-    return importlib.util.find_spec(f"headrace.cli.{command}") is not None
+    from headrace.cli.app import NAMES
+
+    return command in NAMES
 
 
 def headrace(*arguments: str) -> list[str]:

@@ -3,33 +3,213 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Argument, Option
 
-from headrace.cli import bench_results, bench_sweep
-from headrace.cli.bench_storage import storage
-from headrace.cli.output import Json, Output, Quiet, Verbose
+from headrace.base.text import binary_text, bytes_of, bytes_text
+from headrace.cli import bench_results, exit_codes
+from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutput
+from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from headrace.bench.compare import Condition
     from headrace.bench.session import SessionReport
+    from headrace.bench.sweep import Probe, Sweep
 
-app = typer.Typer(
-    help="Measure storage the way training uses it: DLIO's workloads, unchanged.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
-app.command()(storage)
+def storage(
+    path: str = Argument(..., help="A folder of the mount.", metavar="PATH"),
+    *,
+    size: str = Option(
+        "256M", metavar="BYTES", help="Of the large file; twice as much must be free."
+    ),
+    seconds: float = Option(0.3, min=0.001, help="Of each measurement of reading, at most about."),
+    files: int = Option(500, min=1, help="Small files to make and read."),
+    output: QuietOutput,
+) -> int:
+    """Measure a mount in seconds: bandwidth, metadata, small samples, latency; with advice.
+
+    Everything is written into a folder of its own in PATH, which is removed at the end.
+    """
+    from headrace.bench.storage import StorageOptions, characterise
+
+    options = StorageOptions(size_bytes=bytes_of(size), seconds=seconds, files=files)
+    document = characterise(path, options)
+    if output.as_json:
+        output.document(document)
+        return 0
+    for line in _storage_lines(document):
+        output.line(line)
+    for note in document["notes"]:
+        output.remark(f"note: {note}")
+    return 0
+
+
+def _storage_lines(document: dict[str, Any]) -> Iterator[str]:
+    mount = document["provenance"]["mount"]
+    past = "past the page cache" if document["direct"] else "through the page cache"
+    yield f"{document['path']}: {mount.get('type', '?')} on {mount.get('source', '?')}, {past}"
+    for name, rates in document["sequential"].items():
+        rate_text = ", ".join(f"{bytes_text(rate)}/s by {n}" for n, rate in rates.items())
+        yield f"{'sequential ' + name.split('_')[0]:<18} {rate_text} at a time"
+    by_block: dict[int, list[str]] = {}
+    for cell in document["random"]:
+        rate = f"{bytes_text(cell['bytes_per_s'])}/s x{cell['depth']}"
+        by_block.setdefault(cell["block_bytes"], []).append(rate)
+    for block, rates in by_block.items():
+        yield f"{'random ' + binary_text(block):<18} {', '.join(rates)}"
+    batches = document["batches"]
+    for name in ("packed", "files"):
+        samples = batches[name]
+        yield (
+            f"{'samples, ' + name:<18} {samples['per_s']:,.0f}/s of {binary_text(batches['sample_bytes'])}; "
+            f"batches of {batches['batch']}: {_ms(samples['batch_s'])}"
+        )
+    yield f"{'latency, 4 KiB':<18} {_ms(document['latency_s'])}"
+    yield f"{'write and sync':<18} {_ms(document['sync_s'])}"
+    rates = [f"{name} {rate:,.0f}/s" for name, rate in document["metadata_per_s"].items()]
+    yield f"{'metadata':<18} {', '.join(rates)} (by one thread, as this client caches)"
+    for advice in document["advice"]:
+        yield f"{'advice: ' + advice['about']:<18} {advice['why']}"
+
+
+def _ms(times: dict[str, float]) -> str:
+    names = ("p50", "p99", "p99.9", "max")
+    return ", ".join(f"{name} {times[name] * 1e3:.2f} ms" for name in names)
+
+
+def sweep(
+    context: typer.Context,
+    workload: str = Argument(..., help="Its name, as in workload=NAME."),
+    words: list[str] | None = Argument(None, help="Overrides, as of `run`.", metavar="WORDS"),
+    *,
+    accelerators: str = Option("1..64", metavar="LEAST..MOST", help="Emulated in this process."),
+    until: str = Option("au<0.9", metavar="CONDITION", help="What holds when they are too many."),
+    engine: str | None = Option(None, help="What reads, as of `run`."),
+    cold: bool = Option(
+        False, "--cold", help="Put the data out of the page cache before each run."
+    ),
+    ceiling: bool = Option(True, help="Run without storage, too, to tell storage from harness."),
+    barrier: str = Option("step", help="Where they meet: step, or epoch."),
+    repeats: int = Option(1, min=1, help="Of each run."),
+    simulate: str | None = Option(
+        None, metavar="NAME", help="Simulate a slow storage: lustre, nfs, ..."
+    ),
+    output: QuietOutput,
+) -> int:
+    """Find how many accelerators the storage feeds: double their number, then bisect."""
+    from headrace.bench.compare import condition_of
+    from headrace.bench.run import RunOptions
+    from headrace.bench.session import SessionOptions
+    from headrace.bench.sweep import sweep as sweep_runs
+    from headrace.cli.progress import progress
+    from headrace.io.simulation import simulation_of
+
+    if barrier not in ("step", "epoch"):
+        raise typer.BadParameter(f"--barrier is {barrier!r}, expected step or epoch")
+    if simulate is not None:
+        simulation_of(simulate)
+    numbers, condition = _numbers(accelerators), condition_of(until, changes=False)
+    given = [workload if "=" in workload else f"workload={workload}", *(words or []), *context.args]
+    if engine is not None:
+        given.append(f"++workload.reader.engine={engine}")
+    options = SessionOptions(
+        run=RunOptions(barrier=barrier, simulate=simulate),  # type: ignore[arg-type]  # checked above
+        cold=cold, ceiling=ceiling, repeats=repeats,
+    )  # fmt: skip
+
+    def report_probe(probe: Probe) -> None:
+        output.remark(_probe_line(probe, condition))
+
+    with progress(output, "sweeping", "steps") as tell:
+        if tell is not None:
+            options = replace(options, progress=_Steps(tell).report)
+        result = sweep_runs(given, numbers, condition, options, report_probe)
+    _print_sweep(output, result, condition, simulate)
+    return exit_codes.FINDING if result.most is None else exit_codes.OK
+
+
+class _Steps:
+    """Steps of one run after the other, as the progress of one work: each run counts from 0."""
+
+    def __init__(self, tell: Callable[[int, int | None, int, int | None], None]) -> None:
+        self._tell = tell
+        self._before = 0
+        self._last = 0
+
+    def report(self, _: str, done: int, total: int | None) -> None:
+        if done < self._last:
+            self._before += self._last
+        self._last = done
+        self._tell(self._before + done, None if total is None else self._before + total, 0, None)
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.|-)\s*(\d+)\s*", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter(f"--accelerators is {text!r}, expected LEAST..MOST, as 1..64")
+    return int(match[1]), int(match[2])
+
+
+def _probe_line(probe: Probe, condition: Condition) -> str:
+    from headrace.pages.text import measure_text
+
+    name = condition.measure.name
+    value = measure_text(probe.value, condition.measure.unit)
+    fed = "too many" if probe.over else "fed"
+    noun = "accelerator" if probe.accelerators == 1 else "accelerators"
+    return f"{probe.accelerators} {noun}: {name} {value}: {fed}"
+
+
+def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: str | None) -> None:
+    from headrace.bench.report import NOT_MLPERF
+    from headrace.pages.text import measure_text
+
+    if output.as_json:
+        output.document({
+            "answer": result.answer, "most": result.most, "limit": result.limit,
+            "until": condition.written, "least_asked": result.range[0],
+            "greatest_asked": result.range[1], "simulated": simulate,
+            "probes": list(result.probes), "not_mlperf": NOT_MLPERF,
+        })  # fmt: skip
+        return
+    cells: list[tuple[Any, ...]] = [("accelerators", "AU", "samples/s", "MiB/s", "bound by", "")]
+    for probe in result.probes:
+        values = [
+            measure_text(probe.measures[name], unit) if name in probe.measures else "-"
+            for name, unit in (("au", "%"), ("throughput", ""), ("io", ""))
+        ]
+        cells.append((
+            str(probe.accelerators), *values, probe.bound, "too many" if probe.over else "fed",
+        ))  # fmt: skip
+    widths = [max(len(line[at]) for line in cells) for at in range(6)]
+    for line in cells:
+        output.line("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+    over = [probe for probe in result.probes if probe.over]
+    if over:
+        output.line(f"with {over[0].accelerators}: {over[0].bound_reason}")
+    if simulate is not None:
+        output.line(f"simulated {simulate}: the delays are not real")
+    output.line(f"{result.answer} (until {condition.written})")
+    output.line(NOT_MLPERF)
+
+
+bench_app = CommandGroup("Measure storage the way training uses it: DLIO's workloads, unchanged.")
+
+bench_app.command()(storage)
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command()(bench_results.report)
-app.command()(bench_results.compare)
-app.command()(bench_results.trace)
-app.command(context_settings=_PASS_ON)(bench_sweep.sweep)
+bench_app.command()(bench_results.report)
+bench_app.command()(bench_results.compare)
+bench_app.command()(bench_results.trace)
+bench_app.command(context_settings=_PASS_ON)(sweep)
 
 _RUN_HELP = """Run a DLIO workload: generate its data if it says so, train, evaluate, and report.
 
@@ -38,65 +218,47 @@ WORDS are DLIO's (hydra's): workload=unet3d_h100 ++workload.reader.batch_size=8 
 """
 
 
-@app.command(context_settings=_PASS_ON, help=_RUN_HELP)
+@bench_app.command("run", context_settings=_PASS_ON, help=_RUN_HELP)
 def run(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
-    ] = None,
+    words: list[str] | None = Argument(None, help="workload=NAME and overrides.", metavar="WORDS"),
     *,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.yaml", help="workload=FILE.yaml, as `headrace record` writes it."
-        ),
-    ] = None,
-    data_folder: Annotated[
-        str | None, typer.Option("--data-folder", metavar="DIR", help="Where the data lies.")
-    ] = None,
-    generate_first: Annotated[
-        bool, typer.Option("--generate", help="Generate the data before, where it is not there.")
-    ] = False,
-    accelerators: Annotated[
-        int, typer.Option("--accelerators", "-n", min=1, help="Emulated in this process.")
-    ] = 1,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="What reads: headrace, torch, tensorflow, null or custom:MODULE:CLASS."),
-    ] = None,
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-writer", help="plain, fsync (as checkpoint.fsync), direct or headrace."
-        ),
-    ] = None,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Put the data out of the page cache before; verified.")
-    ] = False,
-    ceiling: Annotated[
-        bool, typer.Option("--ceiling", help="Run the steps without storage, too, and compare.")
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Repeat the run, for a confidence interval.")
-    ] = 1,
-    stage: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Copy the data to DIR, read them there, remove them at the end."
-        ),
-    ] = None,
-    barrier: Annotated[
-        str, typer.Option(help="Where accelerators meet: at every step (as DLIO), or epoch.")
-    ] = "step",
-    formula: Annotated[
-        str, typer.Option(help="Throughput in summary.json: mlcommons, or upstream's (steps - 2).")
-    ] = "mlcommons",
-    simulate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Simulate a slow storage: lustre, nfs, ...")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    workload: str | None = Option(
+        None, metavar="FILE.yaml", help="workload=FILE.yaml, as `headrace record` writes it."
+    ),
+    data_folder: str | None = Option(
+        None, "--data-folder", metavar="DIR", help="Where the data lies."
+    ),
+    generate_first: bool = Option(
+        False, "--generate", help="Generate the data before, where it is not there."
+    ),
+    accelerators: int = Option(1, "--accelerators", "-n", min=1, help="Emulated in this process."),
+    engine: str | None = Option(
+        None, help="What reads: headrace, torch, tensorflow, null or custom:MODULE:CLASS."
+    ),
+    writer: str | None = Option(
+        None, "--checkpoint-writer", help="plain, fsync (as checkpoint.fsync), direct or headrace."
+    ),
+    cold: bool = Option(
+        False, "--cold", help="Put the data out of the page cache before; verified."
+    ),
+    ceiling: bool = Option(
+        False, "--ceiling", help="Run the steps without storage, too, and compare."
+    ),
+    repeats: int = Option(1, min=1, help="Repeat the run, for a confidence interval."),
+    stage: str | None = Option(
+        None, metavar="DIR", help="Copy the data to DIR, read them there, remove them at the end."
+    ),
+    barrier: str = Option(
+        "step", help="Where accelerators meet: at every step (as DLIO), or epoch."
+    ),
+    formula: str = Option(
+        "mlcommons", help="Throughput in summary.json: mlcommons, or upstream's (steps - 2)."
+    ),
+    simulate: str | None = Option(
+        None, metavar="NAME", help="Simulate a slow storage: lustre, nfs, ..."
+    ),
+    output: FullOutput,
 ) -> int:
     """Runs a workload."""
     from headrace.bench.run import RunOptions
@@ -108,7 +270,6 @@ def run(
         raise typer.BadParameter(f"--formula is {formula!r}, expected mlcommons or upstream")
     if simulate is not None:
         simulation_of(simulate)
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     given = [*(words or []), *context.args]
     if workload is not None:
         given.insert(0, f"workload={workload}")
@@ -134,11 +295,11 @@ def _session(output: Output, words: list[str], what: str, **options: Any) -> Ses
 
     with progress(output, what, "samples" if what == "generating" else "steps") as tell:
 
-        def told(_: str, done: int, total: int | None) -> None:
+        def report_step(_: str, done: int, total: int | None) -> None:
             if tell is not None:
                 tell(done, total, 0, None)
 
-        return run_session(words, SessionOptions(**options, progress=told))
+        return run_session(words, SessionOptions(**options, progress=report_step))
 
 
 def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
@@ -210,37 +371,32 @@ def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:
         yield f"in the page cache before checkpoints were read: {share:.0%} of their bytes"
 
 
-@app.command(context_settings=_PASS_ON)
+@bench_app.command("generate", context_settings=_PASS_ON)
 def generate(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(help="workload=NAME and overrides.", metavar="WORDS")
-    ] = None,
+    words: list[str] | None = Argument(None, help="workload=NAME and overrides.", metavar="WORDS"),
     *,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="That write; else two a processor and two more.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove another data set of ours that is there.")
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    threads: int | None = Option(
+        None, min=1, help="That write; else two a processor and two more."
+    ),
+    overwrite: bool = Option(
+        False, "--overwrite", help="Remove another data set of ours that is there."
+    ),
+    output: QuietOutput,
 ) -> int:
     """Generate a DLIO workload's data set, and do nothing else. Goes on where it was interrupted."""
     only = ("generate_data=True", "train=False", "evaluation=False", "checkpoint=False")
     given = [*(words or []), *context.args, *(f"++workload.workflow.{key}" for key in only)]
-    output = Output(as_json=as_json, quiet=quiet)
     options = {"generate_threads": threads, "overwrite": overwrite}
     _print(output, _session(output, given, "generating", **options), None)
     return 0
 
 
-@app.command()
-def workloads(*, as_json: Json = False) -> int:
+@bench_app.command("workloads")
+def workloads(*, output: JsonOutput) -> int:
     """List the workloads that come with headrace."""
     from headrace.bench.config import load_workload, parse_command_line, shipped_workloads
 
-    output = Output(as_json=as_json)
     rows = []
     for name in shipped_workloads():
         workload = load_workload(parse_command_line([f"workload={name}"])).workload
@@ -252,17 +408,17 @@ def workloads(*, as_json: Json = False) -> int:
             "step_s": workload.train.computation_time.mean_s, "epochs": workload.train.epochs,
             "train": workload.workflow.train, "au": workload.metric.au,
         })  # fmt: skip
-    if as_json:
+    if output.as_json:
         output.document({"workloads": rows})
         return 0
     for row in rows:
         if row["train"]:
-            told = (
+            summary = (
                 f"{row['format']}, {row['files']:,} x {row['samples_per_file']:,} samples of "
                 f"{row['sample_bytes']:,.0f} bytes, batch {row['batch_size']}, computing "
                 f"{row['step_s']} s a step"
             )
         else:
-            told = "generates data" if "datagen" in str(row["name"]) else "checkpoints"
-        output.line(f"{row['name']:<24} {told}")
+            summary = "generates data" if "datagen" in str(row["name"]) else "checkpoints"
+        output.line(f"{row['name']:<24} {summary}")
     return 0

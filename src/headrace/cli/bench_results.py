@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from headrace.cli import exit_codes
-from headrace.cli.output import Json, Output, Quiet
+from headrace.cli.options import QuietOutput
+from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.bench.compare import ComparisonRow, ConditionResult, RunComparison
-
-__all__ = ["compare", "report", "trace"]
 
 _Folder = Annotated[
     str, typer.Argument(help="A run's folder, or one with repeats of a run in it.", metavar="DIR")
@@ -26,14 +26,9 @@ _Folder = Annotated[
 def report(
     folder: _Folder,
     *,
-    html: Annotated[
-        bool, typer.Option("--html", help="One HTML file; without it, the figures as text.")
-    ] = False,
-    out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE", help="Else DIR/report.html.")
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    html: bool = Option(False, "--html", help="One HTML file; without it, the figures as text."),
+    out: str | None = Option(None, "-o", "--out", metavar="FILE", help="Else DIR/report.html."),
+    output: QuietOutput,
 ) -> int:
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
     from headrace.bench.compare import MEASURES, measured
@@ -42,22 +37,21 @@ def report(
 
     if not html and out is not None:
         raise typer.BadParameter("-o names the page: give --html, too")
-    output = Output(as_json=as_json, quiet=quiet)
     runs = load_runs(folder)
-    found = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
+    measures = {m: value for m in MEASURES if (value := measured(runs, m)) is not None}
     path = None
     if html:
         path = out or str(Path(folder, "report.html"))
         _write(path, report_page(runs, rank_blocks(runs[-1])))
         output.remark(f"wrote {path}")
-    if as_json:
+    if output.as_json:
         output.document({
             "folder": folder, "runs": [run.folder for run in runs], "html": path,
-            "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in found.items()},
+            "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in measures.items()},
             "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
     elif not html:
-        for measure, value in found.items():
+        for measure, value in measures.items():
             output.line(f"{measure.title:<34} {with_confidence(value, measure.unit)}")
         output.line(NOT_MLPERF)
     return exit_codes.OK
@@ -66,20 +60,17 @@ def report(
 def trace(
     folder: _Folder,
     *,
-    out: Annotated[
-        str,
-        typer.Option("-o", "--out", metavar="FILE", help="*.pfw: a line an event, as DFTracer."),
-    ],
-    steps: Annotated[int, typer.Option(min=1, help="How many of the slowest steps.")] = 20,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    out: str = Option(
+        ..., "-o", "--out", metavar="FILE", help="*.pfw: a line an event, as DFTracer."
+    ),
+    steps: int = Option(20, min=1, help="How many of the slowest steps."),
+    output: QuietOutput,
 ) -> int:
     """Write the slowest steps for trace viewers (Perfetto, chrome://tracing)."""
     from headrace.bench.results import load_run, rank_blocks
     from headrace.bench.trace import trace_events, trace_text
     from headrace.errors import BenchError
 
-    output = Output(as_json=as_json, quiet=quiet)
     result = load_run(folder)
     events = trace_events(result, rank_blocks(result), steps)
     if not events:
@@ -88,7 +79,7 @@ def trace(
             path=folder,
         )
     _write(out, trace_text(events, lines=out.endswith(".pfw")))
-    if as_json:
+    if output.as_json:
         output.document({"out": out, "events": len(events)})
     else:
         output.remark(f"wrote {len(events)} events to {out}")
@@ -96,18 +87,15 @@ def trace(
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="The folder of a run, or of repeats.", metavar="A")],
-    b: Annotated[str, typer.Argument(help="The other one's.", metavar="B")],
+    a: str = Argument(..., help="The folder of a run, or of repeats.", metavar="A"),
+    b: str = Argument(..., help="The other one's.", metavar="B"),
     *,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B; repeat.",
-        ),
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    fail_if: list[str] | None = Option(
+        None,
+        metavar="CONDITION",
+        help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B; repeat.",
+    ),
+    output: QuietOutput,
 ) -> int:
     """Compare two results: each figure's change, with its confidence where there are repeats."""
     from headrace.bench.compare import compare as compare_runs
@@ -119,9 +107,8 @@ def compare(
     runs = load_runs(a), load_runs(b)
     comparison = compare_runs(*runs)
     verdicts = judge(comparison, conditions)
-    output = Output(as_json=as_json, quiet=quiet)
     failed = any(verdict.holds for verdict in verdicts)
-    if as_json:
+    if output.as_json:
         output.document({
             "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
             "differences": [
@@ -134,8 +121,10 @@ def compare(
             "failed": failed, "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
     else:
-        for name, folder, found in zip("AB", (a, b), runs, strict=True):
-            output.line(f"{name}: {folder}" + (f", {len(found)} runs" if len(found) > 1 else ""))
+        for name, folder, folder_runs in zip("AB", (a, b), runs, strict=True):
+            output.line(
+                f"{name}: {folder}" + (f", {len(folder_runs)} runs" if len(folder_runs) > 1 else "")
+            )
         _print_comparison(output, comparison, verdicts)
         output.line(NOT_MLPERF)
     return exit_codes.FINDING if failed else exit_codes.OK
@@ -169,18 +158,18 @@ def _print_comparison(
         output.remark(f"note: {what} differs: {left}, {right}")
     for verdict in verdicts:
         held = "holds" if verdict.holds else "does not hold"
-        found = f"{verdict.value:+.2%}" if verdict.condition.change else f"{verdict.value:g}"
+        value = f"{verdict.value:+.2%}" if verdict.condition.change else f"{verdict.value:g}"
         output.line(
-            f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {found})"
+            f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {value})"
         )
 
 
 def _change_text(row: ComparisonRow) -> str:
     if row.change is None:
         return "from 0"
-    told = f"{row.change:+.2%}"
+    change = f"{row.change:+.2%}"
     width = row.change_half_width
-    return told if width is None else f"{told} ± {width:.2%}"
+    return change if width is None else f"{change} ± {width:.2%}"
 
 
 def _judgement(row: ComparisonRow) -> str:

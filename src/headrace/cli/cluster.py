@@ -4,113 +4,184 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from headrace.cli import cluster_queue, exit_codes
-from headrace.cli.cluster_options import DryRun, From, SiteFile, Where, asking
-from headrace.cli.output import Json, Output, Quiet
+from headrace.cli import exit_codes
+from headrace.cli.options import CommandGroup, Group, Json, JsonOutput, Quiet
+from headrace.cli.printing import Output
+from headrace.cluster.request import ASKS, Ask, Kind
 
-__all__ = ["app", "batch", "init", "run"]
+if TYPE_CHECKING:
+    from headrace.cli.cluster_submit import Asked
 
-app = typer.Typer(
-    help="Run training on a Slurm cluster, or here in the same words.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A saved snapshot instead of the live cluster (`queue --save`).",
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--executor", metavar="NAME", help="slurm or local. Default: slurm where it is installed."
+    ),
+]
 
 
-def run(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[COMMAND ...]", help="Default: a shell.", show_default=False),
-    ] = None,
+def _asked(
+    *, dry_run: bool, executor: str | None, site: Path | None, source: Path | None, **values: Any
+) -> Asked:
+    from headrace.cli.cluster_submit import Asked
+
+    return Asked(values, executor, site, source, dry_run)
+
+
+def _asking(*without: str) -> Group:
+    """Options for what can be asked of a cluster, made of its table, without some fields."""
+    asks = {ask.field: _option(ask) for ask in ASKS if ask.field not in without}
+    dry_run = typer.Option(
+        "--dry-run", help="Print what would be submitted, byte for byte; submit nothing."
+    )
+    site = typer.Option("--site", help="The site's file, as `headrace cluster init` writes it.")
+    return Group(
+        _asked, **asks, dry_run=Annotated[bool, dry_run], executor=Where,
+        site=Annotated[Path | None, site], source=From,
+    )  # fmt: skip
+
+
+def _option(ask: Ask) -> Any:
+    kind: Any = {Kind.FLAG: bool, Kind.TEXTS: list[str] | None}.get(ask.kind, str | None)
+    metavar = None if ask.kind is Kind.FLAG else ask.metavar or ask.kind.value
+    option = typer.Option(*ask.flags, help=ask.help, metavar=metavar, show_default=False)
+    return Annotated[kind, option]
+
+
+_OURS_END = {"allow_interspersed_args": False}
+"""What follows the command or script is its own."""
+
+cluster_app = CommandGroup("Run training on a Slurm cluster, or here in the same words.")
+
+
+@cluster_app.command("run", context_settings=_OURS_END)
+def cluster_run(
+    command: list[str] | None = Argument(
+        None, metavar="[COMMAND ...]", help="Default: a shell.", show_default=False
+    ),
     *,
-    asked: dict[str, Any],
-    dry_run: DryRun = False,
-    executor: Where = None,
-    site: SiteFile = None,
-    source: From = None,
-    quiet: Quiet = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: as one JSON document.")
-    ] = False,
+    asked: Annotated[Any, _asking("array", "output", "error", "requeue")],
+    output: Annotated[
+        Output,
+        Group(
+            Output,
+            quiet=Quiet,
+            as_json=Annotated[
+                bool, typer.Option("--json", help="With --dry-run: as one JSON document.")
+            ],
+        ),
+    ],
 ) -> int:
     """Run a command in the foreground, or a shell, on the nodes that are asked for, and end as it ends.
 
     The command runs once, on the first node; `srun` in it starts one task for each GPU.
     """
-    from headrace.cli.cluster_submit import Asked, run_command
+    from headrace.cli.cluster_submit import run_command
 
-    output = Output(as_json=as_json, quiet=quiet)
-    return run_command(Asked(asked, executor, site, source, dry_run), command or [], output)
+    return run_command(asked, command or [], output)
 
 
-def batch(
-    script: Annotated[str, typer.Argument(help="A script; - for standard input.")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ARGUMENTS ...]", help="For the script.", show_default=False),
-    ] = None,
+@cluster_app.command("batch", context_settings=_OURS_END)
+def cluster_batch(
+    script: str = Argument(..., help="A script; - for standard input."),
+    arguments: list[str] | None = Argument(
+        None, metavar="[ARGUMENTS ...]", help="For the script.", show_default=False
+    ),
     *,
-    asked: dict[str, Any],
-    dry_run: DryRun = False,
-    executor: Where = None,
-    site: SiteFile = None,
-    source: From = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    asked: Annotated[Any, _asking()],
+    output: Annotated[Output, Group(Output, quiet=Quiet, as_json=Json)],
 ) -> int:
     """Submit a script. It is sent byte for byte, with our directives after its own.
 
     Options of ours may stand in the script too: `#HEADRACE --gpus=8 --container=torch`.
     """
-    from headrace.cli.cluster_submit import Asked, submit_script
+    from headrace.cli.cluster_submit import submit_script
 
-    output = Output(as_json=as_json, quiet=quiet)
-    return submit_script(
-        Asked(asked, executor, site, source, dry_run), script, arguments or [], output
+    return submit_script(asked, script, arguments or [], output)
+
+
+_ROWS = 20
+Texts = list[str] | None
+
+
+@cluster_app.command("queue")
+def queue(
+    *,
+    user: Texts = Option(None, "--user", "-u", help="Only this user's jobs; `me`: mine."),
+    node: Texts = Option(None, "--node", "-n", help="Only these nodes: gpu[01-04]."),
+    partition: Texts = Option(None, "--partition", "-p", help="Only this partition."),
+    watch: float | None = Option(None, "--watch", "-w", help="Look again every so many seconds."),
+    rows: int = Option(_ROWS, "--rows", help="At most so many lines of each kind."),
+    everything: bool = Option(False, "--all", help="All lines."),
+    save: Path | None = Option(None, "--save", help="Keep what was seen, for --from."),
+    executor: Where = None,
+    source: From = None,
+    output: JsonOutput,
+) -> int:
+    """Show nodes, who has which GPUs, who waits for what and until when. `0·2·`: GPUs 0 and 2 are in use."""
+    from headrace.cli.cluster_queue import Selection, show_queue
+    from headrace.cli.cluster_submit import cluster_snapshot
+
+    if rows < 1:
+        raise ValueError(f"--rows is {rows}, expected 1 or more")
+    selection = Selection(user or (), node or (), partition or ())
+    return show_queue(
+        output,
+        selection,
+        lambda: cluster_snapshot(executor, source, jobs=True),
+        watch=watch,
+        rows=None if everything else rows,
+        save=save,
     )
 
 
-def init(
+@cluster_app.command("init")
+def cluster_init(
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."
-        ),
-    ] = None,
-    ondemand: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write apps for Open OnDemand there, and no site's file."),
-    ] = None,
-    module: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write modulefiles there (Lmod, Environment Modules)."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files.")] = False,
+    out: Path | None = Option(
+        None, "--out", "-o", help="Default: ~/.config/headrace/site.yaml; - for standard output."
+    ),
+    ondemand: Path | None = Option(
+        None, metavar="DIR", help="Write apps for Open OnDemand there, and no site's file."
+    ),
+    module: Path | None = Option(
+        None, metavar="DIR", help="Write modulefiles there (Lmod, Environment Modules)."
+    ),
+    overwrite: bool = Option(False, "--overwrite", help="Replace files."),
     executor: Where = None,
     source: From = None,
-    as_json: Json = False,
+    output: JsonOutput,
 ) -> int:
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
     from headrace.cli.cluster_submit import cluster_snapshot
-    from headrace.cli.site_files import write_site_files
     from headrace.cluster.site import find_site
     from headrace.cluster.site_init import site_text
 
     snapshot = cluster_snapshot(executor, source)
-    output = Output(as_json=as_json)
     if ondemand is not None or module is not None:
-        files = write_site_files(
-            snapshot, ondemand=ondemand, module=module, site_file=find_site(), overwrite=overwrite
-        )
-        if as_json:
-            output.document({"files": files})
-        else:
-            output.line(f"wrote {', '.join(map(str, files))}")
+        from headrace.cluster.modulefile import modulefiles
+        from headrace.cluster.ondemand import ondemand_files
+        from headrace.cluster.site_facts import site_facts, write_files
+
+        facts, files = site_facts(snapshot, site_file=find_site()), list[Path]()
+        if ondemand is not None:
+            files += write_files(ondemand, ondemand_files(facts), overwrite=overwrite)
+        if module is not None:
+            files += write_files(module, modulefiles(facts), overwrite=overwrite)
+        output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
         return exit_codes.OK
     return _write_site(output, site_text(snapshot), out, overwrite=overwrite)
 
@@ -119,9 +190,8 @@ def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool)
     from headrace.cluster.site import own_site
     from headrace.errors import ClusterError
 
-    as_json = output.as_json
     if out is not None and str(out) == "-":
-        if as_json:
+        if output.as_json:
             output.document({"path": None, "text": text})
         else:
             sys.stdout.write(text)
@@ -135,19 +205,8 @@ def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool)
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    if as_json:
-        output.document({"path": str(path), "text": text})
-    else:
-        output.line(f"wrote {path}; each key in it may be changed or left out")
+    output.result(
+        {"path": str(path), "text": text},
+        f"wrote {path}; each key in it may be changed or left out",
+    )
     return exit_codes.OK
-
-
-_OURS_END = {"allow_interspersed_args": False}
-"""What follows the command or script is its own."""
-
-app.command(name="run", context_settings=_OURS_END)(
-    asking(run, without=("array", "output", "error", "requeue"))
-)
-app.command(name="batch", context_settings=_OURS_END)(asking(batch))
-app.command(name="queue")(cluster_queue.queue)
-app.command(name="init")(init)

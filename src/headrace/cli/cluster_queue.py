@@ -1,59 +1,593 @@
-"""`headrace cluster queue`: who has which GPUs, who waits for what and until when."""
+"""How a cluster's queue is shown: once, again and again, or as JSON; for `cluster queue` and `swqueue`.
+
+The whole in one line, then nodes, who runs, who waits, and the users. GPUs are drawn by their real numbers:
+`0·2·` has 0 and 2 in use, 1 and 3 free. Nodes that are all free, or all away, share a line. What does not
+fit is counted, never dropped in silence; narrow terminals get fewer columns.
+"""
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from headrace.cli.cluster_options import From, Where
-from headrace.cli.output import Json, Output
+from headrace.base.text import count_text, printable
+from headrace.cli import exit_codes
+from headrace.cli.printing import Output, interrupt, plain
+from headrace.cli.top import many_text
+from headrace.cluster.hostlist import compress_hosts
 
-__all__ = ["queue"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-_ROWS = 20
-Texts = list[str] | None
+    from rich.console import RenderableType
+
+    from headrace.cluster.queue_view import JobRow, NodeRow, QueueBoard, Totals, UserRow
+    from headrace.cluster.snapshot import ClusterSnapshot
+
+__all__ = ["ROWS", "Selection", "queue_view", "show_queue", "span_text"]
+
+WIDE: Final = 110
+MIDDLE: Final = 70
+TIGHT: Final = 50
+"""Columns from which on more is shown."""
+
+_GAP: Final = 2
+_LAST_MIN: Final = 8
+
+_COLOURS: Final = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_magenta",
+)
+"""Of users, in the order of their GPUs, again and again."""
+
+_BAR_CELLS: Final = 10
+_GPU_CELLS_MAX: Final = 16
+_STALL_WARN, _STALL_BAD = 0.05, 0.25
+_SOON_S: Final = 600
 
 
-def queue(
-    *,
-    user: Annotated[
-        Texts, typer.Option("--user", "-u", help="Only this user's jobs; `me`: mine.")
-    ] = None,
-    node: Annotated[
-        Texts, typer.Option("--node", "-n", help="Only these nodes: gpu[01-04].")
-    ] = None,
-    partition: Annotated[
-        Texts, typer.Option("--partition", "-p", help="Only this partition.")
-    ] = None,
-    watch: Annotated[
-        float | None, typer.Option("--watch", "-w", help="Look again every so many seconds.")
-    ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", help="At most so many lines of each kind.")
-    ] = _ROWS,
-    everything: Annotated[bool, typer.Option("--all", help="All lines.")] = False,
-    save: Annotated[
-        Path | None, typer.Option("--save", help="Keep what was seen, for --from.")
-    ] = None,
-    executor: Where = None,
-    source: From = None,
-    as_json: Json = False,
-) -> int:
-    """Show nodes, who has which GPUs, who waits for what and until when. `0·2·`: GPUs 0 and 2 are in use."""
-    from headrace.cli.cluster_queue_show import Selection, show_queue
-    from headrace.cli.cluster_submit import cluster_snapshot
+def queue_view(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
+    """The whole screen.
 
-    if rows < 1:
-        raise ValueError(f"--rows is {rows}, expected 1 or more")
-    selection = Selection(user or (), node or (), partition or ())
-    output = Output(as_json=as_json)
-    return show_queue(
-        output,
-        selection,
-        lambda: cluster_snapshot(executor, source, jobs=True),
-        watch=watch,
-        rows=None if everything else rows,
-        save=save,
+    Args:
+        board: what to show.
+        width: columns.
+        rows: at most so many of nodes, of running and of waiting jobs each; None: all.
+    """
+    colours = {row.user: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(board.users)}
+    shown = _Shown(width, rows, colours)
+    parts: list[RenderableType] = [shown.title(board), shown.gpus(board.totals)]
+    if board.nodes:
+        parts += [Text(), *shown.nodes(board.nodes)]
+    if board.running:
+        parts += [Text(), *shown.running(board.running)]
+    if board.waiting:
+        parts += [Text(), *shown.waiting(board.waiting)]
+    if len(board.users) > 1:
+        parts += [Text(), *shown.users(board.users)]
+    if not board.running and not board.waiting:
+        parts += [Text(), Text("no jobs", "dim")]
+    return Group(*parts)
+
+
+def span_text(seconds: float | None) -> str:
+    """Time in the two largest units: "2d 3h", "4h 05m", "12m"; "-" where it is not known."""
+    if seconds is None:
+        return "-"
+    minutes = max(0, round(seconds / 60))
+    if minutes < 60:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def _cut(text: str, room: int) -> str:
+    text = printable(text)
+    return text if len(text) <= room else text[: max(1, room - 1)] + "…"
+
+
+def _bar(share: float, cells: int, style: str) -> Text:
+    full = round(max(0.0, min(1.0, share)) * cells)
+    text = Text("█" * full, style)
+    text.append("░" * (cells - full), "dim")
+    return text
+
+
+class _Rows:
+    """A plain table whose last column takes what the others leave: those hold numbers, which are not cut.
+
+    Columns whose names end in `>` are numbers; "" leaves a column out, and its cells.
+    """
+
+    def __init__(self, width: int, *columns: str) -> None:
+        self.width = width
+        self.columns = columns
+        self.rows: list[list[Text]] = []
+
+    def add(self, *cells: str | Text) -> None:
+        """One row, a cell for each column, those that are left out too."""
+        kept = [cell for cell, name in zip(cells, self.columns, strict=True) if name]
+        self.rows.append([Text(cell) if isinstance(cell, str) else cell for cell in kept])
+
+    def table(self) -> Table:
+        """To be printed."""
+        names = [name for name in self.columns if name]
+        widths = [
+            max([cell_len(name.rstrip(">")), *(row[i].cell_len for row in self.rows)])
+            for i, name in enumerate(names)
+        ]
+        taken = sum(widths[:-1]) + _GAP * (len(names) - 1)
+        widths[-1] = min(widths[-1], max(_LAST_MIN, self.width - taken))
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+        for name, width in zip(names, widths, strict=True):
+            right = name.endswith(">")
+            table.add_column(
+                name.rstrip(">"),
+                justify="right" if right else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                width=width,
+            )
+        for row in self.rows:
+            row[-1].truncate(widths[-1], overflow="ellipsis")
+            table.add_row(*row)
+        return table
+
+
+class _Shown:
+    """Draws for one width."""
+
+    def __init__(self, width: int, rows: int | None, colours: dict[str, str]) -> None:
+        self.width = width
+        self.rows = rows
+        self.colours = colours
+        self.wide = width >= WIDE
+        self.middle = width >= MIDDLE
+        self.tight = width < TIGHT
+
+    def only(self, *names: str, when: bool) -> tuple[str, ...]:
+        """Columns that are there at some widths."""
+        return tuple(name if when else "" for name in names)
+
+    def user(self, name: str, room: int = 12) -> Text:
+        """A name in its user's colour."""
+        return Text(_cut(name, room), self.colours.get(name, ""))
+
+    def title(self, board: QueueBoard) -> Text:
+        totals = board.totals
+        text = Text(printable(board.cluster) or "cluster", "bold")
+        nodes = f"   {many_text(totals.nodes, 'node')}, {count_text(totals.nodes_free)} free"
+        text.append(nodes, "not bold")
+        if totals.nodes_away:
+            text.append(f", {count_text(totals.nodes_away)} away", "not bold red")
+        text.append(
+            f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting",
+            "not bold",
+        )
+        return text
+
+    def gpus(self, totals: Totals) -> Text:
+        if not totals.gpus:
+            text = Text("CPUs ").append_text(
+                _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
+            )
+            return text.append(f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used")
+        cells = max(_BAR_CELLS, min(40, self.width - 60))
+        text = Text("GPUs ").append_text(_bar(totals.gpus_used / totals.gpus, cells, "blue"))
+        text.append(f" {count_text(totals.gpus_used)} of {count_text(totals.gpus)} used, ")
+        text.append(f"{count_text(totals.gpus_free)} free", "green" if totals.gpus_free else "red")
+        if totals.gpus_away:
+            text.append(f", {count_text(totals.gpus_away)} away", "red")
+        if totals.gpus_wanted:
+            text.append(f", {count_text(totals.gpus_wanted)} waited for", "yellow")
+        return text
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def nodes(self, nodes: Sequence[NodeRow]) -> list[RenderableType]:
+        busy = [row for row in nodes if row.jobs]
+        alike: dict[tuple[object, ...], list[NodeRow]] = {}
+        for row in nodes:
+            if not row.jobs:
+                node = row.node
+                key = (node.states, node.gpu_type, node.gpus, node.cpus, row.holders, node.reason)
+                alike.setdefault(key, []).append(row)
+        bars = self.only("CPUS", "LOAD>", "MEMORY>", when=self.wide)
+        table = _Rows(
+            self.width,
+            "NODE",
+            "STATE",
+            "GPUS",
+            *bars,
+            *self.only("CPUS>", when=self.middle and not self.wide),
+            "JOBS",
+        )
+        listed = busy if self.rows is None else busy[: self.rows]
+        for row in listed:
+            self._node(table, row, [row.node.name])
+        groups = sorted(alike.values(), key=lambda rows: (rows[0].away, -len(rows)))
+        for rows in groups if self.rows is None else groups[: self.rows]:
+            self._node(table, rows[0], [row.node.name for row in rows])
+        parts: list[RenderableType] = [table.table()]
+        left = busy[len(listed) :]
+        if left:
+            held = sum(len(row.holders) - row.holders.count("") for row in left)
+            total = sum(row.node.gpus for row in left)
+            parts.append(
+                _more(
+                    len(left), "node", f"{count_text(held)} of their {count_text(total)} GPUs used"
+                )
+            )
+        if self.rows is not None and len(groups) > self.rows:
+            rest = sum(len(rows) for rows in groups[self.rows :])
+            parts.append(_more(rest, "node", "without jobs"))
+        return parts
+
+    def _node(self, table: _Rows, row: NodeRow, names: list[str]) -> None:
+        node = row.node
+        room = max(8, min(30, self.width // 5))
+        state = "+".join(dict.fromkeys(node.states)) or "unknown"
+        style = "red" if row.away else "green" if state == "idle" else ""
+        table.add(
+            _cut(compress_hosts(names), room),
+            Text(_cut(state, 14 if self.middle else 9), style),
+            self._gpus(row),
+            _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue").append(
+                f" {node.cpus_allocated}/{node.cpus}"
+            ),
+            "-" if node.cpu_load is None else f"{node.cpu_load:.1f}",
+            _memory(node.memory_allocated_mib, node.memory_mib),
+            f"{node.cpus_allocated}/{node.cpus}",
+            self._jobs(row, len(names)),
+        )
+
+    def _gpus(self, row: NodeRow) -> Text:
+        """Each GPU by its number in its holder's colour; a dot where it is free, a cross where it is away."""
+        if not row.node.gpus:
+            return Text("-", "dim")
+        users = {job.job_id: job.user for job in row.jobs}
+        text = Text()
+        if row.node.gpus > _GPU_CELLS_MAX:
+            return Text(f"{len(row.holders) - row.holders.count('')}/{row.node.gpus}")
+        for index, holder in enumerate(row.holders):
+            if holder:
+                text.append(
+                    str(index % 10), "bold " + self.colours.get(users.get(holder, ""), "white")
+                )
+            else:
+                text.append(
+                    "\N{MULTIPLICATION SIGN}" if row.away else "·", "red" if row.away else "green"
+                )
+        if row.unplaced_gpus:
+            text.append(f" +{row.unplaced_gpus}", "yellow")
+        if self.middle and row.node.gpu_type:
+            text.append(f" {_cut(row.node.gpu_type, 10)}", "dim")
+        return text
+
+    def _jobs(self, row: NodeRow, count: int) -> Text:
+        if count > 1:
+            return Text(
+                f"{count_text(count)} nodes"
+                + (f": {printable(row.node.reason)}" if row.node.reason else ""),
+                "dim",
+            )
+        text = Text()
+        for job in row.jobs[:6]:
+            indices = next(
+                (part.gpus for part in job.allocations if part.node == row.node.name), ()
+            )
+            text.append(printable(job.user), self.colours.get(job.user, ""))
+            text.append(f" {job.job_id}" + (f"[{_ranges(indices)}]" if indices else "") + "  ")
+        if len(row.jobs) > 6:
+            text.append(f"+{len(row.jobs) - 6}", "dim")
+        if row.node.reason:
+            text.append(printable(row.node.reason), "red")
+        text.rstrip()
+        return text
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def running(self, jobs: Sequence[JobRow]) -> list[RenderableType]:
+        stalls = any(row.stall is not None for row in jobs)
+        table = _Rows(
+            self.width, "RUNNING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
+            *self.only("CPUS>", when=self.wide), *self.only("RAN>", when=not self.tight),
+            *self.only("LEFT>", when=not (self.tight and stalls)),
+            *self.only("STALL>", when=stalls), "NODES",
+        )  # fmt: skip
+        for row in jobs if self.rows is None else jobs[: self.rows]:
+            job, ends = row.job, row.ends_in_s
+            left = "no end" if job.limit_minutes is None else span_text(ends)
+            table.add(
+                _cut(job.job_id, 14), self.user(job.user), self._name(job.name), str(job.gpu_count),
+                count_text(job.cpu_count), span_text(row.ran_s),
+                Text(left, "yellow" if ends is not None and ends < _SOON_S else ""), _stall(row.stall),
+                _where(row),
+            )  # fmt: skip
+        return self._with_rest(table, jobs, "job", "running")
+
+    def waiting(self, jobs: Sequence[JobRow]) -> list[RenderableType]:
+        table = _Rows(
+            self.width, "WAITING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
+            *self.only("NODES>", when=self.wide), *self.only("WAITED>", when=self.middle), "STARTS>", "WHY",
+        )  # fmt: skip
+        for row in jobs if self.rows is None else jobs[: self.rows]:
+            job = row.job
+            table.add(
+                _cut(job.job_id, 14), self.user(job.user), self._name(job.name), str(job.gpu_count),
+                str(job.node_count), span_text(row.waited_s),
+                "-" if row.starts_in_s is None else f"in {span_text(row.starts_in_s)}",
+                Text(printable(row.why), "red" if "never" in row.why else ""),
+            )  # fmt: skip
+        return self._with_rest(table, jobs, "job", "waiting")
+
+    def users(self, users: Sequence[UserRow]) -> list[RenderableType]:
+        table = _Rows(
+            self.width, "USER", "GPUS>", *self.only("CPUS>", "RUNNING>", when=not self.tight), "WAITING>",
+            "FOR GPUS>",
+        )  # fmt: skip
+        for row in users if self.rows is None else users[: self.rows]:
+            table.add(
+                self.user(row.user, 20), count_text(row.gpus), count_text(row.cpus), count_text(row.running),
+                count_text(row.waiting), count_text(row.gpus_wanted),
+            )  # fmt: skip
+        return self._with_rest(table, users, "user", "")
+
+    def _name(self, name: str) -> str:
+        return _cut(name, max(10, self.width // 6))
+
+    def _with_rest(
+        self, table: _Rows, rows: Sequence[object], what: str, how: str
+    ) -> list[RenderableType]:
+        if self.rows is None or len(rows) <= self.rows:
+            return [table.table()]
+        return [table.table(), _more(len(rows) - self.rows, what, how)]
+
+
+def _more(count: int, what: str, how: str) -> Text:
+    name = what if count == 1 else f"{what}s"
+    return Text(
+        f"… {count_text(count)} more {name}{', ' + how if how else ''} (--all, --user, --node)",
+        "dim",
     )
+
+
+def _stall(share: float | None) -> Text:
+    if share is None:
+        return Text("-", "dim")
+    return Text(
+        f"{share:.0%}",
+        "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green",
+    )
+
+
+def _memory(used_mib: int, total_mib: int) -> str:
+    return f"{used_mib / 1024:.0f}/{total_mib / 1024:.0f} G"
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    return compress_hosts(str(i) for i in indices).strip("[]")
+
+
+def _where(row: JobRow) -> str:
+    """`gpu0[0,2] gpu1[0-3]` where the numbers are known and few; else the nodes in short."""
+    indices = row.gpu_indices
+    if indices and len(row.job.nodes) <= 4:
+        return " ".join(
+            printable(name) + (f"[{_ranges(indices[name])}]" if name in indices else "")
+            for name in row.job.nodes
+        )
+    return printable(compress_hosts(row.job.nodes))
+
+
+ROWS = 20
+"""Of nodes, running jobs and waiting jobs each, where nobody says otherwise."""
+
+SECONDS_LEAST = 5.0
+"""Between looks: every look asks the scheduler, and many people watch."""
+
+Source = Callable[[], "ClusterSnapshot"]
+
+
+class Selection:
+    """Which users, nodes and partitions are shown.
+
+    Args:
+        users: names; "me" is the caller.
+        nodes: names and lists of names.
+        partitions: names.
+
+    Raises:
+        ValueError: no list of nodes.
+    """
+
+    def __init__(
+        self, users: Sequence[str] = (), nodes: Sequence[str] = (), partitions: Sequence[str] = ()
+    ) -> None:
+        import getpass
+
+        from headrace.cluster.hostlist import expand_hosts
+
+        named = [name for text in users for name in text.split(",") if name]
+        self.users = [getpass.getuser() if name == "me" else name for name in named]
+        self.nodes = [name for text in nodes for name in expand_hosts(text)]
+        self.partitions = [name for text in partitions for name in text.split(",") if name]
+
+    def board(self, snapshot: ClusterSnapshot, stalls: Mapping[str, float] | None) -> QueueBoard:
+        """The view. What is named and not there is an error: an empty screen would say that nothing runs.
+
+        Raises:
+            ValueError: there is no such node or partition.
+        """
+        from headrace.cluster.queue_view import queue_board
+
+        known = {node.name for node in snapshot.nodes}
+        if missing := [name for name in self.nodes if name not in known]:
+            raise ValueError(
+                f"there is no node {missing[0]}; of {len(known)} nodes the first is {min(known, default='-')}"
+            )
+        names = [partition.name for partition in snapshot.partitions]
+        if missing := [name for name in self.partitions if name not in names]:
+            raise ValueError(
+                f"there is no partition {missing[0]}; expected {', '.join(sorted(names))}"
+            )
+        return queue_board(
+            snapshot, users=self.users, nodes=self.nodes, partitions=self.partitions, stalls=stalls
+        )
+
+
+def show_queue(
+    output: Output,
+    selection: Selection,
+    source: Source,
+    *,
+    watch: float | None,
+    rows: int | None,
+    save: Path | None = None,
+) -> int:
+    """Look once, or again and again until Ctrl-C.
+
+    Args:
+        output: where it is shown.
+        selection: what of it.
+        source: takes a snapshot.
+        watch: seconds between looks; None: once.
+        rows: at most so many of a kind; None: all.
+        save: keep what was seen first.
+    """
+    if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
+        raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
+    # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
+    gc.disable()
+    if watch is None or output.as_json:
+        board = _look(selection, source, save)
+        if output.as_json:
+            _print_json(output, board)
+        else:
+            console = output.console()
+            console.print(_drawn(board, console.width, rows))
+        return exit_codes.OK
+    gc.enable()
+    _watch(output, selection, source, watch, rows)
+    return exit_codes.OK
+
+
+def _print_json(output: Output, board: QueueBoard) -> None:
+    """As every command's JSON, but fast: the standard library takes seconds to indent 50,000 jobs."""
+    try:
+        import msgspec
+    except ModuleNotFoundError:
+        output.document(_board_document(board))
+        return
+    text = msgspec.json.encode(_board_document(board), enc_hook=plain)
+    sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
+
+
+def _drawn(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
+
+    return queue_view(board, width, rows)
+
+
+def _look(selection: Selection, source: Source, save: Path | None = None) -> QueueBoard:
+    snapshot = source()
+    if save is not None:
+        from headrace.cluster.snapshot_file import save_snapshot
+
+        save_snapshot(snapshot, save)
+    return selection.board(snapshot, _stalls())
+
+
+def _stalls() -> Mapping[str, float] | None:
+    """By job id, the share of time that a job waited for data; None where nobody measures it."""
+    from headrace.errors import TelemetryError
+    from headrace.telemetry.place import history_place
+    from headrace.telemetry.stall import stalls
+
+    try:
+        return {job: stall.share for job, stall in stalls(history_place()).items()}
+    except TelemetryError:
+        return None
+
+
+def _watch(
+    output: Output, selection: Selection, source: Source, seconds: float, rows: int | None
+) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from headrace.errors import ClusterError
+
+    console = output.console()
+
+    def frame() -> RenderableType:
+        try:
+            return _drawn(_look(selection, source), console.width, rows)
+        except ClusterError as e:
+            return Text(f"{e} Still looking.", "red")
+
+    first = _drawn(_look(selection, source), console.width, rows)
+    with interrupt() as ended:
+        if not sys.stdout.isatty():
+            console.print(first)
+            while not ended.wait(seconds):
+                console.print(frame())
+            return
+        with Live(first, console=console, screen=True, auto_refresh=False) as live:
+            while not ended.wait(seconds):
+                live.update(frame(), refresh=True)
+
+
+# -- JSON ---------------------------------------------------------------------------------------------
+
+
+def _board_document(board: QueueBoard) -> dict[str, Any]:
+    totals = board.totals
+    return {
+        "cluster": board.cluster,
+        "slurm": board.version,
+        "taken_s": board.taken_s,
+        "totals": {name: getattr(totals, name) for name in totals.__slots__},
+        "nodes": [_node_document(row) for row in board.nodes],
+        "running": [_job_document(row) for row in board.running],
+        "waiting": [_job_document(row) for row in board.waiting],
+        "users": [{name: getattr(row, name) for name in row.__slots__} for row in board.users],
+    }
+
+
+def _node_document(row: NodeRow) -> dict[str, Any]:
+    node = row.node
+    return {
+        "name": node.name, "states": node.states, "away": row.away, "reason": node.reason,
+        "partitions": node.partitions, "gpu_type": node.gpu_type, "gpus": node.gpus, "gpus_free": row.gpus_free,
+        "gpu_jobs": [holder or None for holder in row.holders], "cpus": node.cpus,
+        "cpus_allocated": node.cpus_allocated, "cpu_load": node.cpu_load, "memory_mib": node.memory_mib,
+        "memory_allocated_mib": node.memory_allocated_mib, "jobs": [job.job_id for job in row.jobs],
+    }  # fmt: skip
+
+
+def _job_document(row: JobRow) -> dict[str, Any]:
+    job = row.job
+    return {
+        "job": job.job_id, "name": job.name, "user": job.user, "account": job.account,
+        "partition": job.partition, "state": str(job.state), "reason": job.reason, "why": row.why,
+        "nodes": job.nodes, "node_count": job.node_count, "cpus": job.cpu_count, "gpus": job.gpu_count,
+        "gpu_indices": row.gpu_indices, "waited_s": row.waited_s, "ran_s": row.ran_s,
+        "starts_in_s": row.starts_in_s, "ends_in_s": row.ends_in_s, "limit_minutes": job.limit_minutes,
+        "priority": job.priority, "stall": row.stall,
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
+from headrace.cli.printing import Output
 from headrace.cluster.executors import EXECUTOR_VARIABLE, executor, executor_name
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import read_request

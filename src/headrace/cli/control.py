@@ -1,13 +1,16 @@
-"""`headrace control`: hands policies to the planes of many nodes."""
+"""`headrace control` and `headrace policy`: the controller of many nodes' planes, and what it wants of them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from headrace.base.text import bytes_text
+from headrace.cli import exit_codes
 from headrace.cli.daemons import (
     Foreground,
     Lines,
@@ -17,41 +20,35 @@ from headrace.cli.daemons import (
     print_log,
     tell,
 )
-from headrace.cli.output import Json, Output
+from headrace.cli.options import CommandGroup, Group, JsonOutput
+from headrace.cli.printing import Output
 
-__all__ = ["app", "logs", "start", "status", "stop"]
+if TYPE_CHECKING:
+    from headrace.control.client import Client
 
-app = typer.Typer(
-    help="Start, stop and watch the controller, which hands policies to planes.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+control_app = CommandGroup("Start, stop and watch the controller, which hands policies to planes.")
 
 
-@app.command()
-def start(
+@control_app.command("start")
+def control_start(
     *,
     foreground: Foreground = False,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(help="unix:PATH or tcp:HOST:PORT, beside its own socket. May come again."),
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="Tokens that are good over TCP, one a line.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for TCP.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="Whoever connects shows a certificate of this authority.")
-    ] = None,
-    db: Annotated[
-        Path | None,
-        typer.Option(help="SQLite file. Default: $XDG_STATE_HOME/headrace/control.db."),
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve Prometheus there (9465).")
-    ] = None,
-    as_json: Json = False,
+    listen: list[str] | None = Option(
+        None, help="unix:PATH or tcp:HOST:PORT, beside its own socket. May come again."
+    ),
+    token_file: Path | None = Option(None, help="Tokens that are good over TCP, one a line."),
+    tls_cert: Path | None = Option(None, help="Certificate, for TCP."),
+    tls_key: Path | None = Option(None, help="Its key."),
+    tls_ca: Path | None = Option(
+        None, help="Whoever connects shows a certificate of this authority."
+    ),
+    db: Path | None = Option(
+        None, help="SQLite file. Default: $XDG_STATE_HOME/headrace/control.db."
+    ),
+    metrics: str | None = Option(
+        None, metavar="[HOST:]PORT", help="Serve Prometheus there (9465)."
+    ),
+    output: JsonOutput,
 ) -> None:
     """Start the controller, in the background if not told otherwise."""
     process = _process()
@@ -79,50 +76,47 @@ def start(
     arguments = arguments_of(given)
     arguments += [word for where in options.listen for word in ("--listen", where)]
     state = process.start(folder, arguments)
-    output = Output(as_json=as_json)
-    if as_json:
-        output.document(state)
-    else:
-        output.line(
-            f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
-            f"socket {folder.socket}"
-        )
+    output.result(
+        state,
+        f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
+        f"socket {folder.socket}",
+    )
 
 
-@app.command()
-def stop(
+@control_app.command("stop")
+def control_stop(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Kill it if it does not end.")] = False,
-    as_json: Json = False,
+    force: bool = Option(False, "--force", help="Kill it if it does not end."),
+    output: JsonOutput,
 ) -> int:
     """Stop the controller. Planes go on by their leases, then as the policy says."""
     process = _process()
     from headrace.runtime import control_folder
 
     folder = control_folder()
-    return end(Output(as_json=as_json), folder, lambda: process.stop(folder, force=force))
+    return end(output, folder, lambda: process.stop(folder, force=force))
 
 
-@app.command()
-def status(*, as_json: Json = False) -> int:
+@control_app.command("status")
+def control_status(*, output: JsonOutput) -> int:
     """Say which planes there are, what they use, and what they may use."""
     process = _process()
     from headrace.runtime import control_folder
 
     folder = control_folder()
-    return tell(Output(as_json=as_json), folder, lambda: process.ask_status(folder), _print)
+    return tell(output, folder, lambda: process.ask_status(folder), _print_control)
 
 
-@app.command()
-def logs(
+@control_app.command("logs")
+def control_logs(
     *,
     lines: Lines = 50,
-    as_json: Json = False,
+    output: JsonOutput,
 ) -> None:
     """Print the end of the log of a controller in the background."""
     from headrace.runtime import control_folder
 
-    print_log(Output(as_json=as_json), control_folder(), lines)
+    print_log(output, control_folder(), lines)
 
 
 def _process() -> Any:
@@ -142,7 +136,7 @@ def _absolute(path: Path | None) -> Path | None:
     return None if path is None else path.absolute()
 
 
-def _print(output: Output, state: dict[str, Any]) -> None:
+def _print_control(output: Output, state: dict[str, Any]) -> None:
     output.line(
         f"process {state['pid']}, epoch {state['epoch']}, up {state['uptime_s']:.0f} s: "
         f"policy {state['policy_version']}, {len(state['planes'])} planes, "
@@ -162,3 +156,146 @@ def _print(output: Output, state: dict[str, Any]) -> None:
                 f"    {flow['job']} on {flow['file_system']}: "
                 f"{bytes_text(int(flow['used']['bytes_per_s']))}/s of {most}"
             )
+
+
+policy_app = CommandGroup("Say which jobs, users and file systems may have how much.")
+
+
+def _client(
+    *,
+    controller: str | None,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> Client:
+    from headrace.control.client import Client, Endpoint
+
+    return Client(
+        Endpoint(
+            url=controller or "own", token_file=token_file, ca=tls_ca, certificate=tls_cert,
+            key=tls_key,
+        )
+    )  # fmt: skip
+
+
+ControllerClient = Annotated[
+    Any,
+    Group(
+        _client,
+        controller=Annotated[
+            str | None,
+            typer.Option(
+                help="unix:PATH, http://HOST:PORT or https://HOST:PORT. Default: this user's own."
+            ),
+        ],
+        token_file=Annotated[Path | None, typer.Option(help="Holds the token for TCP.")],
+        tls_ca=Annotated[
+            Path | None, typer.Option("--tls-ca", help="Authority of the controller.")
+        ],
+        tls_cert=Annotated[Path | None, typer.Option("--tls-cert", help="Own certificate.")],
+        tls_key=Annotated[Path | None, typer.Option("--tls-key", help="Its key.")],
+    ),
+]
+Document = Annotated[Path, typer.Argument(help="YAML file; - for standard input.")]
+
+
+@policy_app.command("apply")
+def policy_apply(
+    file: Document,
+    *,
+    dry_run: bool = Option(False, "--dry-run", help="Only say what would change."),
+    client: ControllerClient,
+    output: JsonOutput,
+) -> None:
+    """Put a policy in force, whole: what it does not say, holds no more."""
+    outcome = _put(client, file, dry_run=dry_run)
+    _print_policy(output, outcome)
+
+
+@policy_app.command("diff")
+def policy_diff(
+    file: Document,
+    *,
+    dry_run: bool = Option(True, "--dry-run", help="As always: `diff` changes nothing."),
+    client: ControllerClient,
+    output: JsonOutput,
+) -> int:
+    """Say what a policy would change. Exit code 1 if it would."""
+    del dry_run
+    outcome = _put(client, file, dry_run=True)
+    _print_policy(output, outcome)
+    return exit_codes.FINDING if outcome["changes"] else exit_codes.OK
+
+
+@policy_app.command("get")
+def policy_get(
+    *,
+    client: ControllerClient,
+    output: JsonOutput,
+) -> None:
+    """Print the policy in force, as YAML that `apply` takes."""
+    document = ask_controller(client, "GET", "/v1/policy")
+    if output.as_json:
+        output.document(document)
+    else:
+        import yaml
+
+        output.line(f"# version {document['version']}")
+        text = yaml.safe_dump(_readable(document["policy"]), sort_keys=False, allow_unicode=True)
+        output.line(text.rstrip())
+
+
+def _put(client: Client, file: Path, *, dry_run: bool) -> dict[str, Any]:
+    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
+    return ask_controller(client, "PUT", path, text.encode())
+
+
+def ask_controller(
+    client: Client, method: str, path: str, body: bytes | None = None
+) -> dict[str, Any]:
+    """What a controller answers.
+
+    Raises:
+        ControlError: it does not answer, or nobody listens.
+    """
+    from headrace.errors import ControlError
+
+    try:
+        return client.document(method, path, body)
+    except FileNotFoundError as e:
+        raise ControlError(
+            f"{client.endpoint.url}: no controller listens.",
+            path=client.endpoint.url,
+            next_step="Start it: headrace control start.",
+        ) from e
+    finally:
+        client.close()
+
+
+def _print_policy(output: Output, reply: dict[str, Any]) -> None:
+    if output.as_json:
+        output.document(reply)
+        return
+    for change in reply["changes"]:
+        before, after = change["before"], change["after"]
+        sign = "+" if before is None else "-" if after is None else "~"
+        values = " -> ".join(value for value in (before, after) if value is not None)
+        output.line(f"{sign} {change['at']}: {values}")
+    for text in reply["unknown"]:
+        output.remark(f"not known now: {text}")
+    applied = "" if reply["applied"] else "nothing was applied; "
+    outcome = applied if reply["changes"] else "nothing changes; "
+    output.line(f"{outcome}version {reply['version']} holds")
+
+
+def _readable(value: Any, key: str = "") -> Any:
+    """Amounts as people write them."""
+    from headrace.control.policy import amount_text
+
+    if isinstance(value, dict):
+        return {name: _readable(inner, name) for name, inner in value.items()}
+    if key.endswith("_per_s") or key == "cache_bytes":
+        return amount_text(value)
+    return value

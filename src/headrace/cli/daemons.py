@@ -1,22 +1,24 @@
-"""What the commands over a daemon share: how one is started, missed, ended and listened to."""
+"""`headrace node` and `headrace agent`, and what all commands over a daemon share."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
+from headrace.base.text import bytes_of, bytes_text, count_text
 from headrace.cli import exit_codes
+from headrace.cli.options import CommandGroup, JsonOutput
+from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.cli.output import Output
     from headrace.runtime import RuntimeFolder
-
-__all__ = ["Foreground", "Lines", "arguments_of", "end", "log_to_stderr", "print_log", "tell"]
 
 Foreground = Annotated[bool, typer.Option("--foreground", help="Stay here, and log to stderr.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", help="How many.")]
@@ -39,10 +41,7 @@ def end(output: Output, folder: RuntimeFolder, stop: Callable[[], int]) -> int:
         pid = stop()
     except FileNotFoundError:
         return _not_running(output, folder)
-    if output.as_json:
-        output.document({"pid": pid, "running": False})
-    else:
-        output.line(f"process {pid} has ended")
+    output.result({"pid": pid, "running": False}, f"process {pid} has ended")
     return exit_codes.OK
 
 
@@ -73,10 +72,9 @@ def tell(
 
 def _not_running(output: Output, folder: RuntimeFolder) -> int:
     """Say that no daemon is there; returns the exit code."""
-    if output.as_json:
-        output.document({"running": False, "folder": str(folder.path)})
-    else:
-        output.line(f"no {folder.title} runs in {folder.path}")
+    output.result(
+        {"running": False, "folder": str(folder.path)}, f"no {folder.title} runs in {folder.path}"
+    )
     return exit_codes.FINDING
 
 
@@ -85,11 +83,7 @@ def print_log(output: Output, folder: RuntimeFolder, lines: int) -> None:
     from headrace.runtime import tail
 
     text = tail(folder, lines)
-    if output.as_json:
-        output.document({"path": str(folder.log), "lines": text.splitlines()})
-    else:
-        for line in text.splitlines():
-            output.line(line)
+    output.result({"path": str(folder.log), "lines": text.splitlines()}, *text.splitlines())
 
 
 def log_to_stderr() -> None:
@@ -99,3 +93,309 @@ def log_to_stderr() -> None:
     logger = logging.getLogger("headrace")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+node_app = CommandGroup(
+    "Start, stop and watch the node daemon: one cache for all jobs (`plane='node'`)."
+)
+
+
+@node_app.command("start")
+def node_start(
+    *,
+    foreground: Foreground = False,
+    ram: str | None = Option(None, help="Memory for samples (8G). Default: half of what is free."),
+    job_ram: str | None = Option(None, help="The same for one job. Default: all."),
+    window: str = Option("256M", help="Batches that one client may hold."),
+    job_window: str = Option("1G", help="The same for one job."),
+    cache_dir: str | None = Option(None, help="Folder on a local disk to keep samples in."),
+    cache: str | None = Option(None, help="Quota of that folder."),
+    simulate: str | None = Option(None, help="Slow storage to simulate: lustre, nfs, s3, hdd."),
+    controller: str | None = Option(
+        None, help="Says what jobs may take: own (this user's), unix:PATH, http(s)://HOST:PORT."
+    ),
+    controller_token_file: Path | None = Option(None, help="Holds the token for it."),
+    controller_ca: Path | None = Option(None, help="Authority of its certificate."),
+    controller_cert: Path | None = Option(None, help="Own certificate."),
+    controller_key: Path | None = Option(None, help="Its key."),
+    metrics: str | None = Option(
+        None, metavar="[HOST:]PORT", help="Serve Prometheus there (9464)."
+    ),
+    output: JsonOutput,
+) -> None:
+    """Start the daemon, in the background if not told otherwise."""
+    from headrace.config import ReaderOptions, TierOptions
+    from headrace.node.daemon import run
+    from headrace.node.daemon import start as start_daemon
+    from headrace.node.options import NodeOptions, automatic_ram_bytes
+    from headrace.runtime import runtime_folder
+
+    endpoint = None
+    paths = (controller_token_file, controller_ca, controller_cert, controller_key)
+    token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
+    if controller is not None:
+        from headrace.control.client import Endpoint
+
+        endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
+    cache_bytes = None if cache is None else bytes_of(cache)
+    options = NodeOptions(
+        ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
+        job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
+        window_bytes=bytes_of(window),
+        job_window_bytes=bytes_of(job_window),
+        controller=endpoint,
+        metrics=metrics,
+        reader=ReaderOptions(simulate=simulate),
+        tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
+    )
+    folder = runtime_folder()
+    if foreground:
+        log_to_stderr()
+        run(folder, options)
+        return
+    given = {
+        "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
+        "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
+        "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
+        "--controller-cert": cert, "--controller-key": key,
+        "--metrics": metrics,
+    }  # fmt: skip
+    state = start_daemon(folder, arguments_of(given))
+    output.result(
+        state,
+        f"process {state['pid']} serves {state['folder']} "
+        f"with {bytes_text(state['ram_bytes'])} of memory"
+        + (f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""),
+    )
+
+
+@node_app.command("stop")
+def node_stop(
+    *,
+    force: bool = Option(False, "--force", help="Kill it if it does not answer."),
+    output: JsonOutput,
+) -> int:
+    """Stop the daemon. Its clients go on by reading directly."""
+    from headrace.node.daemon import stop as stop_daemon
+    from headrace.runtime import runtime_folder
+
+    folder = runtime_folder()
+    return end(output, folder, lambda: stop_daemon(folder, force=force))
+
+
+@node_app.command("status")
+def node_status(*, output: JsonOutput) -> int:
+    """Say what the daemon holds, and for whom."""
+    from headrace.errors import NodeError
+    from headrace.node.daemon import ask_status
+    from headrace.node.link import LinkLost
+    from headrace.runtime import runtime_folder
+
+    folder = runtime_folder()
+
+    def ask() -> dict[str, Any]:
+        try:
+            return ask_status(folder)
+        except LinkLost as e:
+            raise NodeError(
+                f"{folder.path}: the node daemon does not answer: {e}.",
+                path=str(folder.path),
+                next_step="Kill it: headrace node stop --force.",
+            ) from e
+
+    return tell(output, folder, ask, _print_node)
+
+
+@node_app.command("logs")
+def node_logs(
+    *,
+    lines: Lines = 50,
+    output: JsonOutput,
+) -> None:
+    """Print the end of the log of a daemon in the background."""
+    from headrace.runtime import runtime_folder
+
+    print_log(output, runtime_folder(), lines)
+
+
+@node_app.command(
+    "unit", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def node_unit(context: typer.Context, *, output: JsonOutput) -> None:
+    """Print a systemd unit and Slurm lines; options of `start` go into them."""
+    import shutil
+
+    from headrace.cluster.script import node_daemon_lines
+    from headrace.node.unit import systemd_unit
+
+    program = shutil.which("headrace") or sys.argv[0]
+    texts = {
+        "systemd": systemd_unit(program, context.args),
+        "slurm": node_daemon_lines(program, context.args),
+    }
+    output.result(texts, "\n".join(texts.values()).rstrip("\n"))
+
+
+def _print_node(output: Output, state: dict[str, Any]) -> None:
+    output.line(
+        f"process {state['pid']} in {state['folder']}, up {state['uptime_s']:.0f} s: "
+        f"{bytes_text(state['held_bytes'])} of {bytes_text(state['ram_bytes'])} held, "
+        f"{len(state['sessions'])} clients of {len(state['jobs'])} jobs"
+    )
+    for data in state["datasets"]:
+        output.line(
+            f"  {data['path']}: {count_text(data['held_samples'])} of "
+            f"{count_text(data['samples'])} samples held, {bytes_text(data['source_bytes'])} read, "
+            f"{bytes_text(data['delivered_bytes'])} delivered "
+            f"({bytes_text(data['ram_bytes'])} from memory)"
+        )
+    for root in state["files"]["roots"]:
+        output.line(
+            f"  {root['root']}: {count_text(root['files'])} files, "
+            f"{count_text(root['copies'])} copied, {bytes_text(root['held_bytes'])} in memory, "
+            f"{bytes_text(root['disk_bytes'])} on disk"
+        )
+    for run in state["files"]["runs"]:
+        opens = run["opens"]
+        output.line(
+            f"  process {run['pid']} of {run['job']}: {count_text(sum(opens.values()))} opens, "
+            f"{count_text(opens['ram'])} from memory, {count_text(opens['disk'])} from disk, "
+            f"{count_text(opens['ahead'])} read ahead; order: {run['order'] or 'not known'}"
+        )
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
+
+
+agent_app = CommandGroup(
+    "Start, stop and watch the agent, which tells who starves on this node.",
+    no_args_is_help=False,
+)
+
+
+@agent_app.callback(invoke_without_command=True)
+def agent(context: typer.Context) -> None:
+    """Look at this node and its jobs, and keep what is seen: who starves, and why.
+
+    Without a command it is `start --foreground`; within a job, for that job: a step on each node.
+    """
+    if context.invoked_subcommand is None:
+        from headrace.telemetry import process
+
+        log_to_stderr()
+        options = process.own_options()
+        process.run(process.folder_of(options.job), options)
+
+
+Job = Annotated[str, typer.Option("--job", help="Look at this job alone.")]
+Site = Annotated[
+    bool, typer.Option("--site", help="For all users: listen where everybody can. For root.")
+]
+
+
+@agent_app.command("start")
+def agent_start(
+    *,
+    foreground: Foreground = False,
+    history: Path | None = Option(
+        None, help="Folder of history files. Default: $HEADRACE_HISTORY, or of the user."
+    ),
+    no_history: bool = Option(False, "--no-history", help="Keep none: Prometheus does."),
+    job: Job = "",
+    site: Site = False,
+    metrics: str | None = Option(
+        None, metavar="[HOST:]PORT", help="Serve Prometheus there (9466)."
+    ),
+    interval: float = Option(
+        5.0, help="Seconds between looks while jobs run; more where looks cost much."
+    ),
+    keep_days: float = Option(30.0, help="How long the history goes back."),
+    keep_bytes: str = Option("256M", help="How large its file may become."),
+    output: JsonOutput,
+) -> None:
+    """Start the agent, in the background if not told otherwise."""
+    from headrace.telemetry import process
+    from headrace.telemetry.pace import Pace
+    from headrace.telemetry.place import default_history
+
+    if not 0.1 <= interval <= 3600:
+        raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
+    if keep_days <= 0:
+        raise ValueError(f"--keep-days is {keep_days:g}, expected more than 0")
+    place = None if no_history else (history or default_history()).absolute()
+    options = process.RunOptions(
+        history=place, job=job, site=site, metrics=metrics,
+        pace=Pace(busy_s=interval, idle_s=max(30.0, interval), most_s=max(60.0, interval)),
+        age_s=keep_days * 86400, bytes_max=bytes_of(keep_bytes),
+    )  # fmt: skip
+    folder = process.folder_of(job, site=site)
+    if foreground:
+        log_to_stderr()
+        process.run(folder, options)
+        return
+    arguments = arguments_of(
+        {
+            "--history": place, "--job": job, "--metrics": metrics, "--interval": interval,
+            "--keep-days": keep_days, "--keep-bytes": keep_bytes,
+        }
+    )  # fmt: skip
+    arguments += ["--site"] * site + ["--no-history"] * no_history
+    state = process.start(folder, arguments, site=site)
+    if output.as_json:
+        output.document(state)
+    else:
+        where = f", history {state['history']}" if state["history"] else ""
+        served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
+        output.line(f"process {state['pid']} looks at {state['node']}{where}{served}")
+
+
+@agent_app.command("stop")
+def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
+    """Stop the agent. What it has counted is in its history."""
+    from headrace.telemetry import process
+
+    folder = process.folder_of(job, site=site)
+    return end(output, folder, lambda: process.stop(folder, site=site))
+
+
+@agent_app.command("status")
+def agent_status(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
+    """Say what the agent sees, what it costs, and what it cannot see."""
+    from headrace.telemetry import process
+    from headrace.telemetry.listening import ask_state
+
+    folder = process.folder_of(job, site=site)
+    where = process.socket_of(folder, site=site)
+    return tell(output, folder, lambda: ask_state(where), _print_agent)
+
+
+@agent_app.command("logs")
+def agent_logs(
+    *,
+    lines: Lines = 50,
+    job: Job = "",
+    site: Site = False,
+    output: JsonOutput,
+) -> None:
+    """Print the end of the log of an agent in the background."""
+    from headrace.telemetry import process
+
+    print_log(output, process.folder_of(job, site=site), lines)
+
+
+def _print_agent(output: Output, state: dict[str, Any]) -> None:
+    share = state["look_cpu_s"] / state["interval_s"]
+    output.line(
+        f"process {state['pid']} looks at {state['node']} every {state['interval_s']:.1f} s, "
+        f"{state['look_cpu_s'] * 1e3:.1f} ms of CPU a look ({share:.2%} of a core)"
+    )
+    output.line(f"  jobs     {state['running']} run: {', '.join(state['jobs']) or '-'}")
+    output.line(f"  heard    {state['messages']} messages, {state['refused']} refused")
+    if state["history"]:
+        why = f", cannot be written: {state['history_error']}" if state["history_error"] else ""
+        output.line(f"  history  {state['history']}{why}")
+    if state["metrics"]:
+        output.line(f"  metrics  http://{state['metrics']}/metrics")
+    if state["without"]:
+        output.line(f"  without  {', '.join(state['without'])}")

@@ -60,7 +60,7 @@ def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
     try:
         code = do(words)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-        from headrace.cli.failure import report
+        from headrace.cli.printing import report
 
         code = report(e, as_json=False, verbose=False)
     sys.exit(code)

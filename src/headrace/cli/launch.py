@@ -1,4 +1,4 @@
-"""`headrace launch`: a training script on all nodes of the job, staged, watched and ended without a trace."""
+"""`headrace launch`, `scaling`: a training script on all nodes of a job, and on more and more ranks."""
 
 from __future__ import annotations
 
@@ -8,96 +8,73 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Argument, Option
 
 from headrace.cli import exit_codes
+from headrace.cli.options import QuietOutput
+from headrace.cli.printing import Output, plain
 
 if TYPE_CHECKING:
+    from headrace.bench.scaling import ScalingRun, ScalingTable
     from headrace.cluster.launch.options import LaunchOptions
     from headrace.cluster.launch.plan import LaunchPlan
     from headrace.cluster.launch.report import LaunchReport
     from headrace.cluster.place import JobPlace
 
-__all__ = ["launch"]
-
 
 def launch(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py [ARGUMENT]...",
-            help="A script, `-m MODULE` (after --), or a program.",
-        ),
-    ],
+    command: list[str] = Argument(
+        ...,
+        metavar="SCRIPT.py [ARGUMENT]...",
+        help="A script, `-m MODULE` (after --), or a program.",
+    ),
     *,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MIN-MAX", help="Go on with MIN nodes when others are lost. Default: requeue."
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs in all. Default: all that the job has.")
-    ] = None,
-    framework: Annotated[
-        str, typer.Option(help="What the ranks expect: torch, tensorflow, jax, mpi, plain.")
-    ] = "torch",
-    ranks_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes per node. Default: one per GPU, or the job's tasks."),
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SRC", help="Copy this onto the nodes' disks: headrace://job."),
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option(help="Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp."),
-    ] = None,
-    meet: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Seen by all nodes. Default: the current one."),
-    ] = None,
-    replicas: Annotated[
-        int, typer.Option(min=1, max=2, help="Nodes that hold each staged sample.")
-    ] = 1,
-    daemon: Annotated[bool, typer.Option(help="A node daemon on each node.")] = True,
-    agent: Annotated[bool, typer.Option(help="The telemetry agent on each node.")] = True,
-    stop_before: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Save and leave so long before the time limit.")
-    ] = 120.0,
-    grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time to save and leave after SIGTERM.")
-    ] = 25.0,
-    connect_wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the nodes.")
-    ] = 120.0,
-    stage_wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long staging may take to begin.")
-    ] = 600.0,
-    silence: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A node silent for so long is lost.")
-    ] = 30.0,
-    requeue: Annotated[
-        bool,
-        typer.Option(
-            help="Start the job again after SIGUSR1, near its limit, or without a lost node."
-        ),
-    ] = True,
-    manifest: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Of the run. Default: headrace-runs/JOB-RESTARTS.json."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would run, and why; start nothing.")
-    ] = False,
-    report: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON (-: stdout)."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Errors only.")] = False,
+    nodes: str | None = Option(
+        None, metavar="MIN-MAX", help="Go on with MIN nodes when others are lost. Default: requeue."
+    ),
+    gpus: int | None = Option(None, min=1, help="GPUs in all. Default: all that the job has."),
+    framework: str = Option(
+        "torch", help="What the ranks expect: torch, tensorflow, jax, mpi, plain."
+    ),
+    ranks_per_node: int | None = Option(
+        None, min=1, help="Processes per node. Default: one per GPU, or the job's tasks."
+    ),
+    stage: list[str] | None = Option(
+        None, metavar="SRC", help="Copy this onto the nodes' disks: headrace://job."
+    ),
+    local: str | None = Option(
+        None, help="Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp."
+    ),
+    meet: str | None = Option(
+        None, metavar="FOLDER", help="Seen by all nodes. Default: the current one."
+    ),
+    replicas: int = Option(1, min=1, max=2, help="Nodes that hold each staged sample."),
+    daemon: bool = Option(True, help="A node daemon on each node."),
+    agent: bool = Option(True, help="The telemetry agent on each node."),
+    stop_before: float = Option(
+        120.0, metavar="SECONDS", help="Save and leave so long before the time limit."
+    ),
+    grace: float = Option(25.0, metavar="SECONDS", help="Time to save and leave after SIGTERM."),
+    connect_wait: float = Option(120.0, metavar="SECONDS", help="How long to wait for the nodes."),
+    stage_wait: float = Option(
+        600.0, metavar="SECONDS", help="How long staging may take to begin."
+    ),
+    silence: float = Option(30.0, metavar="SECONDS", help="A node silent for so long is lost."),
+    requeue: bool = Option(
+        True, help="Start the job again after SIGUSR1, near its limit, or without a lost node."
+    ),
+    manifest: str | None = Option(
+        None, metavar="FILE", help="Of the run. Default: headrace-runs/JOB-RESTARTS.json."
+    ),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Print what would run, and why; start nothing."
+    ),
+    report: str | None = Option(
+        None, "--json", metavar="FILE", help="Write the report as JSON (-: stdout)."
+    ),
+    quiet: bool = Option(False, "--quiet", "-q", help="Errors only."),
 ) -> int:
     """Run a training script on all nodes of this job (Slurm's, or this machine), and leave nothing behind.
 
@@ -118,7 +95,7 @@ def launch(
     plan = lay_out(place, options)
     if dry_run:
         return _dry_run(place, options, plan, command, report)
-    return _run(place, options, plan, command, report, quiet=quiet)
+    return _run_job(place, options, plan, command, report, quiet=quiet)
 
 
 def _dry_run(
@@ -126,15 +103,15 @@ def _dry_run(
 ) -> int:
     from headrace.cluster.launch.preview import preview
 
-    found = preview(place, options, plan, words, os.environ)
+    shown = preview(place, options, plan, words, os.environ)
     if report is not None:
-        _write(report, found.document())
+        _write_report(report, shown.document())
     else:
-        sys.stdout.write(found.text())
+        sys.stdout.write(shown.text())
     return exit_codes.OK
 
 
-def _run(
+def _run_job(
     place: JobPlace,
     options: LaunchOptions,
     plan: LaunchPlan,
@@ -159,27 +136,27 @@ def _run(
         record = Record(place, options, plan, words, os.environ)
         record.begin()
         conductor = Conductor(place, options, plan, words, say, restarts=restarts)
-        found = conductor.report
+        job_report = conductor.report
         try:
             conductor.run()
         except HeadraceError as e:
-            found.why, found.next_step = e.message, e.next_step
+            job_report.why, job_report.next_step = e.message, e.next_step
             raise
         finally:
             nodes = conductor.nodes.all if hasattr(conductor, "nodes") else []
-            record.finish(found, nodes)
+            record.finish(job_report, nodes)
             if report is not None:
-                _write(report, found.document())
+                _write_report(report, job_report.document())
             last = conductor.survivors is None
             if last and options.agent and (text := report_text(conductor.job, os.environ, since_s)):
                 say(f"the job's report\n{text}")
-            _say_end(found, say)
+            _say_end(job_report, say)
         if conductor.survivors is None:
             break
         place = conductor.survivors
         plan = lay_out(place, options)
     conductor.requeue()
-    return found.exit_code
+    return job_report.exit_code
 
 
 def _range(text: str | None) -> tuple[int, int] | None:
@@ -192,16 +169,102 @@ def _range(text: str | None) -> tuple[int, int] | None:
     return int(least), int(most or least)
 
 
-def _say_end(found: LaunchReport, say: object) -> None:
+def _say_end(job_report: LaunchReport, say: object) -> None:
     assert callable(say)
-    say(found.line())
-    if found.next_step and found.exit_code != exit_codes.STORE_ERROR:
-        say(f"next: {found.next_step}")
+    say(job_report.line())
+    if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
+        say(f"next: {job_report.next_step}")
 
 
-def _write(where: str, document: object) -> None:
+def _write_report(where: str, document: object) -> None:
     text = json.dumps(document, indent=2) + "\n"
     if where == "-":
         sys.stdout.write(text)
     else:
         Path(where).write_text(text, encoding="utf-8")
+
+
+def scaling(
+    arguments: list[str] | None = Argument(
+        None, metavar="[-- ARGUMENT...]", help="Of the batch script, after `--`."
+    ),
+    *,
+    project: Path = Option(Path(), help="The project's folder."),
+    script: str = Option("job.sh", help="Its batch script."),
+    ranks: str = Option("1,2,4,8", help="Sizes, separated by commas."),
+    ranks_per_node: int | None = Option(
+        None, min=1, help="At most, on one node. [default: 4; here, all of them]"
+    ),
+    gpus: bool = Option(False, "--gpus", help="Ask for a GPU for each rank."),
+    executor: str | None = Option(None, help="slurm or local. [default: slurm where sbatch is]"),
+    option: list[str] | None = Option(
+        None, "--sbatch", help="More of sbatch's options: --sbatch=--partition=gpu."
+    ),
+    tolerance: float = Option(1.0, min=0.0, max=100.0, help="Points that accuracy may fall."),
+    timeout_s: float | None = Option(
+        None, min=1.0, help="Wait for each job so long. [default: for ever]"
+    ),
+    out: Path = Option(Path("scaling"), help="A new folder: scaling.json, scaling.svg, logs."),
+    output: QuietOutput,
+) -> int:
+    """Run a project on 1, 2, 4, 8 ranks, one job after the other, and put them beside each other.
+
+    Writes a table (text, JSON) and its figure. Ends with 1 if a size failed, or learned less than the first.
+    """
+    from headrace.bench.scaling import ScalingOptions, measure, scaling_table
+    from headrace.cluster.executors import executor as executor_named
+
+    runs_on, sizes = executor_named(executor), _numbers(ranks)
+    options = ScalingOptions(
+        project=project,
+        script=script,
+        ranks=sizes,
+        out=out,
+        ranks_per_node=ranks_per_node or (max(sizes) if runs_on.name == "local" else 4),
+        gpus=gpus,
+        options=tuple(option or ()),
+        arguments=tuple(arguments or ()),
+        timeout_s=timeout_s,
+    )
+
+    def tell(run: ScalingRun) -> None:
+        output.remark(f"ranks: {run.ranks}, nodes: {run.nodes}, job {run.job_id}, {run.log}")
+
+    runs = list(measure(runs_on, options, tell))
+    table = scaling_table(runs, tolerance / 100)
+    _write_table(out, table, f"{project.absolute().name}: {table.epochs} epochs")
+    _print_scaling(output, out, table)
+    return exit_codes.FINDING if table.findings else exit_codes.OK
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise ValueError(f"--ranks is {text!r}, expected numbers like 1,2,4,8")
+    return tuple(int(word) for word in words)
+
+
+def _document(table: ScalingTable) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(table)
+
+
+def _write_table(out: Path, table: ScalingTable, title: str) -> None:
+    from headrace.bench.scaling import table_text
+    from headrace.bench.scaling_figure import figure_svg
+
+    text = json.dumps(_document(table), indent=2, default=plain)
+    (out / "scaling.json").write_text(text + "\n", "utf-8")
+    (out / "scaling.svg").write_text(figure_svg(table, title), "utf-8")
+    (out / "scaling.txt").write_text(table_text(table), "utf-8")
+
+
+def _print_scaling(output: Output, out: Path, table: ScalingTable) -> None:
+    from headrace.bench.scaling import table_text
+
+    if output.as_json:
+        output.document(_document(table) | {"figure": out / "scaling.svg"})
+        return
+    sys.stdout.write(table_text(table))
+    output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")

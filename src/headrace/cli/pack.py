@@ -1,77 +1,318 @@
-"""`headrace pack`: copies a source into a store that reads fast."""
+"""`headrace pack`, `index`, `append`, `verify`, `repair`: stores are made, grow, are checked and mended."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from headrace.cli.output import Json, Output, Quiet, Verbose
-from headrace.cli.storage import StorageOptions, storage_options
-from headrace.cli.writing import (
-    Column,
-    Extensions,
-    Label,
-    PrefixNames,
-    Restart,
-    SkipErrors,
-    Sources,
-    VolumeBytes,
-    Workers,
-    listing_of,
-    print_report,
-    source_of,
-)
+from headrace.base.text import bytes_text, count_text, duration_text, printable
+from headrace.cli import exit_codes
+from headrace.cli.options import FullOutput, Group, StorageOptions, TrustOptions
+from headrace.cli.printing import Output
+from headrace.cli.progress import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.store.packing import WriteReport
+    from headrace.store.repair import RepairReport
+    from headrace.store.verify import BadSample, VerifyReport
+
+_ROWS_SHOWN = 20
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        help="A folder or an MDS data set; or tar, TFRecord, npy, HDF5, Parquet, Arrow files.",
+        metavar="SOURCE...",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Threads that read.")]
+
+_READING: dict[str, Any] = {
+    "restart": Annotated[
+        bool, typer.Option("--restart", help="Drop what an interrupted run left, do not resume.")
+    ],
+    "extensions": Annotated[
+        str | None, typer.Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
+    ],
+    "skip_errors": Annotated[
+        bool,
+        typer.Option("--skip-errors", help="Leave out what cannot be read, list it, exit with 1."),
+    ],
+    "prefix_names": Annotated[
+        bool,
+        typer.Option(
+            "--prefix-names", help="Several files: put the file's name before its samples'."
+        ),
+    ],
+    "column": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts.",
+        ),
+    ],
+    "label": Annotated[
+        str | None,
+        typer.Option("--label", help="The same: what holds integer labels; '' for none."),
+    ],
+    "volume_bytes": Annotated[
+        int | None, typer.Option(min=8192, help="Begin a new file before one grows beyond this.")
+    ],
+    "workers": Annotated[int | None, typer.Option(min=1, help="Threads that read the source.")],
+}
+"""How a source is read, in the order of the help."""
+
+
+def _reading(
+    *,
+    extensions: str | None,
+    column: list[str] | None,
+    restart: bool | None = None,
+    skip_errors: bool | None = None,
+    volume_bytes: int | None = None,
+    **same: Any,
+) -> dict[str, Any]:
+    """What stood on the command line, as the library takes it."""
+    options = same | {"column": tuple(column) if column else None, "extensions": None}
+    if extensions is not None:  # 'jpg,.png' -> ('.jpg', '.png')
+        endings = [each.strip().lstrip(".") for each in extensions.split(",")]
+        options["extensions"] = tuple(f".{each}" for each in endings if each)
+    if restart is not None:
+        options["resume"] = not restart
+    if skip_errors is not None:
+        options["on_error"] = "skip" if skip_errors else "raise"
+    if volume_bytes is not None:
+        options["volume_bytes"] = volume_bytes
+    return options
+
+
+def _reading_without(*names: str) -> Group:
+    return Group(_reading, **{n: each for n, each in _READING.items() if n not in names})
+
+
+PackReading = Annotated[dict[str, Any], _reading_without()]
+IndexReading = Annotated[dict[str, Any], _reading_without("restart", "volume_bytes")]
+StageReading = Annotated[dict[str, Any], _reading_without("restart", "skip_errors", "volume_bytes")]
+
+
+def source_of(sources: list[str]) -> str | list[str]:
+    """One path as it is (it may be a folder or a pattern), several as a list of files."""
+    return sources[0] if len(sources) == 1 else sources
 
 
 def pack(
     source: Sources,
-    target: Annotated[
-        str, typer.Argument(help="The store's folder or URL; appears when all is done.")
-    ],
+    target: str = Argument(..., help="The store's folder or URL; appears when all is done."),
     *,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
-    ] = False,
-    restart: Restart = False,
-    extensions: Extensions = None,
-    skip_errors: SkipErrors = False,
-    prefix_names: PrefixNames = False,
-    column: Column = None,
-    label: Label = None,
-    volume_bytes: VolumeBytes = None,
-    workers: Workers = None,
-    storage: StorageOptions = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    overwrite: Overwrite = False,
+    reading: PackReading,
+    storage: StorageOptions,
+    output: FullOutput,
 ) -> int:
     """Copy a folder, tar, TFRecord, npy, HDF5, Parquet, Arrow, MDS or ArrayRecord into a new store.
 
     When it is interrupted, the same command goes on where it stopped.
     """
-    from headrace.cli.progress import progress
     from headrace.store import pack as pack_store
 
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    sizes: dict[str, Any] = {} if volume_bytes is None else {"volume_bytes": volume_bytes}
-    listing = listing_of(
-        extensions=extensions,
-        prefix_names=prefix_names,
-        column=column,
-        label=label,
-        workers=workers,
-    )
     with progress(output, "packing") as tell:
         report = pack_store(
-            source_of(source),
-            target,
-            overwrite=overwrite,
-            resume=not restart,
-            on_error="skip" if skip_errors else "raise",
-            progress=tell,
-            storage_options=storage_options(storage),
-            **listing,
-            **sizes,
+            source_of(source), target, overwrite=overwrite, progress=tell, storage_options=storage,
+            **reading,
+        )  # fmt: skip
+    return _print_written(output, report, "packed")
+
+
+def append(
+    source: Sources,
+    store: str = Argument(..., help="The store's folder."),
+    *,
+    reading: PackReading,
+    output: FullOutput,
+) -> int:
+    """Add the samples of a source to a store, as a new segment.
+
+    Whoever has the store open keeps what they opened; who opens it later sees the new samples too.
+    """
+    from headrace.store import append as append_to_store
+
+    with progress(output, "appending") as tell:
+        report = append_to_store(source_of(source), store, progress=tell, **reading)
+    return _print_written(output, report, "appended")
+
+
+def index(
+    source: Sources,
+    target: str = Argument(..., help="The store's folder or URL; holds the directory only."),
+    *,
+    overwrite: Overwrite = False,
+    checksum: bool = Option(
+        True, help="Read every sample once and keep its checksum, to check later reads."
+    ),
+    reading: IndexReading,
+    storage: StorageOptions,
+    output: FullOutput,
+) -> int:
+    """Index a folder, uncompressed tar, TFRecord, npy, HDF5, Parquet, Arrow or MDS in place: no copy.
+
+    The data must stay where it is and as it is; headrace notices when it does not.
+    """
+    from headrace.store import index as index_source
+
+    with progress(output, "indexing") as tell:
+        report = index_source(
+            source_of(source), target, overwrite=overwrite, checksum=checksum, progress=tell,
+            storage_options=storage, **reading,
+        )  # fmt: skip
+    return _print_written(output, report, "indexed")
+
+
+def _print_written(output: Output, report: WriteReport, done: str) -> int:
+    """Print what was written and return the exit code.
+
+    Args:
+        output: the command's output.
+        report: what the library did.
+        done: the verb: "packed".
+    """
+    if output.as_json:
+        output.document({"action": done, "report": report})
+    else:
+        rate = report.bytes / max(report.seconds, 1e-9)
+        output.line(
+            f"{done} {count_text(report.samples)} samples, {bytes_text(report.bytes)}, "
+            f"in {duration_text(report.seconds)} ({bytes_text(rate)}/s): {report.path}"
         )
-    return print_report(output, report, "packed")
+        if report.resumed_samples:
+            output.remark(f"{count_text(report.resumed_samples)} of them by an interrupted run")
+        for problem in report.skipped[:_ROWS_SHOWN]:
+            output.remark(f"left out: {problem}")
+        _remark_hidden(output, len(report.skipped) - _ROWS_SHOWN)
+    return exit_codes.FINDING if report.skipped else exit_codes.OK
+
+
+def verify(
+    store: str = Argument(..., help="The store's folder or URL."),
+    *,
+    workers: Workers = None,
+    storage: StorageOptions,
+    trust: TrustOptions = None,
+    output: FullOutput,
+) -> int:
+    """Read and check everything; exit with 1 if anything is bad.
+
+    Lists the first bad samples, with -v all of them, with --json all of them with all details.
+    """
+    from headrace.store import verify as verify_store
+
+    with progress(output, "verifying") as tell:
+        report = verify_store(
+            store,
+            workers=workers,
+            progress=tell,
+            storage_options=storage,
+            trust=trust,
+        )
+    if output.as_json:
+        output.document({"ok": report.ok, "report": report})
+    else:
+        _print_verified(output, report)
+    return exit_codes.OK if report.ok else exit_codes.FINDING
+
+
+def _print_verified(output: Output, report: VerifyReport) -> None:
+    for problem in report.problems:
+        output.line(f"bad: {problem}")
+    for volume in report.volume_problems:
+        output.line(f"bad volume: {volume.message}")
+    for path, offset in report.bad_blocks[:_ROWS_SHOWN]:
+        output.line(f"bad directory block: {path}, offset {offset:,}")
+    _remark_hidden(output, len(report.bad_blocks) - _ROWS_SHOWN)
+    print_bad_samples(output, report.bad_samples)
+    text = f"checked {count_text(report.checked_samples)} of {count_text(report.samples)} samples, "
+    text += f"{bytes_text(report.checked_bytes)}, in {duration_text(report.seconds)}"
+    rate = report.checked_bytes / max(report.seconds, 1e-9)
+    output.line(f"{text} ({bytes_text(rate)}/s): {report.path}")
+    if report.unchecked_samples:
+        output.remark(f"{count_text(report.unchecked_samples)} samples have no usable checksum")
+    if report.ok:
+        output.line("all good")
+        return
+    bad = f"{count_text(len(report.bad_samples))} bad samples"
+    others = len(report.volume_problems) + len(report.bad_blocks) + len(report.problems)
+    output.line(f"{bad}, {count_text(others)} other problems")
+    output.remark(f"  next: headrace repair {report.path}")
+
+
+def print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:
+    """A table of bad samples, the first ones unless verbose."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not bad:
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("sample", "name", "what", "found", "expected", "offset", "bytes", "file"):
+        right = heading in ("sample", "offset", "bytes")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    shown = bad if output.verbose else bad[:_ROWS_SHOWN]
+    for each in shown:
+        table.add_row(
+            str(each.index), Text(printable(each.name)), each.kind, each.found, each.expected,
+            f"{each.offset_bytes:,}", f"{each.length:,}", Text(printable(each.path)),
+        )  # fmt: skip
+    output.console().print(table)
+    _remark_hidden(output, len(bad) - len(shown))
+
+
+def _remark_hidden(output: Output, hidden: int) -> None:
+    if hidden > 0:
+        output.remark(f"and {count_text(hidden)} more; --json lists all")
+
+
+def repair(
+    store: str = Argument(..., help="The store's folder."),
+    *,
+    workers: Workers = None,
+    trust: TrustOptions = None,
+    output: FullOutput,
+) -> int:
+    """Verify, then mend what the source still has; exit with 1 if something is left.
+
+    Foreign data is never written.
+    """
+    from headrace.store import repair as repair_store
+
+    report = repair_store(store, workers=workers, trust=trust)
+    if output.as_json:
+        output.document({"ok": report.ok, "report": report})
+    else:
+        _print_repaired(output, report)
+    return exit_codes.OK if report.ok else exit_codes.FINDING
+
+
+def _print_repaired(output: Output, report: RepairReport) -> None:
+    for path in report.rewritten:
+        output.line(f"written anew: {path}")
+    shown = report.unrepairable if output.verbose else report.unrepairable[:_ROWS_SHOWN]
+    for sample, reason in shown:
+        output.line(f"left as it is: {sample}: {reason}" if sample else f"left as it is: {reason}")
+    hidden = len(report.unrepairable) - len(shown)
+    if hidden:
+        output.remark(f"and {count_text(hidden)} more; --json lists all")
+    if report.before.ok:
+        output.line(f"nothing to repair: {report.path}")
+        return
+    output.line(
+        f"repaired {count_text(len(report.repaired))} samples, "
+        f"{count_text(len(report.unrepairable))} problems left: {report.path}"
+    )
+    if report.unrepairable:
+        output.remark("  next: restore the files above, or pack the source again")

@@ -1,23 +1,31 @@
-"""What a command prints: its result on stdout, everything else on stderr.
+"""Printing: what a command prints: its result on stdout, everything else on stderr; and how it ends.
 
 With `--json`, stdout carries one JSON document and nothing else, errors included. Colours and bars are
-for terminals (rich looks at `NO_COLOR` and at the stream). Apart from typer, which takes a third of the time in
-which `swbatch` is done.
+for terminals (rich looks at `NO_COLOR` and at the stream). Imports no typer, which takes a third of the
+time in which `swbatch` is done.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.text import printable
+from headrace.cli import exit_codes
+from headrace.latch import Latch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator
 
-__all__ = ["Output", "plain", "printable"]
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["Output", "interrupt", "plain", "plain_table", "printable", "report"]
 
 _FILE_COLUMNS = 160
 """Width where there is no terminal: tables in a log need not be squeezed."""
@@ -57,10 +65,33 @@ class Output:
         """One line of the result."""
         sys.stdout.write(printable(text, lines=True) + "\n")
 
+    def result(self, document: dict[str, Any], *lines: str) -> None:
+        """The result: the document with `--json`, else the lines."""
+        if self.as_json:
+            self.document(document)
+        else:
+            for line in lines:
+                self.line(line)
+
     def remark(self, text: str) -> None:
         """Something worth knowing beside the result."""
         if not self.quiet:
             print(printable(text, lines=True), file=sys.stderr)
+
+
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """A table without lines; columns whose names end in `>` are numbers."""
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+        padding=(0, 2, 0, 0), header_style="dim",
+    )  # fmt: skip
+    for name in columns:
+        right = name.endswith(">")
+        justify: Any = "right" if right else "left"
+        table.add_column(name.rstrip(">"), justify=justify, no_wrap=True, overflow="ellipsis")
+    return table
 
 
 def plain(value: Any) -> Any:
@@ -79,3 +110,98 @@ def plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_WORDS = (
+    ("pass overwrite=True", "give --overwrite"),
+    ("overwrite=True", "--overwrite"),
+    ("pass on_error='skip'", "give --skip-errors"),
+    ("pass resume=False", "give --restart"),
+    ("headrace.pack(source, target)", "headrace pack SOURCE TARGET"),
+    ("headrace.pack()", "headrace pack"),
+    ("headrace.index()", "headrace index"),
+    ("The names are in `store.names`.", "`headrace ls` lists the names."),
+    ("name one, part=", "name one, --part "),
+)
+"""The library speaks Python; here the same advice is an option."""
+
+_EXTRAS = {
+    "msgspec": "node", "yaml": "bench", "PIL": "demo", "torch": "torch", "tensorflow": "tensorflow",
+    "jax": "jax", "grain": "jax", "starlette": "control", "uvicorn": "control", "pynvml": "gpu",
+    "prometheus_client": "metrics", "obstore": "objects", "fsspec": "fsspec", "h5py": "hdf5",
+    "pyarrow": "arrow", "array_record": "array-record", "datasets": "hf",
+}  # fmt: skip
+"""Which extra brings a module that headrace itself does not need."""
+
+
+def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
+    """Prints the error and returns the exit code.
+
+    Args:
+        error: what a command raised.
+        as_json: print a JSON document on stdout; else text on stderr.
+        verbose: with the traceback.
+    """
+    from headrace.errors import HeadraceError, WorkloadError
+
+    if isinstance(error, KeyboardInterrupt):
+        code, next_step = exit_codes.INTERRUPTED, next(iter(getattr(error, "__notes__", ())), None)
+        message = "interrupted"
+    elif isinstance(error, HeadraceError):
+        wrong_words = isinstance(error, WorkloadError)
+        code = exit_codes.USAGE if wrong_words else exit_codes.STORE_ERROR
+        next_step = error.next_step
+        message = error.message
+    elif isinstance(error, (ValueError, TypeError)):
+        code, next_step = exit_codes.USAGE, None
+        message = str(error)
+    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+        code, next_step = exit_codes.STORE_ERROR, f"pip install 'headrace[{_EXTRAS[error.name]}]'"
+        message = f"this command needs {error.name}, which is not installed."
+    elif isinstance(error, OSError):
+        code, next_step = exit_codes.STORE_ERROR, None
+        where = f"{error.filename}: " if error.filename else ""
+        message = f"{where}{error.strerror or error}"
+    else:
+        code, verbose = exit_codes.BUG, True
+        message = f"headrace failed: {type(error).__name__}: {error}"
+        next_step = "This is a mistake in headrace; please report it with the traceback above."
+    message = _in_our_words(message)
+    next_step = _in_our_words(next_step) if next_step else None
+    if verbose and not isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error, file=sys.stderr)
+    if as_json:
+        _print_json(error, message, next_step)
+    else:
+        print(f"error: {printable(message, lines=True)}", file=sys.stderr)
+        if next_step:
+            print(f"  next: {printable(next_step, lines=True)}", file=sys.stderr)
+    return code
+
+
+def _in_our_words(text: str) -> str:
+    for python, ours in _WORDS:
+        text = text.replace(python, ours)
+    return text
+
+
+def _print_json(error: BaseException, message: str, next_step: str | None) -> None:
+    details: dict[str, Any] = {"type": type(error).__name__, "message": message}
+    for name in ("path", "offset_bytes", "errno", "index", "name"):
+        value = getattr(error, name, None)
+        if value is not None and isinstance(value, (str, int)):
+            details[name] = value
+    details["next_step"] = next_step
+    json.dump({"error": details}, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+@contextmanager
+def interrupt() -> Iterator[Latch]:
+    """A latch that Ctrl-C opens. The exception would be lost in a finaliser now and then."""
+    ended = Latch()
+    before = signal.signal(signal.SIGINT, lambda *_: ended.set())
+    try:
+        yield ended
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.base.text import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headrace.cli.output import Output
+    from headrace.cli.printing import Output
 
     Report = Callable[[int, int | None, int, int | None], None]
 
@@ -30,7 +30,7 @@ _REFRESH_S = 0.1
 
 @contextmanager
 def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Report | None]:
-    """Shows progress while the block runs.
+    """Show progress while the block runs.
 
     Args:
         output: the command's output; quiet shows nothing.
@@ -42,117 +42,84 @@ def progress(output: Output, what: str, noun: str = "samples") -> Iterator[Repor
     """
     if output.quiet:
         yield None
-        return
-    shown = _Bar(what, noun) if sys.stderr.isatty() else _Lines(what, noun)
-    with shown:
-        yield shown.report
-
-
-class _Meter:
-    """Rates and the time left."""
-
-    def __init__(self) -> None:
-        self.started: float | None = None
-        self._first = (0, 0)
-
-    def rates(self, samples: int, size: int) -> tuple[float, float]:
-        """Samples/s and bytes/s so far."""
-        now = time.monotonic()
-        if self.started is None:
-            self.started, self._first = now, (samples, size)
-        elapsed = max(now - self.started, 1e-9)
-        if elapsed < _REFRESH_S:
-            return 0.0, 0.0
-        return (samples - self._first[0]) / elapsed, (size - self._first[1]) / elapsed
-
-    @staticmethod
-    def left_s(
-        samples: tuple[int, int | None, float], size: tuple[int, int | None, float]
-    ) -> float | None:
-        """Seconds left, by bytes where their total is known, else by samples.
-
-        Args:
-            samples: done, total, per second.
-            size: the same of bytes.
-        """
-        for done, total, rate in (size, samples):
-            if total and rate > 0:
-                return max(0.0, (total - done) / rate)
-        return None
-
-
-class _Lines:
-    """Plain lines, for logs."""
-
-    def __init__(self, what: str, noun: str) -> None:
-        self._what, self._noun = what, noun
-        self._meter = _Meter()
-        self._next = time.monotonic() + LINE_EVERY_S
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def report(self, samples: int, total: int | None, size: int, total_bytes: int | None) -> None:
-        samples_rate, bytes_rate = self._meter.rates(samples, size)
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + LINE_EVERY_S
-        of = f" of {count_text(total)}" if total else ""
-        text = f"{self._what}: {count_text(samples)}{of} {self._noun}"
-        text += f", {bytes_text(size)}" if size else ""
-        text += f", {samples_rate:,.0f} {self._noun}/s"
-        text += f", {bytes_text(bytes_rate)}/s" if size else ""
-        left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
-        if left is not None:
-            text += f", {duration_text(left)} left"
-        print(text, file=sys.stderr, flush=True)
-
-
-class _Bar:
-    """A bar on a terminal; it leaves nothing behind, the result says it all."""
-
-    def __init__(self, what: str, noun: str) -> None:
+    elif sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+        bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None),
+            TaskProgressColumn(), TextColumn("{task.fields[rates]}"),
+            console=Console(stderr=True, highlight=False), transient=True, expand=True,
+        )  # fmt: skip
+        task = bar.add_task(what, total=None, rates="")
+
+        def draw(meter: _Meter) -> None:
+            # Bytes tell the time better than samples, whose sizes differ.
+            done = (meter.size, meter.bytes) if meter.bytes else (meter.count, meter.total)
+            bar.update(task, rates=meter.bar_text(), completed=done[0], total=done[1])
+
+        with bar:
+            yield _Meter(noun, _REFRESH_S, draw).report
+    else:
+
+        def write(meter: _Meter) -> None:
+            print(f"{what}: {meter.line_text()}", file=sys.stderr, flush=True)
+
+        meter = _Meter(noun, LINE_EVERY_S, write)
+        meter.next_s = time.monotonic() + LINE_EVERY_S
+        yield meter.report
+
+
+class _Meter:
+    """What was done so far, its rates and the time left; shown every so often."""
+
+    def __init__(self, noun: str, every_s: float, show: Callable[[_Meter], None]) -> None:
         self._noun = noun
-        self._meter = _Meter()
-        self._shown = 0.0
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rates]}"),
-            console=Console(stderr=True, highlight=False),
-            transient=True,
-            expand=True,
-        )
-        self._task = self._bar.add_task(what, total=None, rates="")
+        self._every_s = every_s
+        self._show = show
+        self._first: tuple[float, int, int] | None = None
+        self.next_s = 0.0
+        self.count = self.size = 0
+        self.total: int | None = None
+        self.bytes: int | None = None
+        self._rate = self._bytes_rate = 0.0
 
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def report(self, samples: int, total: int | None, size: int, total_bytes: int | None) -> None:
-        samples_rate, bytes_rate = self._meter.rates(samples, size)
+    def report(self, count: int, total: int | None, size: int, total_bytes: int | None) -> None:
         now = time.monotonic()
-        if now - self._shown < _REFRESH_S and samples != total:
+        if self._first is None:
+            self._first = (now, count, size)
+        self.count, self.total, self.size, self.bytes = count, total, size, total_bytes
+        # A bar is drawn whole at the end; lines come at their pace.
+        if now < self.next_s and (self._every_s == LINE_EVERY_S or count != total):
             return
-        self._shown = now
-        text = f"{count_text(samples)} {self._noun}"
-        if bytes_rate:
-            text = f"{samples_rate:,.0f} {self._noun}/s {bytes_text(bytes_rate)}/s"
-        left = self._meter.left_s((samples, total, samples_rate), (size, total_bytes, bytes_rate))
-        if left is not None:
-            text += f" {duration_text(left)} left"
-        # Bytes tell the time better than samples, whose sizes differ.
-        done: dict[str, Any] = {"completed": samples, "total": total}
-        if total_bytes:
-            done = {"completed": size, "total": total_bytes}
-        self._bar.update(self._task, rates=text, **done)
+        self.next_s = now + self._every_s
+        began_s, first, first_bytes = self._first
+        if now - began_s >= _REFRESH_S:
+            self._rate = (count - first) / (now - began_s)
+            self._bytes_rate = (size - first_bytes) / (now - began_s)
+        self._show(self)
+
+    def bar_text(self) -> str:
+        if not self._bytes_rate:
+            return f"{count_text(self.count)} {self._noun}{self._left(' ')}"
+        rate = f"{self._rate:,.0f} {self._noun}/s {bytes_text(self._bytes_rate)}/s"
+        return f"{rate}{self._left(' ')}"
+
+    def line_text(self) -> str:
+        of = f" of {count_text(self.total)}" if self.total else ""
+        size = f", {bytes_text(self.size)}" if self.size else ""
+        bytes_rate = f", {bytes_text(self._bytes_rate)}/s" if self.size else ""
+        return (
+            f"{count_text(self.count)}{of} {self._noun}{size}, {self._rate:,.0f} {self._noun}/s"
+            f"{bytes_rate}{self._left(', ')}"
+        )
+
+    def _left(self, before: str) -> str:
+        """The time left, by bytes where their total is known, else by samples."""
+        for done, total, rate in (
+            (self.size, self.bytes, self._bytes_rate),
+            (self.count, self.total, self._rate),
+        ):
+            if total and rate > 0:
+                return f"{before}{duration_text(max(0.0, (total - done) / rate))} left"
+        return ""

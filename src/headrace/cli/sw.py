@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.cli.printing import Output
 from headrace.cluster.request import ASKS, Kind
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _end(name: str, command: Callable[[Sequence[str]], int]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-        from headrace.cli.failure import report
+        from headrace.cli.printing import report
 
         code = report(e, as_json="--json" in words, verbose=False)
     del name
@@ -125,7 +126,6 @@ def _asked(given: argparse.Namespace) -> Any:
 
 def _swrun(words: Sequence[str]) -> int:
     from headrace.cli.cluster_submit import run_command
-    from headrace.cli.printing import Output
 
     parser = _parser("swrun", "An interactive shell, or a command, on the GPUs that are asked for.")
     _add_asks(parser, letters=True, without=_FOREGROUND_WITHOUT)
@@ -141,7 +141,6 @@ def _swrun(words: Sequence[str]) -> int:
 
 def _swbatch(words: Sequence[str]) -> int:
     from headrace.cli.cluster_submit import submit_script
-    from headrace.cli.printing import Output
 
     parser = _parser("swbatch", "Submits a script; sizes stand in it: #SBATCH --partition=gpux4.")
     _add_asks(parser, letters=False)
@@ -154,9 +153,8 @@ def _swbatch(words: Sequence[str]) -> int:
 
 
 def _swqueue(words: Sequence[str]) -> int:
-    from headrace.cli.cluster_queue_show import ROWS, Selection, show_queue
+    from headrace.cli.cluster_queue import ROWS, Selection, show_queue
     from headrace.cli.cluster_submit import cluster_snapshot
-    from headrace.cli.printing import Output
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
     parser.add_argument(

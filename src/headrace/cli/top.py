@@ -1,51 +1,281 @@
-"""`headrace top`: a live view of node daemon and controller: who starves and why, where bytes come from."""
+"""`headrace top`: a live view of node daemon and controller: who starves and why, where bytes come from.
+
+The answer first, then jobs, then data sets, then the controller's nodes; more columns on wider terminals.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from typer import Option
 
+from headrace.base.text import bytes_text, count_text, duration_text, printable
 from headrace.cli import exit_codes
-from headrace.cli.interrupt import interrupt
-from headrace.cli.output import Json, Output
+from headrace.cli.options import JsonOutput
+from headrace.cli.printing import Output, interrupt, plain_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
-    from headrace.insight.planes import PlanesBoard
-    from headrace.insight.top import Board
+    from headrace.insight.planes import FlowRow, PlaneRow, PlanesBoard
+    from headrace.insight.top import Board, DataRow, JobRow
 
-__all__ = ["top"]
+WIDE: Final = 110
+"""Columns from which on more is shown."""
+
+_SPARKS: Final = " ▁▂▃▄▅▆▇█"
+_SPARK_NARROW, _SPARK_WIDE = 9, 24
+_NAME_MIN, _NAME_MAX = 12, 40
+_NUMBERS_WIDTH: Final = 55
+"""What the other columns of a narrow table take."""
+
+_STALL_WARN, _STALL_BAD = 0.05, 0.25
+_TIER_STYLES: Final = {
+    "ram": "green", "page_cache": "cyan", "disk": "blue", "peer": "magenta", "source": "yellow",
+}  # fmt: skip
+
+
+def view(board: Board, width: int) -> RenderableType:
+    """The whole screen.
+
+    Args:
+        board: what to show.
+        width: columns.
+    """
+    parts: list[RenderableType] = [_board_title(board), _answer(board)]
+    if board.jobs:
+        parts += [Text(), _jobs(board.jobs, width)]
+    if board.datasets:
+        parts += [Text(), _datasets(board.datasets, width)]
+    if sum(board.tiers.values()) > 0:
+        parts += [Text(), _tiers(board.tiers, width)]
+    return Group(*parts)
+
+
+def gone(folder: Path) -> RenderableType:
+    """The screen while no daemon answers."""
+    text = f"no node daemon answers in {folder}; still looking. Start one: headrace node start"
+    return Text(text, "red")
+
+
+def _board_title(board: Board) -> Text:
+    jobs = len(board.jobs)
+    held = f"{bytes_text(board.held_bytes)} of {bytes_text(board.ram_bytes)} held"
+    text = Text("headrace top", "bold")
+    text.append(
+        f"   up {duration_text(board.uptime_s)}   "
+        f"{many_text(board.clients, 'client')}, {many_text(jobs, 'job')}   {held}",
+        "not bold",
+    )
+    if board.refused or board.protocol_errors:
+        text.append(
+            f"   {board.refused} refused, {board.protocol_errors} broke the protocol", "red"
+        )
+    return text
+
+
+def many_text(count: int, what: str) -> str:
+    """1 job, 2 jobs."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def name_text(name: str, width: int) -> str:
+    """Cut, so that numbers need not be."""
+    room = max(_NAME_MIN, min(_NAME_MAX, width - _NUMBERS_WIDTH))
+    text = printable(name)
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _answer(board: Board) -> Text:
+    worst = max((job.stall or 0.0 for job in board.jobs), default=0.0)
+    return Text(printable(board.answer), _stall_style(worst) or "green")
+
+
+def _stall_style(stall: float) -> str:
+    return "red" if stall > _STALL_BAD else "yellow" if stall > _STALL_WARN else ""
+
+
+def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
+    wide = width >= WIDE
+    more = ("CLIENTS>", "LEASES>", "WAITING>", "DIRECT/S>", "WINDOW>") if wide else ()
+    table = plain_table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
+    for job in jobs:
+        stall = job.stall
+        shown = Text("-", "dim") if stall is None else Text(f"{stall:.0%}", _stall_style(stall))
+        extra = (
+            str(job.clients),
+            str(job.leases),
+            str(job.waiting),
+            f"{job.direct + job.busy:.1f}",
+            f"{job.held_bytes / max(1, job.window_bytes):.0%}",
+        )
+        table.add_row(
+            name_text(job.name, width),
+            count_text(round(job.samples_per_s)),
+            bytes_text(job.bytes_per_s) + "/s",
+            shown,
+            Text(job.cause or "-", _stall_style(stall or 0.0) or "dim"),
+            "-" if job.ram is None else f"{job.ram:.0%}",
+            *(extra if wide else ()),
+            Text(sparkline(job.rates, _SPARK_WIDE if wide else _SPARK_NARROW), "green"),
+        )
+    return table
+
+
+def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
+    wide = width >= WIDE
+    more = ("QUOTA>", "CACHED>", "CLIENTS>") if wide else ()
+    table = plain_table(
+        "DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>"
+    )
+    for data in datasets:
+        share = data.held_samples / max(1, data.samples)
+        cached = data.cached_samples
+        extra = (
+            bytes_text(data.quota_bytes),
+            "-" if cached is None else f"{cached / max(1, data.samples):.0%}",
+            str(data.clients),
+        )
+        table.add_row(
+            name_text(data.name, width),
+            bytes_text(data.bytes_per_s) + "/s",
+            f"{share:.0%}",
+            bytes_text(data.held_bytes),
+            *(extra if wide else ()),
+            _milliseconds(data.latency_s_p50),
+            _milliseconds(data.latency_s_p99),
+            f"{data.reads_in_flight}/{data.reads_in_flight_max}",
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds else "-"
+
+
+def _tiers(tiers: dict[str, float], width: int) -> Text:
+    """One bar of where bytes came from, and its legend."""
+    total = sum(tiers.values())
+    shown = {tier: rate for tier, rate in tiers.items() if rate / total >= 0.005}
+    room = min(width, 2 * WIDE) - 1
+    text = Text()
+    for tier, rate in shown.items():
+        text.append("█" * max(1, round(room * rate / total)), _TIER_STYLES.get(tier, "white"))
+    text.truncate(room)
+    text.append("\n")
+    for tier, rate in shown.items():
+        text.append("■ ", _TIER_STYLES.get(tier, "white"))
+        text.append(f"{tier} {rate / total:.0%} {bytes_text(rate)}/s   ")
+    text.rstrip()
+    return text
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as little bars, the tallest at the largest of them."""
+    last = values[-width:]
+    top = max(last, default=0.0)
+    if top <= 0.0:
+        return ""
+    return "".join(_SPARKS[max(1, round(8 * value / top)) if value > 0 else 0] for value in last)
+
+
+PLANES_SHOWN = 20
+FLOWS_SHOWN = 20
+
+
+def view_planes(board: PlanesBoard, width: int) -> RenderableType:
+    """The controller's part of the screen.
+
+    Args:
+        board: what to show.
+        width: columns.
+    """
+    silent = sum(plane.silent for plane in board.planes)
+    title = Text("controller", "bold")
+    title.append(
+        f"   epoch {board.epoch}   policy {board.policy_version}   {many_text(len(board.planes), 'plane')}   "
+        f"decided in {board.decide_s * 1e3:.1f} ms",
+        "not bold",
+    )
+    if silent:
+        title.append(f"   {silent} silent", "red")
+    parts: list[RenderableType] = [title]
+    if board.degraded:
+        parts.append(Text(f"degraded: {printable(board.degraded)}", "red"))
+    if board.planes:
+        parts += [Text(), _planes(board.planes, width)]
+    if board.flows:
+        parts += [Text(), _flows(board.flows, width)]
+    return Group(*parts)
+
+
+def _planes(planes: Sequence[PlaneRow], width: int) -> Table:
+    table = plain_table("NODE", "USER", "CLIENTS>", "STALLED>", "CAUSE", "HELD>", "LEASE>")
+    for plane in planes[:PLANES_SHOWN]:
+        lease = Text(f"{plane.lease_left_s:.0f} s", "red" if plane.silent else "")
+        table.add_row(
+            name_text(plane.name, width),
+            printable(plane.user),
+            str(plane.clients),
+            Text(f"{plane.stalled:.2f}", "yellow" if plane.stalled > 0.1 else ""),
+            plane.cause or "-",
+            bytes_text(plane.held_bytes),
+            lease,
+        )
+    _rest(table, len(planes) - PLANES_SHOWN)
+    return table
+
+
+def _flows(flows: Sequence[FlowRow], width: int) -> Table:
+    table = plain_table("JOB", "FILE SYSTEM", "BYTES/S>", "MAY>", "READS/S>", "MAY>")
+    for flow in flows[:FLOWS_SHOWN]:
+        style = "yellow" if flow.limited else ""
+        may_bytes, may_reads = flow.granted_bytes_per_s, flow.granted_reads_per_s
+        table.add_row(
+            name_text(flow.job, width),
+            printable(flow.file_system),
+            Text(f"{bytes_text(flow.bytes_per_s)}/s", style),
+            "-" if may_bytes is None else f"{bytes_text(may_bytes)}/s",
+            Text(count_text(round(flow.reads_per_s)), style),
+            "-" if may_reads is None else count_text(round(may_reads)),
+        )
+    _rest(table, len(flows) - FLOWS_SHOWN)
+    return table
+
+
+def _rest(table: Table, hidden: int) -> None:
+    if hidden > 0:
+        table.add_row(Text(f"and {hidden} more", "dim"))
 
 
 def top(
     *,
-    once: Annotated[
-        bool, typer.Option("--once", help="Look for one interval, print, end.")
-    ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
-    controller: Annotated[
-        str | None,
-        typer.Option(help="Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`."),
-    ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Holds the token for it.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Authority of its certificate.")] = None,
-    as_json: Json = False,
+    once: bool = Option(False, "--once", help="Look for one interval, print, end."),
+    interval: float = Option(2.0, help="Seconds between looks."),
+    controller: str | None = Option(
+        None, help="Show its planes too: unix:PATH, http(s)://HOST:PORT, or `own`."
+    ),
+    token_file: Path | None = Option(None, help="Holds the token for it."),
+    tls_ca: Path | None = Option(None, help="Authority of its certificate."),
+    output: JsonOutput,
 ) -> int:
     """Show live who starves and why, and where bytes come from. Ctrl-C ends it."""
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
-    output = Output(as_json=as_json)
     try:
         eyes = _Eyes(controller, token_file, tls_ca)
         first = eyes.look()
         if first is None:
             return _nobody(output, eyes)
-        if once or as_json:
+        if once or output.as_json:
             time.sleep(interval)
             _print(output, eyes.look() or first)
         elif sys.stdout.isatty():
@@ -53,7 +283,7 @@ def top(
         else:
             _frames(output, eyes, interval)
     except KeyboardInterrupt:
-        if once or as_json:
+        if once or output.as_json:
             raise
     return exit_codes.OK
 
@@ -70,21 +300,18 @@ class _Seen:
         from rich.console import Group
         from rich.text import Text
 
-        from headrace.cli.top_view import gone, view
-        from headrace.cli.top_view_planes import view_planes
-
         shown = [gone(self._folder) if self.board is None else view(self.board, width)]
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
         return Group(*shown)
 
     def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"running": False, "folder": str(self._folder)}
+        document: dict[str, Any] = {"running": False, "folder": str(self._folder)}
         if self.board is not None:
-            found = {"running": True, **self.board.as_dict()}
+            document = {"running": True, **self.board.as_dict()}
         if self.planes is not None:
-            found["controller"] = self.planes.as_dict()
-        return found
+            document["controller"] = self.planes.as_dict()
+        return document
 
 
 class _Eyes:
@@ -123,26 +350,19 @@ class _Eyes:
         return _Seen(board, planes, self.folder.path)
 
     def _look_at_planes(self) -> PlanesBoard:
-        from headrace.errors import ControlError
+        from headrace.cli.control import ask_controller
 
         assert self._client is not None
-        try:
-            state = self._client.document("GET", "/v1/state")
-        except FileNotFoundError as e:
-            url = self._client.endpoint.url
-            raise ControlError(
-                f"{url}: no controller listens.", path=url,
-                next_step="Start it: headrace control start.",
-            ) from e  # fmt: skip
+        state = ask_controller(self._client, "GET", "/v1/state")
         return self._planes.look(state, time.monotonic())
 
 
 def _nobody(output: Output, eyes: _Eyes) -> int:
     path = eyes.folder.path
-    if output.as_json:
-        output.document({"running": False, "folder": str(path)})
-    else:
-        output.line(f"no node daemon runs in {path}. Start one: headrace node start")
+    output.result(
+        {"running": False, "folder": str(path)},
+        f"no node daemon runs in {path}. Start one: headrace node start",
+    )
     return exit_codes.FINDING
 
 
@@ -161,7 +381,6 @@ def _seen_or_why(eyes: _Eyes, width: int) -> RenderableType:
     """The screen; what cannot be seen now may come back."""
     from rich.text import Text
 
-    from headrace.cli.top_view import gone
     from headrace.errors import ControlError
 
     try:

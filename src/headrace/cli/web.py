@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Option
 
-from headrace.cli.cluster_options import From, Where
-from headrace.cli.job_report import HistoryOption
-from headrace.cli.output import Json, Output
+from headrace.cli.cluster import From, Where
+from headrace.cli.options import JsonOutput
+from headrace.cli.reports import HistoryOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,47 +22,39 @@ if TYPE_CHECKING:
     from headrace.web.source import Source
     from headrace.web.stores import Shelf
 
-__all__ = ["web"]
-
 
 def web(
     *,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 is any that is free.")
-    ] = "127.0.0.1:8470",
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Play a recorded cluster of 1,000 nodes and 10,000 jobs.")
-    ] = False,
+    listen: str = Option(
+        "127.0.0.1:8470", metavar="HOST:PORT", help="Where to serve; port 0 is any that is free."
+    ),
+    demo: bool = Option(
+        False, "--demo", help="Play a recorded cluster of 1,000 nodes and 10,000 jobs."
+    ),
     history: HistoryOption = None,
-    controller: Annotated[
-        str | None,
-        typer.Option(help="Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`."),
-    ] = None,
-    controller_token_file: Annotated[
-        Path | None, typer.Option(help="Holds the controller's token, for TCP.")
-    ] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Authority of its certificate.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each."),
-    ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="Every user of this machine may look without a token.")
-    ] = False,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(help="A name that browsers know this server by, behind a proxy. Repeat."),
-    ] = None,
-    store: Annotated[
-        list[str] | None, typer.Option(help="A store that may be looked into. Repeat.")
-    ] = None,
-    run: Annotated[
-        list[str] | None,
-        typer.Option(help="A run that wrote a trace, or a folder of such. Repeat."),
-    ] = None,
+    controller: str | None = Option(
+        None, help="Its planes and policy: unix:PATH, http(s)://HOST:PORT, or `own`."
+    ),
+    controller_token_file: Path | None = Option(
+        None, help="Holds the controller's token, for TCP."
+    ),
+    tls_ca: Path | None = Option(None, help="Authority of its certificate."),
+    token_file: Path | None = Option(
+        None, help="Who may sign in: a line `operator TOKEN` or `reader TOKEN` each."
+    ),
+    public: bool = Option(
+        False, "--public", help="Every user of this machine may look without a token."
+    ),
+    name: list[str] | None = Option(
+        None, help="A name that browsers know this server by, behind a proxy. Repeat."
+    ),
+    store: list[str] | None = Option(None, help="A store that may be looked into. Repeat."),
+    run: list[str] | None = Option(
+        None, help="A run that wrote a trace, or a folder of such. Repeat."
+    ),
     executor: Where = None,
     source: From = None,
-    as_json: Json = False,
+    output: JsonOutput,
 ) -> None:
     """Serve live pages: who waits for data and why, what weighs on file systems, policies, samples.
 
@@ -79,7 +71,6 @@ def web(
     from headrace.web.tokens import Doors
     from headrace.web.traced import Runs
 
-    output = Output(as_json=as_json)
     with contextlib.ExitStack() as stack:
         doors = Doors(token_file)
         # One each: a client is asked by one thread at a time.
@@ -91,7 +82,7 @@ def web(
         def ready(address: str) -> None:
             token = doors.own.secret if doors.own else None
             link = f"{address}signin?once={doors.once}" if doors.once else address
-            if as_json:
+            if output.as_json:
                 output.document({"url": address, "link": link, "token": token, "demo": demo})
             else:
                 what = "a recorded demo" if demo else "the cluster"
@@ -162,7 +153,7 @@ def _source(
         from headrace.web.demo.source import DemoSource
 
         return DemoSource()
-    from headrace.cli.job_report import history_of
+    from headrace.cli.reports import history_of
     from headrace.web.watching import Watching
 
     return Watching(history_of(history), client, snapshot)

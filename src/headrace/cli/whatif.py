@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Argument, Option
 
 from headrace.base.text import bytes_text, seconds_text
-from headrace.cli.output import Json, Output, Quiet
+from headrace.cli.options import QuietOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.insight.whatif.figures import Loader
     from headrace.insight.whatif.predict import Check
     from headrace.recorded import Recorded
-
-__all__ = ["whatif"]
 
 _AS_RECORDED = "recorded"
 
@@ -36,54 +35,41 @@ _BOUNDS = {
 
 
 def whatif(
-    job: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB",
-            help="A workload's YAML, a shipped workload's name, or a traced run's folder.",
-        ),
-    ],
+    job: str = Argument(
+        ...,
+        metavar="JOB",
+        help="A workload's YAML, a shipped workload's name, or a traced run's folder.",
+    ),
     *,
-    storage: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE.json",
-            help="ssd, hdd, lustre, nfs, s3, memory, recorded, or what `headrace doctor --json` or "
-            "`headrace bench storage --json` measured. May be given several times.",
-        ),
-    ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="With as many training processes each.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Of a training process.")] = None,
-    gpu_speed: Annotated[
-        str, typer.Option(metavar="2x", help="How much faster a step computes.")
-    ] = "1x",
-    latency: Annotated[
-        str, typer.Option(metavar="3x", help="How much longer the storage takes: a busy one.")
-    ] = "1x",
-    workers: Annotated[int | None, typer.Option(min=0, help="Of each training process.")] = None,
-    processors: Annotated[int | None, typer.Option(min=1, help="Of a node.")] = None,
-    loader: Annotated[
-        str | None,
-        typer.Option(
-            help="torch: workers that read one by one; headrace: its reader. As recorded."
-        ),
-    ] = None,
-    reads_in_flight: Annotated[
-        int, typer.Option(min=1, help="Of headrace's reader, for each training process.")
-    ] = 16,
-    ahead: Annotated[
-        int, typer.Option(min=1, help="Batches that headrace's reader is ahead, at most.")
-    ] = 4,
-    decode: Annotated[
-        bool, typer.Option("--decode/--no-decode", help="Whether samples are decoded as recorded.")
-    ] = True,
-    shared: Annotated[
-        bool | None,
-        typer.Option("--shared/--local", help="All nodes have one storage, or each its own."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    storage: list[str] | None = Option(
+        None,
+        metavar="NAME|FILE.json",
+        help="ssd, hdd, lustre, nfs, s3, memory, recorded, or what `headrace doctor --json` or "
+        "`headrace bench storage --json` measured. May be given several times.",
+    ),
+    nodes: int = Option(1, min=1, help="With as many training processes each."),
+    batch: int | None = Option(None, min=1, help="Of a training process."),
+    gpu_speed: str = Option("1x", metavar="2x", help="How much faster a step computes."),
+    latency: str = Option(
+        "1x", metavar="3x", help="How much longer the storage takes: a busy one."
+    ),
+    workers: int | None = Option(None, min=0, help="Of each training process."),
+    processors: int | None = Option(None, min=1, help="Of a node."),
+    loader: str | None = Option(
+        None, help="torch: workers that read one by one; headrace: its reader. As recorded."
+    ),
+    reads_in_flight: int = Option(
+        16, min=1, help="Of headrace's reader, for each training process."
+    ),
+    ahead: int = Option(4, min=1, help="Batches that headrace's reader is ahead, at most."),
+    decode: bool = Option(
+        True, "--decode/--no-decode", help="Whether samples are decoded as recorded."
+    ),
+    shared: bool | None = Option(
+        None, "--shared/--local", help="All nodes have one storage, or each its own."
+    ),
+    seed: int = Option(0, help="Of the draws."),
+    output: QuietOutput,
 ) -> int:
     """Predict how long a job's steps take, and how much of that is waiting for data, elsewhere.
 
@@ -94,7 +80,6 @@ def whatif(
     from headrace.insight.whatif.figures import Scenario
     from headrace.insight.whatif.predict import scenario_as_recorded
 
-    output = Output(as_json=as_json, quiet=quiet)
     known = _known(job)
     figures = known.figures
     if not decode:
@@ -120,7 +105,7 @@ def whatif(
         base = scenario_as_recorded(known.figures, known.home, known.loader)
         rows.append(("as it was", predict(known.figures, base, seed)))
     rows += [(one.name, predict(figures, replace(wanted, storage=one), seed)) for one in storages]
-    if as_json:
+    if output.as_json:
         output.document(_document(job, known.figures, rows, check))
         return 0
     for line in _lines(job, known.figures, rows, check):

@@ -231,18 +231,18 @@ def _added(before: list[Flow], now: list[Flow]) -> list[Flow]:
     """Two reports as one."""
     if not before:
         return now
-    found = {(flow.job, flow.file_system): flow for flow in now}
+    flows = {(flow.job, flow.file_system): flow for flow in now}
     for flow in before:
         key = flow.job, flow.file_system
-        new = found.get(key)
+        new = flows.get(key)
         if new is None:
             nothing = (0.0, 0.0, 0.0)
-            found[key] = Flow(*key, flow.used, nothing, flow.held_s)
+            flows[key] = Flow(*key, flow.used, nothing, flow.held_s)
         else:
             (a, b, c), (x, y, z) = flow.used, new.used
             (d, e, f), (u, v, w) = flow.held_s, new.held_s
-            found[key] = Flow(*key, (a + x, b + y, c + z), new.waiting, (d + u, e + v, f + w))
-    return list(found.values())[:FLOWS_MAX]
+            flows[key] = Flow(*key, (a + x, b + y, c + z), new.waiting, (d + u, e + v, f + w))
+    return list(flows.values())[:FLOWS_MAX]
 
 
 def _user() -> str:

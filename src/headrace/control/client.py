@@ -84,10 +84,10 @@ class Endpoint:
             raise ControlError(
                 f"{self.token_file}: the token cannot be read: {e}.", path=str(self.token_file)
             ) from e
-        found = [line.split() for line in lines if line.strip() and not line.startswith("#")]
-        if not found:
+        tokens = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+        if not tokens:
             raise ControlError(f"{self.token_file}: no token.", path=str(self.token_file))
-        return found[0][-1]
+        return tokens[0][-1]
 
 
 class Client:
@@ -142,12 +142,12 @@ class Client:
     def document(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         """Exchange a request for a JSON object; raises as `ask`."""
         try:
-            found = json.loads(self.ask(method, path, body))
+            document = json.loads(self.ask(method, path, body))
         except (ValueError, RecursionError) as e:
             raise ControlError(f"{self.endpoint.url}: the answer is no JSON: {e}.") from e
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise ControlError(f"{self.endpoint.url}: the answer is no JSON object.")
-        return found
+        return document
 
     def _exchange(
         self,

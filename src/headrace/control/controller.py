@@ -79,11 +79,11 @@ def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | Non
 def _listed(stages: Sequence[Stage]) -> Callable[[], Callable[[], Sequence[Stage] | None]]:
     refs = [weakref.ref(stage) for stage in stages]
 
-    def found() -> Sequence[Stage] | None:
+    def alive_stages() -> Sequence[Stage] | None:
         alive = [stage for ref in refs if (stage := ref()) is not None]
         return alive if len(alive) == len(refs) else None
 
-    return lambda: found
+    return lambda: alive_stages
 
 
 class Plane:
@@ -250,12 +250,12 @@ class Plane:
         return _Reading(time.monotonic(), consumer(), published, readers)
 
     def _current(self) -> Knobs:
-        found = dict[str, int]()
+        values = dict[str, int]()
         for stage in self._stages_now() or ():
             for name, value in stage.knobs().items():
-                if name in KNOBS and name not in found:
-                    found[name] = value
-        return Knobs(**found)
+                if name in KNOBS and name not in values:
+                    values[name] = value
+        return Knobs(**values)
 
 
 def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> Interval | None:
@@ -481,10 +481,12 @@ def tune(
         The handle: tuning goes on until it is closed or the stages are gone.
     """
 
-    def found(held_bytes: int) -> Limits:
+    def own_limits(held_bytes: int) -> Limits:
         return read_limits(memory_bytes=memory_bytes, held_bytes=held_bytes)
 
-    plane = Plane(name, stages, consumer, limits or found, frozen, enabled=enabled, source=source)
+    plane = Plane(
+        name, stages, consumer, limits or own_limits, frozen, enabled=enabled, source=source
+    )
     return TuningHandle(plane)
 
 

@@ -35,8 +35,8 @@ VERDICTS = {
 class Explanation:
     """What `explain` found: text for people, a dictionary for programs."""
 
-    def __init__(self, found: Sequence[dict[str, Any]]) -> None:
-        self._found = list(found)
+    def __init__(self, planes: Sequence[dict[str, Any]]) -> None:
+        self._found = list(planes)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -96,13 +96,13 @@ def verdict(window: Window, stages: Sequence[StageStats]) -> str:
 def _plane(plane: Plane) -> dict[str, Any]:
     window = plane.window()
     stages = plane.stages
-    found = verdict(window, stages)
+    slower_side = verdict(window, stages)
     limits, knobs = plane.limits, plane.knobs
     return {
         "name": plane.name,
         "ended": plane.ended,
         "tuning": plane.enabled,
-        "verdict": found,
+        "verdict": slower_side,
         "simulation": next((stage.simulation for stage in stages if stage.simulation), ""),
         "consumer": asdict(plane.consumer),
         "recent": {
@@ -133,13 +133,13 @@ def _plane(plane: Plane) -> dict[str, Any]:
 
 
 def _stage(stage: StageStats) -> dict[str, Any]:
-    found = asdict(stage)
-    counts = found.pop("latency_us")
-    found["bytes_by_tier"] = dict(stage.bytes_by_tier)
-    found |= _percentiles(counts)
+    document = asdict(stage)
+    counts = document.pop("latency_us")
+    document["bytes_by_tier"] = dict(stage.bytes_by_tier)
+    document |= _percentiles(counts)
     if stage.remote is not None:
-        found["remote"] |= _percentiles(found["remote"].pop("latency_us"))
-    return found
+        document["remote"] |= _percentiles(document["remote"].pop("latency_us"))
+    return document
 
 
 def _percentiles(counts: Sequence[int]) -> dict[str, float]:

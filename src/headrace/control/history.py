@@ -72,18 +72,18 @@ class Interval:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without zeros; the histogram as {bucket: count}."""
-        found: dict[str, Any] = {key: value for key, value in asdict(self).items() if value}
-        found["latency_us"] = {str(at): n for at, n in enumerate(self.latency_us) if n}
-        return found
+        document: dict[str, Any] = {key: value for key, value in asdict(self).items() if value}
+        document["latency_us"] = {str(at): n for at, n in enumerate(self.latency_us) if n}
+        return document
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Interval:
+    def from_dict(cls, document: Mapping[str, Any]) -> Interval:
         """The inverse of `to_dict`."""
         counts = [0] * LATENCY_BUCKETS
-        for bucket, count in found.get("latency_us", {}).items():
+        for bucket, count in document.get("latency_us", {}).items():
             counts[int(bucket)] = count
-        knobs = Knobs(**found.get("knobs", {}))
-        rest = {name: found[name] for name in found if name not in {"latency_us", "knobs"}}
+        knobs = Knobs(**document.get("knobs", {}))
+        rest = {name: document[name] for name in document if name not in {"latency_us", "knobs"}}
         return cls(**rest, latency_us=tuple(counts), knobs=knobs)
 
 

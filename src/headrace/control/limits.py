@@ -72,19 +72,19 @@ class Limits:
     def frozen(self, knobs: Knobs, names: Iterable[str]) -> Limits:
         """These limits with some knobs held where they stand: somebody set them on purpose."""
         held = {name: Bounds(getattr(knobs, name), getattr(knobs, name)) for name in names}
-        said = dict.fromkeys(held, "set explicitly")
-        return replace(self, **held, origins={**self.origins, **said})
+        origins = dict.fromkeys(held, "set explicitly")
+        return replace(self, **held, origins={**self.origins, **origins})
 
     def shared(self, planes: int) -> Limits:
         """One plane's part when several share the process's memory."""
         if planes <= 1:
             return self
         high = max(self.buffer_bytes.low, self.buffer_bytes.high // planes)
-        said = f"{self.origins.get('buffer_bytes', '')}, shared by {planes} planes"
+        origin = f"{self.origins.get('buffer_bytes', '')}, shared by {planes} planes"
         return replace(
             self,
             buffer_bytes=Bounds(self.buffer_bytes.low, high),
-            origins={**self.origins, "buffer_bytes": said},
+            origins={**self.origins, "buffer_bytes": origin},
         )
 
 
@@ -140,15 +140,15 @@ def _memory(
     limits: Mapping[int, int],
 ) -> tuple[int, str]:
     """The budget of all buffers, and where it comes from: the least of all that is said."""
-    found = [(BUFFER_BYTES_MAX, "default")]
+    bounds = [(BUFFER_BYTES_MAX, "default")]
     policy = memory_policy(given, environment)
     if policy is not None:
-        found = [policy]
+        bounds = [policy]
     for usage in memory_usages(tree):
         free = max(0, usage.limit - usage.used + held)
-        found.append((int(SHARE_OF_FREE * free), f"{usage.name}: {free >> 20} MiB free"))
+        bounds.append((int(SHARE_OF_FREE * free), f"{usage.name}: {free >> 20} MiB free"))
         if policy is None:
-            found.append((int(SHARE_OF_LIMIT * usage.limit), f"{usage.name}: a quarter of it"))
+            bounds.append((int(SHARE_OF_LIMIT * usage.limit), f"{usage.name}: a quarter of it"))
     status = byte_fields(tree / "proc/self/status")
     for kind, name, used in (
         (resource.RLIMIT_AS, "RLIMIT_AS", "VmSize"),
@@ -157,12 +157,12 @@ def _memory(
         limit = limits.get(kind, UNLIMITED)
         if limit != UNLIMITED:
             free = max(0, limit - status.get(used, 0) + held)
-            found.append((int(SHARE_OF_FREE * free), f"{name}: {free >> 20} MiB free"))
+            bounds.append((int(SHARE_OF_FREE * free), f"{name}: {free >> 20} MiB free"))
     available = byte_fields(tree / "proc/meminfo").get("MemAvailable")
     if available is not None:
         free = available + held
-        found.append((int(SHARE_OF_FREE * free), f"the machine: {free >> 20} MiB available"))
-    least, origin = min(found)
+        bounds.append((int(SHARE_OF_FREE * free), f"the machine: {free >> 20} MiB available"))
+    least, origin = min(bounds)
     return max(1, least), origin
 
 

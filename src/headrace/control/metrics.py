@@ -1,12 +1,23 @@
-"""Metrics: what Prometheus is told, as a table of names, and figures that are put under them.
+"""Metrics: figures under the names of a table, and a server that answers Prometheus with them.
 
-A figure whose name, kind or labels are not in the table cannot be told: the table is what the
+A figure whose name, kind or labels are not in the table cannot be given: the table is what the
 documentation lists and what dashboards rely on. Needs prometheus-client (`headrace[metrics]`).
+
+`MetricsServer` answers `GET /metrics` and `GET /healthz`, one request a connection, and nothing else.
+Connections, bytes and time are bounded: when all places are taken the oldest connection makes room, so
+that slow or idle clients cannot keep a scraper out. It speaks plain HTTP; keep it on loopback or a
+trusted network.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import queue
+import socket
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -18,7 +29,20 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as Family
 
-__all__ = ["ANSWER_S", "OTHER", "Figures", "Labels", "Metric", "asked", "renderer"]
+__all__ = [
+    "ANSWER_S",
+    "OTHER",
+    "Address",
+    "Figures",
+    "Labels",
+    "Metric",
+    "MetricsServer",
+    "address_of",
+    "asked",
+    "renderer",
+]
+
+_log = logging.getLogger("headrace.metrics")
 
 ANSWER_S: Final = 2.0
 """A loop that is asked from another thread answers within this time, or the scrape fails."""
@@ -139,10 +163,10 @@ class Labels:
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Buckets as Prometheus has them: how many took no longer."""
-    found: list[tuple[str, float]] = [
+    buckets: list[tuple[str, float]] = [
         (repr(2**power * 1e-6), float(sum(counts[: 2 * power]))) for power in _BUCKET_POWERS
     ]
-    return [*found, ("+Inf", float(sum(counts)))]
+    return [*buckets, ("+Inf", float(sum(counts)))]
 
 
 def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[[], _T]) -> _T:
@@ -188,3 +212,223 @@ def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
     registry.register(_Collector(figures))
     prometheus_client.ProcessCollector(registry=registry)
     return lambda: prometheus_client.generate_latest(registry)
+
+
+PORT: Final = 9464
+"""By convention the port of exporters like this one."""
+
+CLIENTS_MAX: Final = 16
+HEAD_BYTES_MAX: Final = 4096
+REQUEST_S: Final = 5.0
+"""A request comes whole, and its answer is taken, within this time each."""
+
+KEPT_S: Final = 0.25
+"""Scrapes within this time get the same answer: many scrapers cost no more than a few."""
+
+_LINGER_S: Final = 1.0
+_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def address_of(text: str) -> Address:
+    """`9464`, `0.0.0.0:9464` or `[::1]:9464`; without a host it is loopback.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16) or bool(colon) != bool(host):
+        raise ValueError(f"{text!r} is no address for metrics, expected [HOST:]PORT, as {PORT}")
+    return Address(host or "127.0.0.1", int(port))
+
+
+class MetricsServer:
+    """Serves until it is closed.
+
+    Args:
+        address: where; port 0 takes a free one.
+        render: gives the metrics as text, or raises TimeoutError; called in the server's threads.
+        healthy: whether what is measured is alive.
+
+    Raises:
+        HeadraceError: it cannot listen there.
+    """
+
+    def __init__(
+        self, address: Address, render: Callable[[], bytes], healthy: Callable[[], bool]
+    ) -> None:
+        self._render = render
+        self._healthy = healthy
+        self._rendered: tuple[float, bytes] = (-1.0, b"")
+        self._rendering = threading.Lock()
+        self._clients: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        self._listener = _listen(address)
+        self.address = Address(address.host, self._listener.getsockname()[1])
+        self._ending = False
+        self._thread = threading.Thread(target=self._accept, name="headrace-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up on all; returns when nobody is accepted any more."""
+        self._ending = True
+        with contextlib.suppress(OSError):  # wakes the thread
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for sock in list(self._clients):
+            self._hang_up(sock)
+
+    def _accept(self) -> None:
+        while not self._ending:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as e:
+                if e.errno in (errno.EMFILE, errno.ENFILE):
+                    time.sleep(0.25)
+                continue
+            while len(self._clients) >= CLIENTS_MAX:
+                self._hang_up(next(iter(self._clients)))
+            with self._lock:
+                self._clients[sock] = None
+            try:
+                threading.Thread(
+                    target=self._serve, args=(sock,), name="headrace-metrics-client", daemon=True
+                ).start()
+            except RuntimeError:  # there are no more threads
+                self._hang_up(sock)
+                sock.close()
+
+    def _hang_up(self, sock: socket.socket) -> None:
+        """End a connection; its thread sees that and closes it."""
+        with self._lock:
+            self._clients.pop(sock, None)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), sock:
+            answer, head, deadline_s = None, bytearray(), time.monotonic() + REQUEST_S
+            while answer is None:
+                sock.settimeout(max(1e-3, deadline_s - time.monotonic()))
+                data = sock.recv(HEAD_BYTES_MAX)
+                if not data:
+                    break
+                head += data
+                answer = self._answer(bytes(head))
+            if answer is not None:
+                sock.settimeout(REQUEST_S)
+                sock.sendall(answer)
+                # Closed at once, with bytes of the client unread, the answer might never arrive.
+                sock.shutdown(socket.SHUT_WR)
+                deadline_s = time.monotonic() + _LINGER_S
+                while (left_s := deadline_s - time.monotonic()) > 0:
+                    sock.settimeout(left_s)
+                    if not sock.recv(HEAD_BYTES_MAX):
+                        break
+        with self._lock:
+            self._clients.pop(sock, None)
+
+    def _answer(self, head: bytes) -> bytes | None:
+        """The answer to a request; None: it is not whole."""
+        # A line is enough to refuse what is no HTTP.
+        line, newline, _ = head.partition(b"\n")
+        words = line.split()
+        content: tuple[int, str | bytes]
+        if newline and (len(words) != 3 or not words[2].startswith(b"HTTP/1.")):
+            content = 400, "no HTTP request\n"
+        elif len(head) > HEAD_BYTES_MAX:
+            content = 431, f"a request has at most {HEAD_BYTES_MAX} bytes here\n"
+        elif b"\r\n\r\n" not in head and b"\n\n" not in head:
+            return None
+        else:
+            content = self._content(words[0], words[1].partition(b"?")[0])
+        return _answer(*content)
+
+    def _content(self, method: bytes, path: bytes) -> tuple[int, str | bytes]:
+        """The status and the body of a whole request's answer."""
+        if path not in (b"/metrics", b"/healthz"):
+            return 404, "there is /metrics, and /healthz\n"
+        if method != b"GET":
+            return 405, "only GET\n"
+        try:
+            if path == b"/metrics":
+                return 200, self._metrics()
+            if self._healthy():
+                return 200, "ok\n"
+        except TimeoutError:
+            pass
+        except Exception:  # noqa: BLE001 - whatever it is, the next scrape may succeed
+            _log.exception("metrics cannot be rendered")
+        return 503, "it does not answer\n"
+
+    def _metrics(self) -> bytes:
+        with self._rendering:
+            at, text = self._rendered
+            if at < 0.0 or time.monotonic() - at > KEPT_S:
+                text = self._render()
+                self._rendered = (time.monotonic(), text)
+        return text
+
+
+def _answer(code: int, body: str | bytes) -> bytes:
+    more = "Allow: GET\r\n" if code == 405 else ""
+    content = body.encode() if isinstance(body, str) else body
+    head = (
+        f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n{more}\r\n"
+    )
+    return head.encode() + content
+
+
+def _listen(address: Address) -> socket.socket:
+    try:
+        addresses = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = addresses[0]
+        sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+    except OSError as e:
+        raise _cannot(address, e) from e
+    try:
+        # Or a daemon that is started again would have to wait for a minute.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(CLIENTS_MAX)
+    except OSError as e:
+        sock.close()
+        raise _cannot(address, e) from e
+    return sock
+
+
+def _cannot(address: Address, error: OSError) -> HeadraceError:
+    taken = error.errno == errno.EADDRINUSE
+    why = "another process listens there" if taken else error.strerror or str(error)
+    return HeadraceError(
+        f"{address}: metrics cannot be served there: {why}.",
+        next_step="Name another: --metrics [HOST:]PORT; port 0 takes a free one.",
+    )

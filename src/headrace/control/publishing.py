@@ -72,10 +72,10 @@ def split_wait(
     held_s = 0.0
     if "throttle" in grown:
         held_s = min(waited_s, _grown(*grown["throttle"], "busy_s"))
-    found = {Cause.POLICY: held_s} if held_s > 0.0 else {}
+    causes = {Cause.POLICY: held_s} if held_s > 0.0 else {}
     if waited_s > held_s:
-        found[_source(grown)] = waited_s - held_s
-    return found
+        causes[_source(grown)] = waited_s - held_s
+    return causes
 
 
 def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
@@ -96,11 +96,11 @@ def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
 
 def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
     """Bytes so far, by where they came from."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for stage in stages:
         for tier, count in stage.bytes_by_tier.items():
-            found[tier] = found.get(tier, 0) + count
-    return found
+            totals[tier] = totals.get(tier, 0) + count
+    return totals
 
 
 def _source(grown: Mapping[str, tuple[StageStats, StageStats | None]]) -> Cause:
@@ -175,16 +175,16 @@ class _Look:
 def _tiers(before: _Look, look: _Look) -> dict[str, float]:
     """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
     old = tier_bytes(before.stages)
-    found: dict[str, float] = {}
+    tiers: dict[str, float] = {}
     for tier, count in tier_bytes(look.stages).items():
         past = old.get(tier, 0)
-        found[tier] = count - past if count >= past else count
+        tiers[tier] = count - past if count >= past else count
     delivered = max(0, look.consumer.bytes - before.consumer.bytes)
-    rest = delivered - sum(found.values())
+    rest = delivered - sum(tiers.values())
     by_node = any(stage.name == "node" for stage in look.stages)
     if rest > 0 and by_node:
-        found["node"] = found.get("node", 0.0) + rest
-    return found
+        tiers["node"] = tiers.get("node", 0.0) + rest
+    return tiers
 
 
 def _grow(table: dict[str, dict[str, float]], system: str, name: str, amount: float) -> None:
@@ -355,8 +355,8 @@ _NOTHING: Final = _Look(ConsumerStats(), (), None)
 
 def _look_at(plane: Plane) -> _Look | None:
     """What a plane did so far; None if it is gone."""
-    steps, found = plane.steps, plane.now()
-    return None if found is None else _Look(*found, steps)
+    steps, figures = plane.steps, plane.now()
+    return None if figures is None else _Look(*figures, steps)
 
 
 def _later(before: _Look, look: _Look) -> _Look:
@@ -376,9 +376,9 @@ def _no_job() -> JobIdentity:
     with contextlib.suppress(KeyError):
         user = pwd.getpwuid(os.geteuid()).pw_name
     name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"  # noqa: PTH119
-    told = identity_of(os.environ, job_name())
-    assert told is not None
-    return replace(told, user=told.user or user, name=told.name or name)
+    identity = identity_of(os.environ, job_name())
+    assert identity is not None
+    return replace(identity, user=identity.user or user, name=identity.name or name)
 
 
 def _is_worker() -> bool:

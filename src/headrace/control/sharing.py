@@ -100,9 +100,11 @@ def _poured(
     poured -= np.repeat(poured[starts], lengths)
     # The last event of each group that is reached before all has been poured.
     reached = np.add.reduceat(poured <= more[of], starts, dtype=np.int64)
-    found = starts + np.maximum(reached, 1) - 1
-    left = more[of[starts]] - poured[found]
-    level = at[found] + np.where(slope[found] > 0, left / np.maximum(slope[found], 1e-300), 0.0)
+    last_event = starts + np.maximum(reached, 1) - 1
+    left = more[of[starts]] - poured[last_event]
+    level = at[last_event] + np.where(
+        slope[last_event] > 0, left / np.maximum(slope[last_event], 1e-300), 0.0
+    )
     by_group = np.zeros(len(more))
     by_group[of[starts]] = level
     return np.clip(by_group[group] * weight, low, high)
@@ -135,8 +137,8 @@ def demand_after(
         return math.inf
     rate = used / max(seconds, 1e-3) * (HEADROOM_HELD if held else HEADROOM)
     kept = before * 0.5 ** (seconds / HALF_LIFE_S) if math.isfinite(before) else 0.0
-    found = max(rate, kept)
-    return found if found > 1.0 else 0.0
+    demand = max(rate, kept)
+    return demand if demand > 1.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +232,8 @@ def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
     there = _less(p.capacity, in_use)
     part = np.ones(asked.shape)
     np.divide(there, asked, out=part, where=asked > there)
-    found: Floats = np.minimum(reserved, low) + open_ * part[p.system][p.user]
-    return found
+    guaranteed: Floats = np.minimum(reserved, low) + open_ * part[p.system][p.user]
+    return guaranteed
 
 
 def _by_priority(p: Problem, low: Floats, high: Floats) -> Floats:

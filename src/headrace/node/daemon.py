@@ -25,7 +25,7 @@ from headrace.runtime import launch, wait_for_end
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.control.metrics_http import MetricsServer
+    from headrace.control.metrics import MetricsServer
     from headrace.node.options import NodeOptions
     from headrace.runtime import RuntimeFolder
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import OTHER, Figures, Metric, asked, renderer
-from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.control.metrics import (
+    OTHER,
+    Figures,
+    Metric,
+    MetricsServer,
+    address_of,
+    asked,
+    renderer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

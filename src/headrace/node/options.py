@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.config import ReaderOptions, TierOptions
-from headrace.control.metrics_http import address_of
+from headrace.control.metrics import address_of
 from headrace.machine.host import available_memory
 from headrace.plane.memory_tier import memory_quota
 

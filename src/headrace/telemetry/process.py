@@ -26,7 +26,7 @@ from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.control.metrics_http import MetricsServer
+    from headrace.control.metrics import MetricsServer
 
 __all__ = [
     "RunOptions",
@@ -173,8 +173,7 @@ def _node_stalls() -> dict[str, dict[Cause, float]]:
 def _serve_metrics(agent: Agent, address: str | None) -> MetricsServer | None:
     if address is None:
         return None
-    from headrace.control.metrics import asked, renderer
-    from headrace.control.metrics_http import MetricsServer, address_of
+    from headrace.control.metrics import MetricsServer, address_of, asked, renderer
 
     render = renderer(lambda: asked(agent.call_soon, agent.figures))
     served = MetricsServer(

@@ -10,7 +10,7 @@ import pytest
 import headrace as hr
 from fabric.chap import reference
 from fabric.conftest import NQN
-from headrace.cli.storage import storage_options
+from headrace.cli.options import storage_options
 from headrace.errors import AuthenticationFailed
 from headrace.fabric.identity import HostIdentity
 from headrace.fabric.secret import HostSecret

@@ -50,10 +50,10 @@ def amount(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{value!r} is no amount, {expected}")  # noqa: TRY004 - the document's mistake
     if isinstance(value, str):
-        found = _PATTERN.fullmatch(value)
-        if found is None or (found[3] and not found[2]):
+        match = _PATTERN.fullmatch(value)
+        if match is None or (match[3] and not match[2]):
             raise ValueError(f"{value!r} is no amount, {expected}")
-        number = float(found[1]) * float((1024 if found[3] else 1000) ** _POWERS[found[2]])
+        number = float(match[1]) * float((1024 if match[3] else 1000) ** _POWERS[match[2]])
     else:
         number = float(value)
     if not 0 < number <= _MAX:
@@ -110,8 +110,8 @@ class Rates:
 
     def values(self, missing: float) -> tuple[float, float, float]:
         """In the order of `RESOURCES`, `missing` where nothing is said."""
-        found = (self.bytes_per_s, self.reads_per_s, self.metadata_per_s)
-        bytes_per_s, reads_per_s, metadata_per_s = (missing if v is None else v for v in found)
+        rates = (self.bytes_per_s, self.reads_per_s, self.metadata_per_s)
+        bytes_per_s, reads_per_s, metadata_per_s = (missing if v is None else v for v in rates)
         return bytes_per_s, reads_per_s, metadata_per_s
 
     def over(self, below: Rates) -> Rates:
@@ -273,32 +273,32 @@ def policy_document(policy: Policy) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for each in fields(value):
         inner = getattr(value, each.name)
         if inner is None or inner == each.default or inner in ((), {}):
             continue
         if is_dataclass(inner):
-            found[each.name] = _plain(inner)
+            document[each.name] = _plain(inner)
         elif hasattr(inner, "items"):
-            found[each.name] = {name: _plain(each) for name, each in inner.items()}
+            document[each.name] = {name: _plain(each) for name, each in inner.items()}
         else:
-            found[each.name] = list(inner) if isinstance(inner, tuple) else inner
-    return found
+            document[each.name] = list(inner) if isinstance(inner, tuple) else inner
+    return document
 
 
 def _flat(document: Mapping[str, Any], at: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in document.items():
         place = f"{at}.{key}" if at else key
         if isinstance(value, dict):
             if not value:
-                found[place] = "declared"
-            found |= _flat(value, place)
+                texts[place] = "declared"
+            texts |= _flat(value, place)
         elif key in RESOURCES or key == "cache_bytes":
-            found[place] = amount_text(value)
+            texts[place] = amount_text(value)
         elif isinstance(value, list):
-            found[place] = ", ".join(map(str, value))
+            texts[place] = ", ".join(map(str, value))
         else:
-            found[place] = f"{value:g}" if isinstance(value, float) else str(value)
-    return found
+            texts[place] = f"{value:g}" if isinstance(value, float) else str(value)
+    return texts

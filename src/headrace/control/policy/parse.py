@@ -50,9 +50,9 @@ def unknown_names(
     policy: Policy, users: Mapping[str, object], jobs: Mapping[str, object]
 ) -> list[str]:
     """Users and jobs that rules speak of and no plane has reported; they may still come."""
-    found = [f"users.{name}: no plane of this user" for name in policy.users if name not in users]
-    found += [f"jobs.{name}: no plane reads for it" for name in policy.jobs if name not in jobs]
-    return sorted(text for text in found if ".*:" not in text)
+    unknown = [f"users.{name}: no plane of this user" for name in policy.users if name not in users]
+    unknown += [f"jobs.{name}: no plane reads for it" for name in policy.jobs if name not in jobs]
+    return sorted(text for text in unknown if ".*:" not in text)
 
 
 def _rules(policy: Policy) -> Iterator[tuple[str, Rule]]:
@@ -236,21 +236,21 @@ class _Reading:
         self.problems: list[str] = []
 
     def policy(self, document: Any) -> Policy:
-        found = self._keys(
+        fields = self._keys(
             document, "", ("version", "lease_s", "when_expired", "file_systems", "users", "jobs")
         )
-        if found.get("version", 1) != 1 or found.get("version") is True:
-            self._wrong("version", f"{found['version']!r} is not known, expected 1")
+        if fields.get("version", 1) != 1 or fields.get("version") is True:
+            self._wrong("version", f"{fields['version']!r} is not known, expected 1")
         return Policy(
-            lease_s=self._number(found, "lease_s", "", LEASE_S, 10.0),
-            when_expired=self._when_expired(found),
-            file_systems=self._named(found, "file_systems", self._file_system),
-            users=self._named(found, "users", self._user),
-            jobs=self._named(found, "jobs", self._job),
+            lease_s=self._number(fields, "lease_s", "", LEASE_S, 10.0),
+            when_expired=self._when_expired(fields),
+            file_systems=self._named(fields, "file_systems", self._file_system),
+            users=self._named(fields, "users", self._user),
+            jobs=self._named(fields, "jobs", self._job),
         )
 
-    def _when_expired(self, found: Mapping[str, Any]) -> Rates | None:
-        value = found.get("when_expired", "run free")
+    def _when_expired(self, fields: Mapping[str, Any]) -> Rates | None:
+        value = fields.get("when_expired", "run free")
         if value == "run free":
             return None
         if isinstance(value, str):
@@ -262,8 +262,8 @@ class _Reading:
         return rates
 
     def _file_system(self, value: Any, at: str) -> FileSystem:
-        found = self._keys(value, at, ("paths", "capacity"))
-        paths = found.get("paths", [])
+        fields = self._keys(value, at, ("paths", "capacity"))
+        paths = fields.get("paths", [])
         if isinstance(paths, str):
             paths = [paths]
         if not isinstance(paths, list):
@@ -273,71 +273,73 @@ class _Reading:
             if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
                 self._wrong(f"{at}.paths", f"{path!r} is no absolute path")
         kept = tuple(p.rstrip("/") or "/" for p in paths if isinstance(p, str))
-        return FileSystem(paths=kept, capacity=self._rates(found.get("capacity"), f"{at}.capacity"))
+        return FileSystem(
+            paths=kept, capacity=self._rates(fields.get("capacity"), f"{at}.capacity")
+        )
 
     def _user(self, value: Any, at: str) -> UserRule:
         return UserRule(**self._rule(self._keys(value, at, _RULE), at))
 
     def _job(self, value: Any, at: str) -> JobRule:
-        found = self._keys(value, at, (*_RULE, "user", "priority", "cache_bytes"))
-        user = found.get("user")
+        fields = self._keys(value, at, (*_RULE, "user", "priority", "cache_bytes"))
+        user = fields.get("user")
         if user is not None and not (isinstance(user, str) and user):
             self._wrong(f"{at}.user", f"is {user!r}, expected a user's name")
             user = None
-        priority = found.get("priority", "normal")
+        priority = fields.get("priority", "normal")
         if priority not in ("high", "normal", "low"):
             self._wrong(f"{at}.priority", f"is {priority!r}, expected high, normal or low")
             priority = "normal"
-        cache = self._amount(found, "cache_bytes", at)
+        cache = self._amount(fields, "cache_bytes", at)
         return JobRule(
-            **self._rule(found, at), user=user, priority=priority,
+            **self._rule(fields, at), user=user, priority=priority,
             cache_bytes=None if cache is None else max(1, int(cache)),
         )  # fmt: skip
 
-    def _rule(self, found: Mapping[str, Any], at: str) -> dict[str, Any]:
-        overrides = self._named(found, "file_systems", self._override, f"{at}.")
+    def _rule(self, fields: Mapping[str, Any], at: str) -> dict[str, Any]:
+        overrides = self._named(fields, "file_systems", self._override, f"{at}.")
         return {
-            "weight": self._number(found, "weight", f"{at}.", WEIGHT, 1.0),
-            "cap": self._rates(found.get("cap"), f"{at}.cap"),
-            "guarantee": self._rates(found.get("guarantee"), f"{at}.guarantee"),
+            "weight": self._number(fields, "weight", f"{at}.", WEIGHT, 1.0),
+            "cap": self._rates(fields.get("cap"), f"{at}.cap"),
+            "guarantee": self._rates(fields.get("guarantee"), f"{at}.guarantee"),
             "file_systems": overrides,
         }
 
     def _override(self, value: Any, at: str) -> Override:
-        found = self._keys(value, at, ("weight", "cap", "guarantee"))
+        fields = self._keys(value, at, ("weight", "cap", "guarantee"))
         weight = None
-        if "weight" in found:
-            weight = self._number(found, "weight", f"{at}.", WEIGHT, 1.0)
+        if "weight" in fields:
+            weight = self._number(fields, "weight", f"{at}.", WEIGHT, 1.0)
         return Override(
             weight=weight,
-            cap=self._rates(found.get("cap"), f"{at}.cap"),
-            guarantee=self._rates(found.get("guarantee"), f"{at}.guarantee"),
+            cap=self._rates(fields.get("cap"), f"{at}.cap"),
+            guarantee=self._rates(fields.get("guarantee"), f"{at}.guarantee"),
         )
 
     def _rates(self, value: Any, at: str) -> Rates:
-        found = self._keys(value, at, RESOURCES)
-        return Rates(**{name: self._amount(found, name, at) for name in found})
+        fields = self._keys(value, at, RESOURCES)
+        return Rates(**{name: self._amount(fields, name, at) for name in fields})
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _amount(self, found: Mapping[str, Any], name: str, at: str) -> float | None:
-        if found.get(name) is None:
+    def _amount(self, fields: Mapping[str, Any], name: str, at: str) -> float | None:
+        if fields.get(name) is None:
             return None
         try:
-            return amount(found[name])
+            return amount(fields[name])
         except ValueError as e:
             self._wrong(f"{at}.{name}", str(e))
             return None
 
     def _number(
         self,
-        found: Mapping[str, Any],
+        fields: Mapping[str, Any],
         name: str,
         at: str,
         bounds: tuple[float, float],
         default: float,
     ) -> float:
-        value = found.get(name, default)
+        value = fields.get(name, default)
         low, high = bounds
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not good or not low <= value <= high:
@@ -347,12 +349,12 @@ class _Reading:
 
     def _named(
         self,
-        found: Mapping[str, Any],
+        fields: Mapping[str, Any],
         name: str,
         read: Callable[[Any, str], Any],
         at: str = "",
     ) -> dict[str, Any]:
-        value = found.get(name)
+        value = fields.get(name)
         if value is None:
             return {}
         if not isinstance(value, dict):

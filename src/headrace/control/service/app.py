@@ -141,19 +141,21 @@ class Controller:
         # Off the loop, and one at a time: a large document takes its time, and planes report meanwhile.
         async with self._checking:
             policy = await asyncio.to_thread(parse_policy, text)
-        found = changes(self.arbiter.policy, policy)
+        differences = changes(self.arbiter.policy, policy)
         dry_run = request.query_params.get("dry_run", "") in ("1", "true")
         unknown = unknown_names(policy, self.arbiter.users(), self.arbiter.jobs())
-        if found and not dry_run:
+        if differences and not dry_run:
             at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             version = self._database.save_policy(policy_document(policy), caller.name, at)
             self.arbiter.set_policy(policy, version)
-            _log.info("policy %d, by %s: %d changes", version, caller.name, len(found))
+            _log.info("policy %d, by %s: %d changes", version, caller.name, len(differences))
         return JSONResponse(
             {
                 "version": self.arbiter.policy_version,
-                "applied": bool(found) and not dry_run,
-                "changes": [{"at": c.at, "before": c.before, "after": c.after} for c in found],
+                "applied": bool(differences) and not dry_run,
+                "changes": [
+                    {"at": c.at, "before": c.before, "after": c.after} for c in differences
+                ],
                 "unknown": unknown,
             }
         )

@@ -345,21 +345,21 @@ class Arbiter:
 
     def outstanding(self, now: float) -> list[dict[str, Any]]:
         """Leases that run, for the database: whoever rules next must not hand them out again."""
-        found = []
+        leases = []
         for plane in self._planes.values():
             grants = [
                 [job, system, [None if math.isinf(v) else float(v) for v in self._table.grant[row]]]
                 for (_, _, job, system) in plane.seen
                 for row in (self._table.row((plane.number, plane.user, job, system)),)
             ]
-            found.append(
+            leases.append(
                 {
                     "name": plane.name, "user": plane.user, "pid": plane.pid,
                     "instance": plane.instance, "grants": grants,
                     "left_s": max(0.0, plane.until_s - now),
                 }
             )  # fmt: skip
-        return found
+        return leases
 
     def adopt(self, planes: Iterable[dict[str, Any]], now: float) -> None:
         """Take over leases that the controller before this one gave: they may run still."""
@@ -377,17 +377,17 @@ class Arbiter:
 
     def users(self) -> dict[str, int]:
         """Users that planes have reported, with how many planes."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for plane in self._planes.values():
-            found[plane.user] = found.get(plane.user, 0) + 1
-        return found
+            counts[plane.user] = counts.get(plane.user, 0) + 1
+        return counts
 
     def jobs(self) -> dict[str, int]:
         """Jobs that planes have reported, with how many flows."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for _, _, job, _ in self._table.keys:
-            found[job] = found.get(job, 0) + 1
-        return found
+            counts[job] = counts.get(job, 0) + 1
+        return counts
 
     def describe(self, now: float) -> dict[str, Any]:
         """Everything that is known now, as plain values."""

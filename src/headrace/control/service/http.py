@@ -167,8 +167,8 @@ class Server(uvicorn.Server):
         self.servers = []
 
         def connection() -> asyncio.Protocol:
-            made = cast("type[Connection]", self.config.http_protocol_class)
-            return made(self.config, self.server_state, {})
+            protocol = cast("type[Connection]", self.config.http_protocol_class)
+            return protocol(self.config, self.server_state, {})
 
         for listener in self._listeners:
             handshake_s = None if listener.tls is None else HANDSHAKE_S

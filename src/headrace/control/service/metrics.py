@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import Figures, Labels, Metric, asked, renderer
-from headrace.control.metrics_http import MetricsServer, address_of
+from headrace.control.metrics import (
+    Figures,
+    Labels,
+    Metric,
+    MetricsServer,
+    address_of,
+    asked,
+    renderer,
+)
 from headrace.control.policy import RESOURCES
 
 if TYPE_CHECKING:
@@ -117,8 +124,8 @@ def figures_of(state: Mapping[str, Any], known: _Known | None = None) -> Figures
         _add_rates(figures, "headrace_control_job", flow, ("used", "granted"), labels)
     for system in state["file_systems"]:
         label = {"file_system": known.systems.of(system["name"])}
-        told = ("used", "granted", "capacity")
-        _add_rates(figures, "headrace_control_file_system", system, told, label)
+        meanings = ("used", "granted", "capacity")
+        _add_rates(figures, "headrace_control_file_system", system, meanings, label)
     return figures
 
 
@@ -129,13 +136,13 @@ SILENT_REPORTS: Final = 3.0
 def _add_rates(
     figures: Figures,
     prefix: str,
-    found: Mapping[str, Any],
+    rates: Mapping[str, Any],
     meanings: tuple[str, ...],
     labels: Mapping[str, str],
 ) -> None:
     for what in meanings:
         for resource in RESOURCES:
-            value = found[what][resource]
+            value = rates[what][resource]
             if value is not None:
                 figures.add(f"{prefix}_{what}_{_UNITS[resource]}", value, **labels)
 

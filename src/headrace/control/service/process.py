@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.control.client import Client, Endpoint
-from headrace.control.metrics_http import address_of
+from headrace.control.metrics import address_of
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
@@ -174,12 +174,12 @@ def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[Listener]:
     path = Path(rest)
     _remove_stale(path)
     sock = _listen_unix(path, 0o666)  # the kernel says who connects
-    made = path.lstat()
+    created = path.lstat()
     try:
         yield Listener(sock)
     finally:
         with contextlib.suppress(OSError):
-            if os.path.samestat(made, path.lstat()):
+            if os.path.samestat(created, path.lstat()):
                 path.unlink()
 
 

@@ -88,9 +88,9 @@ class Table:
 
     def row(self, key: FlowKey) -> int:
         """The row of a flow, made if there is none: it has nothing and wants nothing."""
-        found = self._row.get(key)
-        if found is not None:
-            return found
+        known_row = self._row.get(key)
+        if known_row is not None:
+            return known_row
         if self._free:
             row = self._free.pop()
         else:

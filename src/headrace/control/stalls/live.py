@@ -144,17 +144,17 @@ def _knobs(inner: Any, plane: Plane | None) -> dict[str, Any]:
     knobs: Mapping[str, int] = {}
     limit = 0
     for stage in inner.stats.stages_now():
-        found = stage.knobs()
-        knobs = {**knobs, **found}
-        limit = max(limit, found.get("bytes_per_s", 0))
-    told: dict[str, Any] = {
+        own = stage.knobs()
+        knobs = {**knobs, **own}
+        limit = max(limit, own.get("bytes_per_s", 0))
+    evidence: dict[str, Any] = {
         "reads_allowed": knobs.get("reads_in_flight", 0),
         "buffer_bytes": knobs.get("buffer_bytes", 0),
         "limit_bytes_per_s": float(limit),
     }
     if plane is not None:
-        told |= _tuned(plane)
-    return told
+        evidence |= _tuned(plane)
+    return evidence
 
 
 def _decoders(loader: Any) -> int:
@@ -258,7 +258,7 @@ def _tiers(sums: Any) -> str:
 
 def _turned(change: Change) -> str:
     turned = change.after.changes_from(change.before)
-    told = ", ".join(
+    changes = ", ".join(
         f"{name} {getattr(change.before, name)} -> {value}" for name, value in turned.items()
     )
-    return f"{told} kept" if told else change.reason
+    return f"{changes} kept" if changes else change.reason

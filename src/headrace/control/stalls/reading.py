@@ -86,19 +86,19 @@ def reading_of(waits: Waits, seen: Evidence) -> Reading:
     roomy = near < _PINNED * seen.reads_allowed if seen.reads_allowed else near >= 0.0
     # Few are allowed, on purpose, and the storage could serve more.
     few = seen.reads_set and pinned and _could_more(seen) and full < 0.5
-    found: dict[Cause, NDArray[np.float64]] = {}
-    _take(found, Cause.POLICY, _part(hold, waits.held_s.copy()))
+    seconds_by_cause: dict[Cause, NDArray[np.float64]] = {}
+    _take(seconds_by_cause, Cause.POLICY, _part(hold, waits.held_s.copy()))
     # A batch that was held back came later by as much, even if it was being read when it was waited for.
     left = np.maximum(0.0, waits.held_s - waits.phases[:, _HOLD])
-    _take(found, Cause.POLICY, _part(read, left))
+    _take(seconds_by_cause, Cause.POLICY, _part(read, left))
     if few:
-        _take(found, Cause.PREFETCH, _part(hold, hold.copy()) + _part(read, read.copy()))
+        _take(seconds_by_cause, Cause.PREFETCH, _part(hold, hold.copy()) + _part(read, read.copy()))
     room = waits.room_s * (1.0 - fulls) * roomy
-    _take(found, Cause.PREFETCH, _part(hold, room) + _part(read, room))
+    _take(seconds_by_cause, Cause.PREFETCH, _part(hold, room) + _part(read, room))
     for cause, part_s in _storage(seen, waits, hold + read, fulls).items():
-        _take(found, cause, part_s)
+        _take(seconds_by_cause, cause, part_s)
     return Reading(
-        seconds=found,
+        seconds=seconds_by_cause,
         latency_s=latency_s,
         idle_latency_s=idle_s,
         in_flight=in_flight,
@@ -178,15 +178,15 @@ def _storage(
         far = {known[seen.source].value: far["source"], "disk": far["disk"], "peer": far["peer"]}
         if seen.source == "peer":
             far["peer"] = tiers["source"] + tiers["peer"]
-    found: dict[Cause, NDArray[np.float64]] = {}
+    by_cause: dict[Cause, NDArray[np.float64]] = {}
     for name, count in far.items():
         share = count / far_bytes
         if name in ("network", "peer"):
-            _take(found, cause_of(name), share * left)
+            _take(by_cause, cause_of(name), share * left)
             continue
-        _take(found, Cause.BANDWIDTH, share * left * fulls)
-        _take(found, Cause.LATENCY, share * left * (1.0 - fulls))
-    return found
+        _take(by_cause, Cause.BANDWIDTH, share * left * fulls)
+        _take(by_cause, Cause.LATENCY, share * left * (1.0 - fulls))
+    return by_cause
 
 
 def _part(of: NDArray[np.float64], most: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -198,6 +198,6 @@ def _part(of: NDArray[np.float64], most: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def _take(
-    found: dict[Cause, NDArray[np.float64]], cause: Cause, seconds: NDArray[np.float64]
+    by_cause: dict[Cause, NDArray[np.float64]], cause: Cause, seconds: NDArray[np.float64]
 ) -> None:
-    found[cause] = found.get(cause, 0.0) + seconds
+    by_cause[cause] = by_cause.get(cause, 0.0) + seconds

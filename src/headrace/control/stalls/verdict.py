@@ -230,18 +230,18 @@ def _evidence_lines(case: _Case) -> tuple[str, ...]:
 def _cause_line(cause: Cause, case: _Case) -> str:
     if cause in _READ_CAUSES or cause is Cause.METADATA:
         return _reading_line(cause, case.waits, case.reading, case.seen)
-    found = {
+    describe = {
         Cause.POLICY: _policy_line,
         Cause.DECODE: _decode_line,
         Cause.PYTHON: _python_line,
         Cause.SLOW_RANK: _rank_line,
     }.get(cause)
-    if found is not None:
-        return found(case)
+    if describe is not None:
+        return describe(case)
     if cause is Cause.OTHER:
         busy = case.seen.cpu_share
-        told = f"; processors were {busy:.0%} busy" if math.isfinite(busy) else ""
-        return f"part of the waiting lies in no phase that was measured, or in handing batches over{told}"
+        busy_text = f"; processors were {busy:.0%} busy" if math.isfinite(busy) else ""
+        return f"part of the waiting lies in no phase that was measured, or in handing batches over{busy_text}"
     return f"{cause.phrase} took that time while the batch was waited for"
 
 
@@ -438,15 +438,15 @@ def verdict_of(
     seen = (evidence or Evidence()).sane()
     waits = waits_of(steps)
     reading = reading_of(waits, seen)
-    found = {cause: float(each.sum()) for cause, each in _divided(waits, reading, seen).items()}
+    by_cause = {cause: float(each.sum()) for cause, each in _divided(waits, reading, seen).items()}
     others = ranks if isinstance(ranks, Mapping) else dict(enumerate(ranks))
     other_s, at = slow_rank(steps, list(others.values())) if others else (0.0, None)
-    found[Cause.SLOW_RANK] += other_s
-    stall_s = sum(found.values())
+    by_cause[Cause.SLOW_RANK] += other_s
+    stall_s = sum(by_cause.values())
     causes = {
-        cause: found[cause]
-        for cause in sorted(found, key=lambda each: -found[each])
-        if found[cause] > 0.0
+        cause: by_cause[cause]
+        for cause in sorted(by_cause, key=lambda each: -by_cause[each])
+        if by_cause[cause] > 0.0
     }
     slowest = "" if at is None else f"rank {list(others)[at]}"
     if slowest and others is not ranks:
@@ -486,10 +486,10 @@ def causes_by_step(
     """
     seen = (evidence or Evidence()).sane()
     waits, good = waits_of(steps), sensible(steps)
-    found = np.zeros((len(steps), len(Cause)))
+    by_step = np.zeros((len(steps), len(Cause)))
     for at, each in enumerate(_divided(waits, reading_of(waits, seen), seen).values()):
-        found[good, at] = each
-    return found
+        by_step[good, at] = each
+    return by_step
 
 
 def _divided(waits: Waits, reading: Reading, seen: Evidence) -> dict[Cause, NDArray[np.float64]]:

@@ -156,14 +156,14 @@ def _hide(phases: NDArray[np.float64], serial: NDArray[np.bool_]) -> None:
     Making one batch runs beside the reading of the next: with endlessly fast threads the next bytes would
     still come no sooner.
     """
-    made = phases[:, _MADE].sum(axis=1)
+    making = phases[:, _MADE].sum(axis=1)
     fetched = phases[:, _FETCHED].sum(axis=1)
     queued = phases[:, _QUEUE]
     with np.errstate(invalid="ignore", divide="ignore"):
-        idle = np.where(made > 0.0, np.maximum(0.0, 1.0 - 4.0 * queued / made), 0.0)
-    hidden = np.where(serial, 0.0, np.minimum(made * idle, _HIDDEN * fetched))
-    share = np.divide(hidden, made, out=np.zeros_like(made), where=made > 0.0)
-    more = np.divide(hidden, fetched, out=np.zeros_like(made), where=fetched > 0.0)
+        idle = np.where(making > 0.0, np.maximum(0.0, 1.0 - 4.0 * queued / making), 0.0)
+    hidden = np.where(serial, 0.0, np.minimum(making * idle, _HIDDEN * fetched))
+    share = np.divide(hidden, making, out=np.zeros_like(making), where=making > 0.0)
+    more = np.divide(hidden, fetched, out=np.zeros_like(making), where=fetched > 0.0)
     phases[:, _MADE] *= (1.0 - share)[:, None]
     phases[:, _FETCHED] *= (1.0 + more)[:, None]
 
@@ -192,8 +192,8 @@ def around(values: NDArray[np.float64]) -> NDArray[np.float64]:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     last = np.minimum(at + _AROUND + 1, len(values))
-    found: NDArray[np.float64] = np.maximum(0.0, sums[last] - sums[np.maximum(at - _AROUND, 0)])
-    return found
+    near: NDArray[np.float64] = np.maximum(0.0, sums[last] - sums[np.maximum(at - _AROUND, 0)])
+    return near
 
 
 def _every(delivered: NDArray[np.float64], waited: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -210,8 +210,8 @@ def _column(rows: NDArray[np.void], name: str) -> NDArray[np.float64]:
     if name not in (rows.dtype.names or ()):
         return np.zeros(len(rows))
     with np.errstate(invalid="ignore"):
-        found: NDArray[np.float64] = rows[name].astype(np.float64)
-    return found
+        column: NDArray[np.float64] = rows[name].astype(np.float64)
+    return column
 
 
 def _amounts(rows: NDArray[np.void], name: str, width: int = 0) -> NDArray[Any]:
@@ -244,10 +244,10 @@ def taken(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
         np.minimum(around(waits.contended), looks), looks,
         out=np.full(len(looks), seen.contended), where=looks >= _LOOKS_LEAST,
     )  # fmt: skip
-    found: NDArray[np.float64] = np.clip(
+    share_taken: NDArray[np.float64] = np.clip(
         (share - _CONTENDED_FROM) / (_CONTENDED - _CONTENDED_FROM), 0.0, 1.0
     )
-    return found
+    return share_taken
 
 
 def lost_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
@@ -319,11 +319,11 @@ def slow_rank(
     theirs = [_durations(each) for each in others]
     total, by_rank = 0.0, np.zeros(len(others))
     for key, (waited_s, worked_s) in mine.items():
-        found = [(at, rank[key]) for at, rank in enumerate(theirs) if key in rank]
-        if not found or worked_s is None:
+        same_step = [(at, rank[key]) for at, rank in enumerate(theirs) if key in rank]
+        if not same_step or worked_s is None:
             continue
-        at, (slowest_s, _) = max(found, key=lambda each: each[1][0])
-        works = [worked for _, (_, worked) in found if worked is not None]
+        at, (slowest_s, _) = max(same_step, key=lambda each: each[1][0])
+        works = [worked for _, (_, worked) in same_step if worked is not None]
         shortest_s = min([worked_s, *works])
         lost_s = min(slowest_s - waited_s, worked_s - shortest_s)
         if works and lost_s > 0.0:
@@ -344,11 +344,11 @@ def _durations(steps: NDArray[np.void]) -> dict[tuple[int, int], tuple[float, fl
         waited = steps["delivered_s"].astype(np.float64) - asked
         worked[:-1] = asked[1:] - steps["delivered_s"][:-1]
     worked[:-1][steps["epoch"][1:] != steps["epoch"][:-1]] = np.nan
-    found = {}
+    durations = {}
     for at in range(len(steps)):
         if not 0.0 <= waited[at] <= _PATIENCE_S:
             continue
         work = float(worked[at])
         key = int(steps["epoch"][at]), int(steps["step"][at])
-        found[key] = float(waited[at]), work if 0.0 <= work <= _PATIENCE_S else None
-    return found
+        durations[key] = float(waited[at]), work if 0.0 <= work <= _PATIENCE_S else None
+    return durations

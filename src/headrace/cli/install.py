@@ -1,0 +1,172 @@
+"""`headrace init`, `demo`, `grafana`, `config`, `version`: first steps, and what is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from typer import Argument, Option
+
+from headrace.cli.options import CommandGroup, JsonOutput, QuietOutput
+from headrace.cli.printing import Output
+
+
+def version(*, output: JsonOutput) -> None:
+    """Version, native build, checksum implementation, Python, platform."""
+    import platform
+
+    import numpy as np
+
+    import headrace
+    from headrace import _native
+
+    data = {
+        "headrace": headrace.__version__,
+        "native_build": _native.build_type,
+        "crc32c": _native.crc32c_implementation,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+    if output.as_json:
+        output.document(data)
+    else:
+        output.line(f"headrace {data.pop('headrace')}")
+        for name, value in data.items():
+            output.line(f"  {name.replace('_', ' '):<14}{value}")
+
+
+def config(
+    *,
+    cflags: bool = Option(False, "--cflags", help="Compiler flags."),
+    libs: bool = Option(False, "--libs", help="Linker flags."),
+    include_dir: bool = Option(False, "--include-dir", help="The folder of headrace.h."),
+    library_dir: bool = Option(False, "--library-dir", help="The folder of libheadrace.so."),
+    pkgconfig_dir: bool = Option(False, "--pkgconfig-dir", help="For PKG_CONFIG_PATH."),
+    cmake_dir: bool = Option(False, "--cmake-dir", help="For -Dheadrace_DIR=."),
+    output: JsonOutput,
+) -> None:
+    """Flags and folders of the C API, on one line; all of them, named, without options."""
+    import shlex
+
+    from headrace import capi
+
+    flags = {
+        "cflags": capi.compile_flags(),
+        "libs": capi.link_flags(),
+        "include_dir": [str(capi.include_dir())],
+        "library_dir": [str(capi.library_dir())],
+        "pkgconfig_dir": [str(capi.pkgconfig_dir())],
+        "cmake_dir": [str(capi.cmake_dir())],
+    }
+    asked = {
+        "cflags": cflags, "libs": libs, "include_dir": include_dir, "library_dir": library_dir,
+        "pkgconfig_dir": pkgconfig_dir, "cmake_dir": cmake_dir,
+    }  # fmt: skip
+    if output.as_json:
+        output.document(
+            {
+                name: shlex.join(words)
+                for name, words in flags.items()
+                if asked[name] or not any(asked.values())
+            }
+        )
+    elif any(asked.values()):
+        output.line(" ".join(shlex.join(words) for name, words in flags.items() if asked[name]))
+    else:
+        for name, words in flags.items():
+            output.line(f"{name.replace('_', '-'):<14}{shlex.join(words)}")
+
+
+def init(
+    name: Path | None = Argument(None, help="The project's folder; it must not exist."),
+    *,
+    recipe: str = Option("ddp", help="What it is made from; see --list."),
+    list_recipes: bool = Option(False, "--list", help="Show the recipes."),
+    output: QuietOutput,
+) -> None:
+    """Make a training project that runs as it is: script, batch job, data, checkpoints, resume."""
+    from headrace.cluster.recipes import RECIPES, make_project, recipe_named
+
+    if list_recipes:
+        _list_recipes(output)
+        return
+    if name is None:
+        raise ValueError(
+            "the project's name is missing: headrace init NAME "
+            f"[--recipe {'|'.join(each.name for each in RECIPES)}]"
+        )
+    chosen = recipe_named(recipe)
+    project = make_project(chosen, name)
+    if output.as_json:
+        output.document(
+            {"path": project.path, "recipe": project.recipe, "files": project.files,
+             "packages": chosen.packages}
+        )  # fmt: skip
+        return
+    output.line(f"{name}: {', '.join(project.files)}")
+    output.remark(f"It needs {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
+    output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
+
+
+def _list_recipes(output: Output) -> None:
+    from headrace.cluster.recipes import RECIPES
+
+    if output.as_json:
+        output.document(
+            {"recipes": [
+                {"name": each.name, "summary": each.summary, "packages": each.packages}
+                for each in RECIPES
+            ]}
+        )  # fmt: skip
+        return
+    width = max(len(each.name) for each in RECIPES)
+    for each in RECIPES:
+        output.line(f"{each.name:<{width}}  {each.summary}")
+
+
+def demo(
+    *,
+    data: Path | None = Option(
+        None, help="Folder of images, a folder per class. [default: Debian's clip art]"
+    ),
+    epochs: int = Option(3, min=2, help="Epochs to train."),
+    out: Path = Option(
+        Path("build/demo"), help="Where stores and checkpoints go; stores are used again."
+    ),
+    output: JsonOutput,
+) -> int:
+    """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""
+    from headrace.demo import DemoOptions, main
+
+    return main(DemoOptions(data=data, epochs=epochs, out=out), as_json=output.as_json)
+
+
+grafana_app = CommandGroup("The Grafana dashboard that goes with `headrace node start --metrics`.")
+
+
+@grafana_app.callback()
+def _group() -> None:
+    pass
+
+
+@grafana_app.command("export")
+def export_dashboard(
+    *,
+    target: str | None = Option(None, "--output", "-o", metavar="FILE", help="Default: stdout."),
+    output: JsonOutput,
+) -> None:
+    """Write the dashboard as JSON: import it in Grafana, and choose your Prometheus."""
+    from pathlib import Path
+
+    from headrace.insight.grafana import dashboard
+
+    text = dashboard()
+    if target is None:
+        sys.stdout.write(text)
+        return
+    Path(target).write_text(text, encoding="utf-8")
+    output.result(
+        {"path": target, "bytes": len(text.encode())},
+        f"wrote {target}: in Grafana, Dashboards, New, Import",
+    )

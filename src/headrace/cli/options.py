@@ -1,0 +1,202 @@
+"""Options that several commands share, and groups of them that arrive as one parameter.
+
+A parameter that is annotated with a `Group` stands for several options: `expanded` puts them in its place,
+and what they make (where to print, which object store) arrives as one value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from headrace.base.text import printable
+from headrace.cli.printing import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "CommandGroup",
+    "FullOutput",
+    "Group",
+    "Json",
+    "JsonOutput",
+    "Quiet",
+    "QuietEnd",
+    "QuietOutput",
+    "ReportFile",
+    "StorageOptions",
+    "TrustOptions",
+    "Verbose",
+    "expanded",
+    "not_started",
+    "storage_options",
+]
+
+
+class Group:
+    """Several options that arrive as one parameter.
+
+    Args:
+        make: takes them by name and returns the parameter's value.
+        options: annotations by name; flags are False by default, others None.
+    """
+
+    def __init__(self, make: Callable[..., Any], **options: Any) -> None:
+        self.make = make
+        self.options: Mapping[str, Any] = options
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The options as a command's parameters."""
+        return [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=annotation,
+                default=False if get_args(annotation)[0] is bool else None,
+            )
+            for name, annotation in self.options.items()
+        ]
+
+
+def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer reads it: with each group's options in the group's place."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Group] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        metadata = getattr(parameter.annotation, "__metadata__", ())
+        group = next((each for each in metadata if isinstance(each, Group)), None)
+        if group is None:
+            parameters.append(parameter)
+        else:
+            groups[parameter.name] = group
+            parameters += group.parameters()
+    if not groups:
+        return command
+
+    @functools.wraps(command)
+    def flat(*words: Any, **given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group.make(**{option: given.pop(option) for option in group.options})
+        return command(*words, **given)
+
+    # typer reads both.
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    del flat.__wrapped__
+    return flat
+
+
+class CommandGroup(typer.Typer):
+    """A command that has commands of its own."""
+
+    def __init__(self, about: str, *, no_args_is_help: bool = True) -> None:
+        super().__init__(help=about, no_args_is_help=no_args_is_help, rich_markup_mode=None)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
+        """Adds a command whose parameters may be groups."""
+        register = super().command(name, **settings)
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            register(expanded(function))
+            return function
+
+        return add
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no remarks.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; errors with traceback.")]
+
+JsonOutput = Annotated[Output, Group(Output, as_json=Json)]
+QuietOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet)]
+FullOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet, verbose=Verbose)]
+"""Where the command prints, with the options that it has for that."""
+
+ReportFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write a report as JSON.")
+]
+"""Of commands that run a program: a file, since stdout is the program's."""
+
+QuietEnd = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")]
+
+
+def not_started(error: FileNotFoundError | PermissionError) -> int:
+    """Say why a program did not start, and return the status that a shell has for it."""
+    from headrace.posix.launch import NOT_EXECUTABLE, NOT_FOUND
+
+    print(f"error: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+    return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+
+# -- where data lies -------------------------------------------------------------------------------
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def storage_options(storage: list[str] | None) -> dict[str, Any] | None:
+    """The options as the library takes them; None where none were given.
+
+    Raises:
+        ValueError: one is no KEY=VALUE, or a secret itself.
+    """
+    options: dict[str, Any] = {}
+    for each in storage or []:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--storage-option is {each!r}, expected KEY=VALUE")
+        if value.startswith("DHHC-1:"):  # every user of the machine can read a command line
+            raise ValueError(
+                f"--storage-option {key} is a secret on the command line. Use {key}=file:PATH or "
+                f"{key}=env:NAME, or HEADRACE_DHCHAP_SECRET_FILE."
+            )
+        options[key] = _value(key, value)
+    return options or None
+
+
+def _value(key: str, text: str) -> Any:
+    """Our own numbers as numbers; what the client gets stays text, which it parses itself."""
+    from dataclasses import fields
+
+    from headrace.io.objects.options import ReadPolicy
+
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    kinds = {f.name: str(f.type) for f in fields(ReadPolicy)}
+    if kinds.get(key) == "int":
+        return int(text)
+    return float(text) if kinds.get(key, "").startswith("float") else text
+
+
+StorageOptions = Annotated[
+    dict[str, Any] | None,
+    Group(
+        storage_options,
+        storage=Annotated[
+            list[str] | None,
+            typer.Option(
+                "--storage-option",
+                "-O",
+                help="URLs: KEY=VALUE for the object store (endpoint, region, skip_signature, ...); repeat. "
+                "Secrets belong into the environment (AWS_SECRET_ACCESS_KEY, ...).",
+                metavar="KEY=VALUE",
+            ),
+        ],
+    ),
+]
+"""Where an object store is and who asks, as the library takes it."""
+
+TrustOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        help="A folder, file or URL that a store made elsewhere may read, once and from now on; "
+        "may be repeated.",
+        metavar="PLACE",
+    ),
+]

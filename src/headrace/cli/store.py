@@ -1,0 +1,498 @@
+"""`headrace info`, `ls`, `cat`, `read`, `cache`: what a store holds, and how fast it is read."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from headrace.base.text import binary_text, bytes_text, count_text, duration_text, printable
+from headrace.cli.options import (
+    CommandGroup,
+    FullOutput,
+    JsonOutput,
+    StorageOptions,
+    TrustOptions,
+    Verbose,
+)
+from headrace.cli.printing import Output
+from headrace.cli.simulate import SimulateOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from headrace.cli.progress import Report
+    from headrace.plane import Loader
+    from headrace.plane.cache_directory import CacheEntry
+    from headrace.store import Store
+    from headrace.store.summary import Summary
+
+    Row = tuple[int, int, int | None, str]
+
+_CLASSES_SHOWN = 12
+_VOLUMES_SHOWN = 8
+_BAR_CELLS = 32
+
+
+def info(
+    store: str = Argument(..., help="A store, or a source that can be opened directly."),
+    *,
+    storage: StorageOptions,
+    trust: TrustOptions = None,
+    output: FullOutput,
+) -> None:
+    """Show samples, sizes, classes, segments, volumes, checksums and page-cache residency."""
+    from headrace.api import open as open_store
+    from headrace.store.summary import summarise
+
+    with open_store(store, storage_options=storage, trust=trust) as opened:
+        summary = summarise(opened)
+    if output.as_json:
+        output.document(_summary_document(summary))
+    else:
+        _draw(output.console(), summary, verbose=output.verbose)
+
+
+def _summary_document(summary: Summary) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(summary) | {"resident_share": summary.resident_share}
+
+
+def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
+    from rich.text import Text
+
+    facts = {
+        "samples": count_text(summary.samples),
+        "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
+        "sample size": f"{bytes_text(summary.size_min)} to {bytes_text(summary.size_max)}, "
+        f"mean {bytes_text(summary.size_mean)}",
+        "parts": ", ".join(summary.parts),
+        "columns": ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items()),
+        "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
+        "page cache": _residency(summary.resident_share),
+        "fingerprint": summary.fingerprint,
+    }
+    console.print(Text(printable(summary.path), style="bold"))
+    for name, value in facts.items():
+        if value:
+            console.print(Text(f"  {name:<12} {printable(value)}"))
+    _draw_sizes(console, summary)
+    _draw_classes(console, summary, verbose=verbose)
+    _draw_segments(console, summary, verbose=verbose)
+
+
+def _residency(share: float | None) -> str:
+    return "unknown here" if share is None else f"{share:.0%} resident"
+
+
+def _table(title: str) -> Table:
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+
+
+def _draw_sizes(console: Console, summary: Summary) -> None:
+    if not summary.sizes:
+        return
+    table = _table("\nsizes")
+    table.add_column("from", justify="right", no_wrap=True)
+    table.add_column("below", justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    most = max(b.samples for b in summary.sizes)
+    for each in summary.sizes:
+        table.add_row(
+            binary_text(each.low_bytes), binary_text(each.high_bytes), count_text(each.samples),
+            _bar(each.samples / most),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _bar(share: float) -> str:
+    """A bar in eighths of a cell; what is not nothing shows."""
+    eighths = max(round(share * _BAR_CELLS * 8), 1 if share else 0)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _draw_classes(console: Console, summary: Summary, *, verbose: bool) -> None:
+    from rich.text import Text
+
+    if not summary.classes:
+        return
+    table = _table(f"\nclasses: {count_text(len(summary.classes))}")
+    for heading in ("label", "class", "samples"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    shown = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
+    for each in shown:
+        name = "none" if each.label < 0 else each.name or ""
+        table.add_row(str(each.label), Text(printable(name)), count_text(each.samples))
+    console.print(table)
+    _more(console, len(summary.classes) - len(shown))
+
+
+def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None:
+    from rich.text import Text
+
+    table = _table("\nsegments")
+    for heading in ("segment", "samples", "volume", "bytes", "resident", "path"):
+        right = heading in ("samples", "bytes", "resident")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    hidden = 0
+    for segment in summary.segments:
+        shown = segment.volumes if verbose else segment.volumes[:_VOLUMES_SHOWN]
+        hidden += len(segment.volumes) - len(shown)
+        for number, volume in enumerate(shown):
+            share = (
+                f"{volume.resident_bytes / volume.bytes:.0%}"
+                if volume.bytes and volume.resident_bytes is not None
+                else "?"
+            )
+            table.add_row(
+                segment.directory.removesuffix(".hrd") if number == 0 else "",
+                count_text(segment.samples) if number == 0 else "",
+                volume.kind, bytes_text(volume.bytes or 0), share, Text(printable(volume.path)),
+            )  # fmt: skip
+    console.print(table)
+    _more(console, hidden)
+
+
+def _more(console: Console, hidden: int) -> None:
+    if hidden > 0:
+        console.print(f"and {count_text(hidden)} more; -v or --json shows all", style="dim")
+
+
+_BATCH = 8192
+
+
+def ls(
+    store: str = Argument(..., help="A store, or a source that can be opened directly."),
+    pattern: str | None = Argument(
+        None, help="Only names that match ('*.png', 'cats/*'), or that begin so ('cats/')."
+    ),
+    *,
+    limit: int | None = Option(None, "--limit", "-n", min=0, help="At most so many."),
+    names_only: bool = Option(False, "--names", "-1", help="Names only."),
+    storage: StorageOptions,
+    trust: TrustOptions = None,
+    output: JsonOutput,
+) -> None:
+    """List samples: index, bytes, class and name."""
+    from headrace.api import open as open_store
+
+    with open_store(store, storage_options=storage, trust=trust) as opened:
+        classes = opened.classes or []
+        rows = _select(opened, _matcher(pattern), limit)
+        if output.as_json:
+            _print_samples(opened.path, rows, classes)
+        elif names_only:
+            _print_lines(printable(name) for _, _, _, name in rows)
+        else:
+            digits = len(str(max(len(opened) - 1, 0)))
+            _print_lines(
+                f"{i:>{digits}} {size:>12} {_class(label, classes):<16} {printable(name)}"
+                for i, size, label, name in rows
+            )
+
+
+def _matcher(pattern: str | None) -> Callable[[str], Any] | None:
+    if pattern is None:
+        return None
+    if any(c in pattern for c in "*?["):
+        return re.compile(fnmatch.translate(pattern)).match
+    return lambda name: name.startswith(pattern)
+
+
+def _select(store: Store, matches: Callable[[str], Any] | None, limit: int | None) -> Iterator[Row]:
+    """Index, size, label and name of the wanted samples, in the order of their indices."""
+    from headrace.store.summary import sample_sizes
+
+    left = len(store) if limit is None else limit
+    labels = store.labels
+    for begin in range(0, len(store), _BATCH):
+        if left <= 0:
+            return
+        end = min(begin + _BATCH, len(store))
+        names = store.names[begin:end]
+        if matches is not None and not any(map(matches, names)):
+            continue
+        sizes = [int(s) for _, part in sample_sizes(store, begin, end) for s in part]
+        batch_labels = [None] * len(names) if labels is None else labels[begin:end].tolist()
+        for i, (size, label, name) in enumerate(
+            zip(sizes, batch_labels, names, strict=True), begin
+        ):
+            if matches is None or matches(name):
+                yield i, size, label, name
+                left -= 1
+                if left <= 0:
+                    return
+
+
+def _class(label: int | None, classes: list[str]) -> str:
+    if label is None or label < 0:
+        return "-"
+    return printable(classes[label]) if label < len(classes) else str(label)
+
+
+def _print_lines(lines: Iterator[str]) -> None:
+    write = sys.stdout.write
+    for line in lines:
+        write(line + "\n")
+
+
+def _print_samples(path: str, rows: Iterator[Row], classes: list[str]) -> None:
+    """One document, written as it comes."""
+    write = sys.stdout.write
+    write(f'{{"path": {json.dumps(path)}, "classes": {json.dumps(classes)}, "samples": [')
+    separator = "\n"
+    for i, size, label, name in rows:
+        row = {"index": i, "bytes": size, "label": label, "name": name}
+        write(separator + json.dumps(row))
+        separator = ",\n"
+    write("\n]}\n")
+
+
+def cat(
+    store: str = Argument(..., help="A store, or a source that can be opened directly."),
+    sample: str = Argument(..., help="Its index, or its name."),
+    *,
+    by_name: bool = Option(
+        False, "--name", help="SAMPLE is a name, even if it looks like an index."
+    ),
+    start: int | None = Option(None, min=0, help="First byte."),
+    size: int | None = Option(None, min=0, help="Number of bytes."),
+    part: str | None = Option(None, help="Which part, where there are several."),
+    force: bool = Option(False, "--force", help="Binary to a terminal, too."),
+    storage: StorageOptions,
+    trust: TrustOptions = None,
+    output: JsonOutput,
+    verbose: Verbose = False,  # noqa: ARG001 - read where errors are printed
+) -> None:
+    """Write the bytes of a sample to stdout.
+
+    With --json they come in base64, with what is known of the sample.
+    """
+    from headrace.api import open as open_store
+
+    with open_store(store, storage_options=storage, trust=trust) as opened:
+        index = opened.index_of(sample if by_name or not _is_integer(sample) else int(sample))
+        data = opened.read(index, start=start, size=size, part=part)
+        if output.as_json:
+            import base64
+
+            Output(as_json=True).document(
+                {
+                    "index": index,
+                    "name": opened.names[index],
+                    "parts": opened.parts_of(index),
+                    "part": part,
+                    "start": start or 0,
+                    "bytes": len(data),
+                    "base64": base64.b64encode(data).decode("ascii"),
+                }
+            )
+            return
+        if sys.stdout.isatty() and not force and _is_binary(data):
+            raise ValueError(
+                f"sample {index} is binary and stdout is a terminal: redirect it, or give --force"
+            )
+        sys.stdout.buffer.write(data)
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii()
+
+
+def _is_binary(data: memoryview) -> bool:
+    """Whether a terminal would suffer: control characters, or no UTF-8."""
+    head = bytes(data[: 64 << 10])
+    if any(byte < 0x20 and byte not in b"\t\n\r" for byte in head):
+        return True
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as e:
+        # A character may be cut at the end of what we looked at.
+        return e.start < len(head) - 3
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read, and what it cost."""
+
+    samples: int
+    bytes: int
+    batches: int
+    seconds: float
+    cpu_s: float
+    complete: bool
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_s / max(1e-9, self.bytes / 1e9)
+
+
+def read(
+    path: str = Argument(..., help="A store, or a source that can be opened directly."),
+    *,
+    batch_size: int = Option(256, "--batch-size", "-b", min=1),
+    order: str = Option(
+        "shuffled", help="`shuffled`, `sequential`, `blocked`, `balanced` or `opportunistic`."
+    ),
+    seed: int = Option(0, help="Of the order."),
+    seconds: float | None = Option(None, min=0.0, help="Stop after so long; default: an epoch."),
+    step_ms: float = Option(0.0, min=0.0, help="Time that the training step would take."),
+    simulate: SimulateOption = None,
+    tune: bool = Option(True, help="Let headrace turn the knobs."),
+    trace: str | None = Option(
+        None, metavar="DIR", help="Write what it did, for `headrace report`."
+    ),
+    output: FullOutput,
+) -> None:
+    """Read an epoch as training would: throughput, CPU, stall, tiers, and what was tuned and why."""
+    from headrace import api
+    from headrace.cli.progress import progress
+
+    options: dict[str, Any] = {"order": order, "tune": tune, "trace": trace}
+    if simulate is not None:
+        options["simulate"] = simulate
+    with api.open(path) as store:
+        loader = api.loader(store, batch_size, seed=seed, **options)
+        try:
+            with progress(output, "reading") as tell:
+                done = _run(loader, len(store), step_ms / 1e3, seconds, tell)
+            stats, stages = loader.stats, loader.stats.stages
+        finally:
+            loader.close()
+    explanation = api.explain()
+    plane = explanation.as_dict()["planes"][-1] if explanation.as_dict()["planes"] else {}
+    if output.as_json:
+        output.document(
+            {
+                "read": done,
+                "samples_per_s": done.samples / done.seconds,
+                "bytes_per_s": done.bytes / done.seconds,
+                "cpu_s_per_gb": done.cpu_s_per_gb,
+                "stall_s": stats.stall_s,
+                "stages": stages,
+                "plane": plane,
+            }
+        )
+        return
+    text = f"read {count_text(done.samples)} samples, {bytes_text(done.bytes)}, in "
+    text += f"{duration_text(done.seconds)}: {done.samples / done.seconds:,.0f} samples/s, "
+    text += f"{bytes_text(done.bytes / done.seconds)}/s"
+    output.line(text + ("" if done.complete else " (part of an epoch)"))
+    output.line(f"CPU {done.cpu_s:.2f} s, {done.cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
+    share = stats.stall_s / max(1e-9, done.seconds)
+    output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
+    if plane:
+        output.line(str(explanation).split("\n\n")[-1])
+
+
+def _run(
+    loader: Loader, samples: int, step_s: float, seconds: float | None, tell: Report | None
+) -> _Read:
+    started, cpu_s = time.perf_counter(), _cpu_s()
+    complete = True
+    for _ in loader:
+        if step_s:
+            time.sleep(step_s)
+        if tell is not None:
+            tell(loader.stats.samples, samples, loader.stats.bytes, None)
+        if seconds is not None and time.perf_counter() - started >= seconds:
+            complete = loader.stats.batches >= len(loader)
+            break
+    elapsed_s = max(1e-9, time.perf_counter() - started)
+    stats = loader.stats
+    return _Read(stats.samples, stats.bytes, stats.batches, elapsed_s, _cpu_s() - cpu_s, complete)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+cache_app = CommandGroup("List and remove caches on the local disk (`cache_dir=`).")
+
+_Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder given as cache_dir.")]
+
+
+@cache_app.command("ls")
+def list_caches(directory: _Folder, *, output: JsonOutput) -> None:
+    """List caches: data set, samples, bytes, how complete, and whether a job uses them."""
+    from headrace.plane.cache_directory import CacheDirectory
+
+    caches = CacheDirectory(directory).caches()
+    if output.as_json:
+        output.document({"path": directory, "caches": [_cache_document(info) for info in caches]})
+        return
+    for info in caches:
+        state = "in use" if info.in_use else f"used {_ago(info.used_s)} ago"
+        output.line(
+            f"{info.fingerprint}  {_percent(info):>4}  {count_text(info.samples)} samples  "
+            f"{bytes_text(info.bytes)}  {state}  {printable(info.source)}"
+        )
+    if not caches:
+        output.remark(f"There is no cache in {directory}.")
+
+
+@cache_app.command("rm")
+def remove_caches(
+    directory: _Folder,
+    fingerprint: str | None = Argument(None, help="The cache's fingerprint, or how it begins."),
+    *,
+    everything: bool = Option(False, "--all", help="All caches that no job uses."),
+    output: JsonOutput,
+) -> None:
+    """Remove a cache, or all of them. What a job uses, or headrace did not make, stays."""
+    from pathlib import Path
+
+    from headrace.plane.cache_directory import CacheDirectory
+
+    if (fingerprint is None) == (not everything):
+        raise ValueError("name a cache (by its fingerprint) or give --all")
+    caches_below = CacheDirectory(directory)
+    chosen = caches_below.caches()
+    if fingerprint is None:
+        chosen = [info for info in chosen if not info.in_use]
+    else:
+        chosen = [info for info in chosen if Path(info.path).name.startswith(fingerprint)]
+        if len(chosen) != 1:
+            raise ValueError(
+                f"{fingerprint!r} fits {len(chosen)} caches in {directory}, expected one"
+            )
+    removed = [(info, caches_below.remove(info.path)) for info in chosen]
+    freed = sum(size for _, size in removed)
+    output.result(
+        {"removed": [_cache_document(info) for info, _ in removed], "bytes": freed},
+        f"removed {count_text(len(removed))} caches, {bytes_text(freed)}",
+    )
+
+
+def _cache_document(info: CacheEntry) -> dict[str, Any]:
+    return {**asdict(info), "complete": info.complete}
+
+
+def _percent(info: CacheEntry) -> str:
+    # Rounded down: 100 % is said of a whole cache only.
+    return f"{100 * info.samples // max(1, info.of_samples)}%"
+
+
+def _ago(used_s: float) -> str:
+    seconds = max(0.0, time.time() - used_s)
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
