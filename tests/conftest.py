@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 TESTS = Path(__file__).parent
-# With several processes, a long module that begins last is what all wait for.
-LONG = ()
+# With several processes, a long module that begins last is what all wait for: these folders go first.
+LONG = ("cluster", "frameworks", "insight", "recipes", "demo", "node", "posix", "control")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,8 +49,8 @@ def _share_out(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
-    place = {name: at for at, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).as_posix(), len(place)))
+    place = {folder: at for at, folder in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(place)))
 
 
 @pytest.fixture(scope="session", autouse=True)
