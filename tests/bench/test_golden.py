@@ -14,7 +14,7 @@ import json
 import numpy as np
 import pytest
 
-from headrace.bench.checkpoint_runs import Saved
+from headrace.bench.checkpoint_runs import CheckpointTimes
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.metrics import Block, StepWindow
 from headrace.bench.results import write_rank_files
@@ -183,7 +183,9 @@ def test_the_files_of_an_accelerator(tmp_path):
         epoch=2, accelerator=0, kind="eval", start_s=15.0, end_s=17.5, load_s=np.array([1.0, 0]),
         compute_s=np.full(2, 0.5), harness_s=np.zeros(2), late_s=np.zeros(2),
     )  # fmt: skip
-    saved = Saved(epoch=2, number=1, start_s=1018.0, duration_s=4.0, blocking_s=4.0, nbytes=2 << 30)
+    saved = CheckpointTimes(
+        epoch=2, number=1, start_s=1018.0, duration_s=4.0, nbytes=2 << 30, blocking_s=4.0
+    )
     write_rank_files(
         tmp_path, 0, [*mine, evaluation], offset_s=1000.0, batches=(BATCH, 3), window=StepWindow(1, 0),
         formula="upstream", host={"hostname": "node"}, saved=[saved],

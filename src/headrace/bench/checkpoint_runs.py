@@ -38,33 +38,22 @@ _DEADLINE_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A checkpoint that was written by this process.
+class CheckpointTimes:
+    """A checkpoint that was written or read back by this process.
 
     Attributes:
         number: of its epoch, from 1.
         start_s: seconds since 1970.
-        duration_s: until its bytes were where the writer promises them.
-        blocking_s: that training stood still.
+        duration_s: until its bytes were where the writer promises them, or in memory.
+        blocking_s: that training stood still for writing it.
     """
 
     epoch: int
     number: int
     start_s: float
     duration_s: float
-    blocking_s: float
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A checkpoint that was read back by this process; as `Saved`."""
-
-    epoch: int
-    number: int
-    start_s: float
-    duration_s: float
-    nbytes: int
+    blocking_s: float = 0.0
 
 
 def writer_name(loaded: LoadedWorkload) -> WriterName:
@@ -159,7 +148,7 @@ class RunCheckpointer:
         )
         self._pool = ThreadPoolExecutor(min(accelerators, _SIDE_BY_SIDE), "accelerator-checkpoint")
         self._running: tuple[int, int, float] | None = None
-        self.saved: list[Saved] = []
+        self.saved: list[CheckpointTimes] = []
 
     def _spec_of(self, loaded: LoadedWorkload) -> ModelSpec:
         try:
@@ -228,7 +217,7 @@ class RunCheckpointer:
             self._group.barrier(_DEADLINE_S)
             total_s += time.monotonic() - begin
         nbytes = sum(each.nbytes for each in times)
-        self.saved.append(Saved(epoch, number, start_s, total_s, blocking_s, nbytes))
+        self.saved.append(CheckpointTimes(epoch, number, start_s, total_s, nbytes, blocking_s))
 
     def shifted(self) -> list[CheckpointWriter]:
         """What reads: of the accelerators of the next host with `recovery_rank_shift`, else our own.
@@ -242,7 +231,9 @@ class RunCheckpointer:
         here = hosts.count(host) * self._count
         return [self._writer((self._first + n + here) % self._world) for n in range(self._count)]
 
-    def load(self, epoch: int, step: int, number: int, readers: list[CheckpointWriter]) -> Restored:
+    def load(
+        self, epoch: int, step: int, number: int, readers: list[CheckpointWriter]
+    ) -> CheckpointTimes:
         """Read a checkpoint back; all ranks call it.
 
         Raises:
@@ -251,11 +242,10 @@ class RunCheckpointer:
         """
         self._group.barrier(_DEADLINE_S)
         start_s, begin = time.time(), time.monotonic()
-        times = list(self._pool.map(lambda reader: reader.load(epoch, step), readers))
+        nbytes = sum(self._pool.map(lambda reader: reader.load(epoch, step), readers))
         if self._options.rank_sync:
             self._group.barrier(_DEADLINE_S)
-        nbytes = sum(each.nbytes for each in times)
-        return Restored(epoch, number, start_s, time.monotonic() - begin, nbytes)
+        return CheckpointTimes(epoch, number, start_s, time.monotonic() - begin, nbytes)
 
     def paths(self) -> list[str]:
         """The files of all checkpoints that lie in the folder."""
@@ -309,7 +299,7 @@ def run_checkpoints(
     *,
     cold: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[Saved], list[Restored], float | None]:
+) -> tuple[list[CheckpointTimes], list[CheckpointTimes], float | None]:
     """Write `num_checkpoints_write` and read `num_checkpoints_read`, each after `time_between_checkpoints`.
 
     Args:
@@ -333,7 +323,7 @@ def run_checkpoints(
     writes, reads = max(0, options.num_checkpoints_write), max(0, options.num_checkpoints_read)
     # DLIO takes the absolute value, so that its default of -1 sleeps a second; here it is none.
     between_s = max(0.0, options.time_between_checkpoints)
-    restored: list[Restored] = []
+    restored: list[CheckpointTimes] = []
     residency = None
     checkpointer = RunCheckpointer(loaded, group, accelerators)
 

@@ -290,14 +290,6 @@ class SaveTimes:
     """Until the bytes were where the writer promises them."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTimes:
-    """Of reading one back."""
-
-    nbytes: int
-    seconds: float
-
-
 class CheckpointWriter(Protocol):
     """How a rank saves and restores."""
 
@@ -309,8 +301,8 @@ class CheckpointWriter(Protocol):
         """Waits until the last save is complete."""
         ...
 
-    def load(self, epoch: int, step: int) -> LoadTimes:
-        """Reads a checkpoint back."""
+    def load(self, epoch: int, step: int) -> int:
+        """Reads a checkpoint back; how many bytes it has."""
         ...
 
     def close(self) -> None:
@@ -425,16 +417,14 @@ class _Streamed:
     def wait(self) -> SaveTimes:
         return self._times
 
-    def load(self, epoch: int, step: int) -> LoadTimes:
-        started = time.monotonic()
+    def load(self, epoch: int, step: int) -> int:
         place = self._place(epoch, step)
 
         def read(stream: int) -> int:
             return sum(self._read(place, *f) for f in self._files[stream::_STREAMS])
 
         with ThreadPoolExecutor(_STREAMS, "restore") as pool:
-            nbytes = sum(pool.map(read, range(_STREAMS)))
-        return LoadTimes(nbytes, time.monotonic() - started)
+            return sum(pool.map(read, range(_STREAMS)))
 
     def _read(self, place: str, name: str, size: int) -> int:
         path = Path(place, name)
@@ -472,7 +462,7 @@ class _InBackground:
         self._rank, self._seed = rank, seed
         self._tree: dict[str, list[NDArray[np.uint8]]] | None = None
 
-    def _made(self) -> dict[str, list[NDArray[np.uint8]]]:
+    def _arrays(self) -> dict[str, list[NDArray[np.uint8]]]:
         """The arrays, which only those need who save."""
         if self._tree is None:
             content = None if self._seed is None else Content(self._seed)
@@ -491,7 +481,7 @@ class _InBackground:
         return epoch * 10**9 + step
 
     def save(self, epoch: int, step: int) -> None:
-        self._checkpointer.save(self._made(), self._step(epoch, step))
+        self._checkpointer.save(self._arrays(), self._step(epoch, step))
 
     def wait(self) -> SaveTimes:
         report = self._checkpointer.wait()
@@ -499,10 +489,9 @@ class _InBackground:
             return SaveTimes(0, 0.0, 0.0)
         return SaveTimes(report.nbytes, report.blocking_s, report.total_s)
 
-    def load(self, epoch: int, step: int) -> LoadTimes:
+    def load(self, epoch: int, step: int) -> int:
         loaded = self._checkpointer.load(self._step(epoch, step))
-        nbytes = sum(a.nbytes for arrays in loaded.tree.values() for a in arrays)
-        return LoadTimes(nbytes, loaded.seconds)
+        return sum(array.nbytes for arrays in loaded.tree.values() for array in arrays)
 
     def close(self) -> None:
         self._checkpointer.close()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.checkpoint_runs import Restored, Saved
+    from headrace.bench.checkpoint_runs import CheckpointTimes
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.metrics import Block, Formula, StepWindow
 
@@ -125,8 +125,8 @@ def write_rank_files(
     window: StepWindow,
     formula: Formula,
     host: dict[str, Any],
-    saved: Sequence[Saved] = (),
-    restored: Sequence[Restored] = (),
+    saved: Sequence[CheckpointTimes] = (),
+    restored: Sequence[CheckpointTimes] = (),
 ) -> None:
     """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from headrace.bench.checkpoint_runs import RunCheckpointer, Saved
+from headrace.bench.checkpoint_runs import CheckpointTimes, RunCheckpointer
 from headrace.bench.engines import engine_name, make_engine
 from headrace.bench.engines.base import EngineContext
 from headrace.bench.loop import LoopOptions, StepLoop
@@ -163,7 +163,7 @@ class RunRecord:
     wall_s: float = 0.0
     epoch_times: list[tuple[float, float]] = field(default_factory=list)
     engine_figures: dict[str, Any] = field(default_factory=dict)
-    checkpoints: list[Saved] = field(default_factory=list)
+    checkpoints: list[CheckpointTimes] = field(default_factory=list)
     phases_s: dict[Phase, float] = field(default_factory=dict)
 
 

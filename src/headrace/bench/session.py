@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from headrace.bench.checkpoint_runs import Restored
+    from headrace.bench.checkpoint_runs import CheckpointTimes
     from headrace.bench.config import CommandLine, LoadedWorkload
     from headrace.bench.dataset import Split
     from headrace.bench.metrics import Formula
@@ -259,7 +259,7 @@ class _Session:
         """A run of checkpoints alone."""
         recorded = RunRecord("none")
         before = used()
-        restored: list[Restored] = []
+        restored: list[CheckpointTimes] = []
         residency = None
         for _ in range(self._options.repeats):
             saved, read_back, residency = run_checkpoints(
@@ -359,7 +359,7 @@ class _Session:
             self._options.progress("running", done, total)
 
     def _write_ranks(
-        self, folder: Path, recorded: RunRecord, restored: Sequence[Restored] = ()
+        self, folder: Path, recorded: RunRecord, restored: Sequence[CheckpointTimes] = ()
     ) -> None:
         host = host_document()
         reader = self._workload.reader
@@ -379,7 +379,7 @@ class _Session:
         started: float,
         words: list[str],
         ceiling: RunRecord | None = None,
-        restored: Sequence[Restored] = (),
+        restored: Sequence[CheckpointTimes] = (),
     ) -> RunFigures | None:
         """All ranks' figures; None in ranks other than 0."""
         figures = RunFigures(

@@ -30,7 +30,7 @@ from headrace.bench.metrics import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.bench.checkpoint_runs import Restored
+    from headrace.bench.checkpoint_runs import CheckpointTimes
     from headrace.bench.ranks import RankGroup
     from headrace.bench.run import RunRecord
     from headrace.bench.schema import Workload
@@ -415,7 +415,7 @@ def gather_figures(
     figures: RunFigures,
     recorded: RunRecord,
     ceiling: RunRecord | None = None,
-    restored: Sequence[Restored] = (),
+    restored: Sequence[CheckpointTimes] = (),
 ) -> bool:
     """Complete figures by what all ranks recorded. All ranks call it; True in rank 0 alone.
 
