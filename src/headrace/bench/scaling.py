@@ -356,50 +356,37 @@ def measure(
         BenchError: there is no such script, or the folder for results has something in it.
         ClusterError: a job cannot be submitted, or is lost.
     """
-    script = _script_of(options)
-    out = options.out.absolute()
-    if out.exists() and any(out.iterdir()):
-        raise BenchError(
-            f"{out}: has something in it already, expected a new folder.",
-            path=str(out),
-            next_step="Name another one: --out.",
-        )
-    return _runs(executor, options, script, out, tell)
-
-
-def _runs(
-    executor: Executor,
-    options: ScalingOptions,
-    script: bytes,
-    out: Path,
-    tell: Callable[[ScalingRun], None],
-) -> Iterator[ScalingRun]:
-    for ranks in sorted(options.ranks):
-        folder = out / f"ranks-{ranks}"
-        folder.mkdir(parents=True)
-        yield _run(executor, options, script, (ranks, folder), tell)
-
-
-def _script_of(options: ScalingOptions) -> bytes:
-    path = options.project / options.script
+    path, out = options.project / options.script, options.out.absolute()
     try:
-        return path.read_bytes()
+        script = path.read_bytes()
     except OSError as e:
         raise BenchError(
             f"{path}: the batch script cannot be read: {e.strerror}.",
             path=str(path),
             next_step="Name the project's folder; `headrace init NAME` makes one.",
         ) from e
+    if out.exists() and any(out.iterdir()):
+        raise BenchError(
+            f"{out}: has something in it already, expected a new folder.",
+            path=str(out),
+            next_step="Name another one: --out.",
+        )
+    return (
+        _run(executor, options, script, ranks, out / f"ranks-{ranks}", tell=tell)
+        for ranks in sorted(options.ranks)
+    )
 
 
 def _run(
     executor: Executor,
     options: ScalingOptions,
     script: bytes,
-    size: tuple[int, Path],
+    ranks: int,
+    folder: Path,
+    *,
     tell: Callable[[ScalingRun], None],
 ) -> ScalingRun:
-    ranks, folder = size
+    folder.mkdir(parents=True)
     nodes, each = options.layout(ranks)
     log = folder / "job.log"
     submission = Submission(

@@ -142,10 +142,23 @@ def sweep(
         raise WorkloadError(f"workload={line.workload} does not train: there is nothing to sweep.")
     _check_steps(loaded, greatest)
     folder = default_folder(line, loaded)
-    runner = _Runner(words, str(folder), until, options, progress)
-    most = most_before(runner.over, least, greatest)
-    probes = sorted(runner.probes, key=lambda probe: probe.accelerators)
-    return Sweep(most, tuple(probes), numbers)
+    probes: list[Probe] = []
+
+    def over(accelerators: int) -> bool:
+        run_folder = os.path.join(folder, f"{accelerators:04d}-accelerators")
+        more = [f"++hydra.run.dir={run_folder}", f"++workload.output.folder={run_folder}"]
+        if probes:  # the first has generated it
+            more.append("++workload.workflow.generate_data=False")
+        run = replace(options.run, accelerators=accelerators)
+        report = run_session([*words, *more], replace(options, run=run))
+        assert report.summary is not None
+        probes.append(_probe(accelerators, report.summary, run_folder, until))
+        if progress is not None:
+            progress(probes[-1])
+        return probes[-1].over
+
+    most = most_before(over, least, greatest)
+    return Sweep(most, tuple(sorted(probes, key=lambda probe: probe.accelerators)), numbers)
 
 
 def _check_steps(loaded: LoadedWorkload, accelerators: int) -> None:
@@ -161,51 +174,20 @@ def _check_steps(loaded: LoadedWorkload, accelerators: int) -> None:
         )
 
 
-class _Runner:
-    def __init__(
-        self,
-        words: Sequence[str],
-        folder: str,
-        until: Condition,
-        options: SessionOptions,
-        progress: Callable[[Probe], None] | None,
-    ) -> None:
-        self.probes: list[Probe] = []
-        self._words = list(words)
-        self._folder = folder
-        self._until = until
-        self._options = options
-        self._progress = progress
-
-    def over(self, accelerators: int) -> bool:
-        folder = os.path.join(self._folder, f"{accelerators:04d}-accelerators")
-        words = [*self._words, f"++hydra.run.dir={folder}", f"++workload.output.folder={folder}"]
-        if self.probes:  # the first has generated it
-            words.append("++workload.workflow.generate_data=False")
-        run = replace(self._options.run, accelerators=accelerators)
-        report = run_session(words, replace(self._options, run=run))
-        assert report.summary is not None
-        probe = self._probe(accelerators, report.summary, folder)
-        self.probes.append(probe)
-        if self._progress is not None:
-            self._progress(probe)
-        return probe.over
-
-    def _probe(self, accelerators: int, summary: dict[str, Any], folder: str) -> Probe:
-        measures = {each.name: value_of(summary, each) for each in MEASURES}
-        value = measures[self._until.measure.name]
-        if value is None:
-            raise BenchError(
-                f"{self._until.written!r} cannot be told: the run has no {self._until.measure.name}.",
-                path=folder,
-            )
-        own = summary["headrace"]
-        return Probe(
-            accelerators=accelerators,
-            value=value,
-            over=self._until.holds(value),
-            bound=own["bound"],
-            bound_reason=own["bound_reason"],
-            folder=folder,
-            measures={name: value for name, value in measures.items() if value is not None},
+def _probe(accelerators: int, summary: dict[str, Any], folder: str, until: Condition) -> Probe:
+    measures = {each.name: value_of(summary, each) for each in MEASURES}
+    value = measures[until.measure.name]
+    if value is None:
+        raise BenchError(
+            f"{until.written!r} cannot be told: the run has no {until.measure.name}.", path=folder
         )
+    own = summary["headrace"]
+    return Probe(
+        accelerators=accelerators,
+        value=value,
+        over=until.holds(value),
+        bound=own["bound"],
+        bound_reason=own["bound_reason"],
+        folder=folder,
+        measures={name: value for name, value in measures.items() if value is not None},
+    )
