@@ -126,11 +126,6 @@ def _model_spec(model: ModelSection) -> ModelSpec:
 class RunCheckpointer:
     """Writes and reads the shares of this process's accelerators.
 
-    Args:
-        loaded: the workload.
-        group: all processes.
-        accelerators: of each process.
-
     Raises:
         WorkloadError: the model cannot be spread over so many.
     """

@@ -86,12 +86,7 @@ class Content:
 
 
 class ByteStream:
-    """A file's bytes, taken one after the other. A thread has one at a time.
-
-    Args:
-        content: of the data set.
-        key: the file's.
-    """
+    """A file's bytes, taken one after the other. A thread has one at a time."""
 
     def __init__(self, content: Content, key: int) -> None:
         self._content = content

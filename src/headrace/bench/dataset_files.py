@@ -232,11 +232,6 @@ _IMAGES: Final = {
 def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
     """Look at a split's files.
 
-    Args:
-        spec: what the workload says of them.
-        split: which files.
-        paths: as `find_files` gives them.
-
     Raises:
         SourceError: one is not of the format, or is cut short; names it.
     """

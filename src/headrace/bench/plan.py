@@ -85,12 +85,6 @@ def plan_of(
 ) -> StepPlan:
     """The plan of a workload's training or evaluation.
 
-    Args:
-        loaded: the workload.
-        split: training or evaluation.
-        accelerators: of all processes.
-        seed: of the shuffles.
-
     Raises:
         WorkloadError: the data set is too small for a single step, or for total_training_steps.
     """

@@ -60,11 +60,7 @@ class RecordedOrder:
 
 
 class Replay:
-    """A record as a benchmark's data set.
-
-    Args:
-        recorded: what was read.
-    """
+    """A record as a benchmark's data set."""
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded

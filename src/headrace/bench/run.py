@@ -38,11 +38,7 @@ PHASES: Final[tuple[Phase, ...]] = (
 
 
 class PhaseTimes:
-    """A stopwatch that always counts for one phase; for `other` to begin with.
-
-    Args:
-        now: the clock, in seconds.
-    """
+    """A stopwatch that always counts for one phase; for `other` to begin with."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -72,14 +68,7 @@ class PhaseTimes:
 
 
 class EpochSource:
-    """Batches of an epoch.
-
-    Args:
-        engine: what reads.
-        split: train or valid.
-        epoch: from 1.
-        accelerator: its number among all processes'.
-    """
+    """Batches of an epoch."""
 
     def __init__(self, engine: Engine, split: str, epoch: int, accelerator: int) -> None:
         self._engine, self._what = engine, (split, epoch, accelerator)

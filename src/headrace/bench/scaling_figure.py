@@ -50,12 +50,7 @@ _PARTS: Final = (
 
 
 def figure_svg(table: ScalingTable, title: str) -> str:
-    """The whole file; ends with a line break.
-
-    Args:
-        table: what was measured.
-        title: what it is of.
-    """
+    """The whole file; ends with a line break."""
     rows = [row for row in table.rows if row.split is not None]
     bars = 26 * len(rows) + 56
     height = _TOP + 2 * (_PANEL + _GAP) + bars

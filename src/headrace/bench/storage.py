@@ -163,12 +163,7 @@ def read_bytes_per_s(path: str, *, streams: int, direct: bool, seconds: float) -
 
 
 def metadata_per_s(folder: str, files: int) -> dict[str, float]:
-    """Operations per second, as this client sees them: what it has cached is quick.
-
-    Args:
-        folder: an empty one.
-        files: to be made, and removed again.
-    """
+    """Operations per second, as this client sees them: what it has cached is quick."""
     paths = [os.path.join(folder, f"{number:06d}") for number in range(files)]
 
     def each(do: Callable[[str], object]) -> float:
@@ -239,14 +234,7 @@ class Rate:
 
 
 class Blocks:
-    """A file's blocks of one size, read at random.
-
-    Args:
-        path: the file.
-        block_bytes: of a block.
-        direct: past the page cache.
-        seed: of the order.
-    """
+    """A file's blocks of one size, read at random."""
 
     def __init__(self, path: str, block_bytes: int, *, direct: bool, seed: int = 0) -> None:
         count = os.stat(path).st_size // block_bytes
