@@ -271,25 +271,25 @@ def top(
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
     try:
-        eyes = _Eyes(controller, token_file, tls_ca)
-        first = eyes.look()
+        observer = _Observer(controller, token_file, tls_ca)
+        first = observer.observe()
         if first is None:
-            return _nobody(output, eyes)
+            return _nobody(output, observer)
         if once or output.as_json:
             time.sleep(interval)
-            _print(output, eyes.look() or first)
+            _print(output, observer.observe() or first)
         elif sys.stdout.isatty():
-            _live(output, eyes, interval, first)
+            _live(output, observer, interval, first)
         else:
-            _frames(output, eyes, interval)
+            _frames(output, observer, interval)
     except KeyboardInterrupt:
         if once or output.as_json:
             raise
     return exit_codes.OK
 
 
-class _Seen:
-    """What was seen at a look."""
+class _Snapshot:
+    """What was snapshot at a look."""
 
     def __init__(self, board: Board | None, planes: PlanesBoard | None, folder: Path) -> None:
         self.board = board
@@ -314,7 +314,7 @@ class _Seen:
         return document
 
 
-class _Eyes:
+class _Observer:
     """Look at the daemon of this user and, if one is named, at a controller."""
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
@@ -331,7 +331,7 @@ class _Eyes:
             self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
             self._planes = PlanesWatch()
 
-    def look(self) -> _Seen | None:
+    def observe(self) -> _Snapshot | None:
         """What is there now; None: nothing.
 
         Raises:
@@ -346,10 +346,10 @@ class _Eyes:
         except (FileNotFoundError, LinkLost):
             if self._client is None:
                 return None
-        planes = None if self._client is None else self._look_at_planes()
-        return _Seen(board, planes, self.folder.path)
+        planes = None if self._client is None else self._controller_planes()
+        return _Snapshot(board, planes, self.folder.path)
 
-    def _look_at_planes(self) -> PlanesBoard:
+    def _controller_planes(self) -> PlanesBoard:
         from headrace.cli.control import ask_controller
 
         assert self._client is not None
@@ -357,8 +357,8 @@ class _Eyes:
         return self._planes.look(state, time.monotonic())
 
 
-def _nobody(output: Output, eyes: _Eyes) -> int:
-    path = eyes.folder.path
+def _nobody(output: Output, observer: _Observer) -> int:
+    path = observer.folder.path
     output.result(
         {"running": False, "folder": str(path)},
         f"no node daemon runs in {path}. Start one: headrace node start",
@@ -366,7 +366,7 @@ def _nobody(output: Output, eyes: _Eyes) -> int:
     return exit_codes.FINDING
 
 
-def _live(output: Output, eyes: _Eyes, interval: float, first: _Seen) -> None:
+def _live(output: Output, observer: _Observer, interval: float, first: _Snapshot) -> None:
     from rich.live import Live
 
     console = output.console()
@@ -374,34 +374,34 @@ def _live(output: Output, eyes: _Eyes, interval: float, first: _Seen) -> None:
     shown = Live(first.view(console.width), console=console, screen=True, auto_refresh=False)
     with interrupt() as ended, shown as live:
         while not ended.wait(interval):
-            live.update(_seen_or_why(eyes, console.width), refresh=True)
+            live.update(_frame(observer, console.width), refresh=True)
 
 
-def _seen_or_why(eyes: _Eyes, width: int) -> RenderableType:
-    """The screen; what cannot be seen now may come back."""
+def _frame(observer: _Observer, width: int) -> RenderableType:
+    """The screen; what cannot be snapshot now may come back."""
     from rich.text import Text
 
     from headrace.errors import ControlError
 
     try:
-        seen = eyes.look()
+        snapshot = observer.observe()
     except ControlError as e:
         return Text(f"{e}; still looking.", "red")
-    return gone(eyes.folder.path) if seen is None else seen.view(width)
+    return gone(observer.folder.path) if snapshot is None else snapshot.view(width)
 
 
-def _frames(output: Output, eyes: _Eyes, interval: float) -> None:
+def _frames(output: Output, observer: _Observer, interval: float) -> None:
     """Frame after frame, for logs."""
     console = output.console()
     with interrupt() as ended:
         while not ended.wait(interval):
-            console.print(_seen_or_why(eyes, console.width))
+            console.print(_frame(observer, console.width))
             sys.stdout.flush()
 
 
-def _print(output: Output, seen: _Seen) -> None:
+def _print(output: Output, snapshot: _Snapshot) -> None:
     if output.as_json:
-        output.document(seen.document())
+        output.document(snapshot.document())
     else:
         console = output.console()
-        console.print(seen.view(console.width))
+        console.print(snapshot.view(console.width))

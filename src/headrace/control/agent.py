@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.control.client import Endpoint
     from headrace.control.messages import Grant
 
-__all__ = ["Agent", "Limits"]
+__all__ = ["Agent", "LeaseHolder"]
 
 _log = logging.getLogger("headrace.control")
 
@@ -47,7 +47,7 @@ HASTE_S = 0.05
 END_S = 1.0
 
 
-class Limits(Protocol):
+class LeaseHolder(Protocol):
     """Whoever keeps to leases. Thread-safe."""
 
     def usage(self) -> list[Flow]:
@@ -78,7 +78,7 @@ class Agent:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: LeaseHolder,
         state: Callable[[], PlaneState] = PlaneState,
         leased: Callable[[Lease], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.text import bytes_text
@@ -165,13 +165,8 @@ def _change(change: Change) -> dict[str, Any]:
 # -- as text ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    label: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"  {self.label:<10}{self.text}".rstrip()
+def _row(label: str, text: str) -> str:
+    return f"  {label:<10}{text}".rstrip()
 
 
 def _text(plane: dict[str, Any]) -> str:
@@ -182,15 +177,15 @@ def _text(plane: dict[str, Any]) -> str:
         title += f": {plane['simulation'].upper()}, no real storage"
     recent = plane["recent"]
     lines = [
-        _Line("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
-        _Line(
+        _row("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
+        _row(
             "consumer",
             f"{recent['samples_per_s']:,.0f} samples/s, {bytes_text(recent['bytes_per_s'])}/s, "
             f"waits {recent['stall']:.1%} of its time (last {recent['seconds']:.1f} s); "
             f"in all it worked {plane['consumer']['worked_s']:.1f} s "
             f"and waited {plane['consumer']['waited_s']:.1f} s",
         ),
-        _Line(
+        _row(
             "storage",
             f"{recent['reads_per_s']:,.0f} reads/s, {recent['reads_in_flight']:.1f} in flight, "
             f"{recent['latency_s_p50'] * 1e3:.3g} ms (median), "
@@ -200,10 +195,10 @@ def _text(plane: dict[str, Any]) -> str:
         *_knob_lines(plane["knobs"]),
         *_story(plane),
     ]
-    return "\n".join([title, *map(str, lines)])
+    return "\n".join([title, *lines])
 
 
-def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
+def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for at, stage in enumerate(stages):
         text = (
@@ -212,14 +207,14 @@ def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[_Line]:
             f"without room {stage['wait_output_s']:.1f} s; "
             f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
         )
-        lines.append(_Line("stages" if at == 0 else "", text))
+        lines.append(_row("stages" if at == 0 else "", text))
         tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}
         total = sum(tiers.values())
         if total:
             shares = (f"{name} {bytes_text(n)} ({n / total:.0%})" for name, n in tiers.items())
-            lines.append(_Line("", f"{stage['name']} read from {', '.join(shares)}"))
+            lines.append(_row("", f"{stage['name']} read from {', '.join(shares)}"))
         if stage["remote"] is not None:
-            lines.append(_Line("", f"{stage['name']} {_remote(stage['remote'])}"))
+            lines.append(_row("", f"{stage['name']} {_remote(stage['remote'])}"))
     return lines
 
 
@@ -235,7 +230,7 @@ def _remote(remote: dict[str, Any]) -> str:
     return f"{text}; met {met}" if met else text
 
 
-def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[_Line]:
+def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     for at, (name, knob) in enumerate(knobs.items()):
         form = bytes_text if name == "buffer_bytes" else str
@@ -244,11 +239,11 @@ def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[_Line]:
             text += ", set explicitly: left alone"
         else:
             text += f", at most {form(knob['high'])} ({knob['limit_from']})"
-        lines.append(_Line("knobs" if at == 0 else "", text))
+        lines.append(_row("knobs" if at == 0 else "", text))
     return lines
 
 
-def _story(plane: dict[str, Any]) -> list[_Line]:
+def _story(plane: dict[str, Any]) -> list[str]:
     changes = plane["changes"]
     lines = []
     hidden = len(changes) - CHANGES_SHOWN
@@ -259,12 +254,12 @@ def _story(plane: dict[str, Any]) -> list[_Line]:
             f"{name} {_value(name, old)} -> {_value(name, new)}"
             for name, (old, new) in change["turned"].items()
         )
-        told = f"{change['at_s']:8.1f} s  {change['action']}: "
-        told += f"{turned}; {change['reason']}" if turned else change["reason"]
-        lines += [told, f"{'':12}[{change['evidence']}]"]
+        entry = f"{change['at_s']:8.1f} s  {change['action']}: "
+        entry += f"{turned}; {change['reason']}" if turned else change["reason"]
+        lines += [entry, f"{'':12}[{change['evidence']}]"]
     if plane["doing"] and not plane["ended"]:
         lines.append(f"     now    {plane['doing']}")
-    return [_Line("story" if at == 0 else "", line) for at, line in enumerate(lines)]
+    return [_row("story" if at == 0 else "", line) for at, line in enumerate(lines)]
 
 
 def _value(name: str, value: int) -> str:

@@ -149,7 +149,13 @@ class Totals:
     tier_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By file system and tier."""
 
-    def add(self, system: str, look: _Look, before: _Look, verdict: Verdict | None = None) -> None:
+    def add(
+        self,
+        system: str,
+        look: _PlaneFigures,
+        before: _PlaneFigures,
+        verdict: Verdict | None = None,
+    ) -> None:
         """Add what happened between two looks at a plane; `verdict`: on the steps between."""
         now, then = look.consumer, before.consumer
         self.worked_s += max(0.0, now.worked_s - then.worked_s)
@@ -165,14 +171,14 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _PlaneFigures:
     consumer: ConsumerStats
     stages: Sequence[StageStats]
     steps: StepLog | None
     """None: they are not counted, or not known."""
 
 
-def _tiers(before: _Look, look: _Look) -> dict[str, float]:
+def _tiers(before: _PlaneFigures, look: _PlaneFigures) -> dict[str, float]:
     """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
     old = tier_bytes(before.stages)
     tiers: dict[str, float] = {}
@@ -210,11 +216,11 @@ class Publisher:
         self._identity: JobIdentity | None = None
         self._instance = secrets.token_hex(16)
         self._began_s = time.time()
-        self._seen: weakref.WeakKeyDictionary[Plane, _Look] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Plane, _PlaneFigures] = weakref.WeakKeyDictionary()
         self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
         self._steps: weakref.WeakKeyDictionary[Plane, int] = weakref.WeakKeyDictionary()
         # Of passes that have ended, which nobody was told of.
-        self._kept: deque[tuple[Plane, _Look]] = deque()
+        self._kept: deque[tuple[Plane, _PlaneFigures]] = deque()
         self._teller = 0
         self._rested_s = -PERIOD_S
         self._next_s = 0.0
@@ -248,7 +254,7 @@ class Publisher:
     def _keep(self, planes: Iterable[Plane]) -> None:
         """Remember what planes did so far, for when they are told of."""
         for plane in planes:
-            if (look := _look_at(plane)) is not None:
+            if (look := _figures_of(plane)) is not None:
                 self._kept.append((plane, look))
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
@@ -266,18 +272,18 @@ class Publisher:
             return
         self._teller = me
         try:
-            kept: dict[Plane, _Look] = {}
+            kept: dict[Plane, _PlaneFigures] = {}
             while self._kept:
                 plane, look = self._kept.popleft()
                 kept[plane] = look
             for plane in dict.fromkeys([*kept, *planes]):
-                self._add(plane, _look_at(plane) or kept.get(plane))
+                self._add(plane, _figures_of(plane) or kept.get(plane))
             self._send(ended=self._ended)
         finally:
             self._teller = 0
             self._lock.release()
 
-    def _add(self, plane: Plane, look: _Look | None) -> None:
+    def _add(self, plane: Plane, look: _PlaneFigures | None) -> None:
         """Add what a plane did since the last look; nothing if it is gone."""
         if look is None:
             return
@@ -291,7 +297,7 @@ class Publisher:
         # A wait that is under way may turn out to be none; what was told stays told.
         self._seen[plane] = _later(before, look)
 
-    def _verdict(self, plane: Plane, look: _Look) -> Verdict | None:
+    def _verdict(self, plane: Plane, look: _PlaneFigures) -> Verdict | None:
         """On the steps since the last look; None where there are none, or the daemon knows more."""
         if look.steps is None or any(stage.name == "node" for stage in look.stages):
             return None
@@ -343,29 +349,29 @@ class Publisher:
             },
         }
 
-    def _system(self, plane: Plane, look: _Look) -> str:
+    def _system(self, plane: Plane, look: _PlaneFigures) -> str:
         if plane not in self._systems:
             label = next((stage.simulation for stage in look.stages if stage.simulation), "")
             self._systems[plane] = label or (file_system_of(plane.source) if plane.source else "")
         return self._systems[plane]
 
 
-_NOTHING: Final = _Look(ConsumerStats(), (), None)
+_NOTHING: Final = _PlaneFigures(ConsumerStats(), (), None)
 
 
-def _look_at(plane: Plane) -> _Look | None:
+def _figures_of(plane: Plane) -> _PlaneFigures | None:
     """What a plane did so far; None if it is gone."""
     steps, figures = plane.steps, plane.now()
-    return None if figures is None else _Look(*figures, steps)
+    return None if figures is None else _PlaneFigures(*figures, steps)
 
 
-def _later(before: _Look, look: _Look) -> _Look:
+def _later(before: _PlaneFigures, look: _PlaneFigures) -> _PlaneFigures:
     consumer = replace(
         look.consumer,
         waited_s=max(before.consumer.waited_s, look.consumer.waited_s),
         worked_s=max(before.consumer.worked_s, look.consumer.worked_s),
     )
-    return _Look(consumer, look.stages, None)
+    return _PlaneFigures(consumer, look.stages, None)
 
 
 def _no_job() -> JobIdentity:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.control.messages import Flow, Register, Report
     from headrace.control.service.table import FlowKey
 
-__all__ = ["Arbiter", "Plane", "Refused"]
+__all__ = ["Arbiter", "PlaneRecord", "Refused"]
 
 PLANES_MAX = 10_000
 FLOWS_MAX = 200_000
@@ -68,13 +68,13 @@ class Refused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Plane:
+class PlaneRecord:
     """One plane.
 
     Attributes:
         key: known to the plane alone.
         number: names it for everybody else.
-        told_s, until_s: when it was last heard and when its lease ends, on the caller's clock.
+        reported_s, until_s: when it was last heard and when its lease ends, on the caller's clock.
         seen: when each of its flows last did something.
     """
 
@@ -84,7 +84,7 @@ class Plane:
     user: str
     pid: int
     instance: str
-    told_s: float
+    reported_s: float
     until_s: float
     sequence: int = 0
     reports: int = 0
@@ -112,8 +112,8 @@ class Arbiter:
         self.decide_s = self.decide_s_max = self.decide_s_sum = 0.0
         self.decide_us = [0] * LATENCY_BUCKETS
         self._table = Table(policy)
-        self._planes: dict[str, Plane] = {}
-        self._instances: dict[str, Plane] = {}
+        self._planes: dict[str, PlaneRecord] = {}
+        self._instances: dict[str, PlaneRecord] = {}
         self._next = 1
         self._decided_at = now - 1e9
         self._stale = True
@@ -123,7 +123,7 @@ class Arbiter:
     # -- planes -----------------------------------------------------------------------------------
 
     def register(self, message: Register, now: float) -> Lease:
-        """A plane comes, or comes again.
+        """Register a plane, or one that comes again.
 
         Raises:
             Refused: there are too many.
@@ -134,7 +134,7 @@ class Arbiter:
         elif len(self._planes) >= PLANES_MAX:
             self.refused += 1
             raise Refused(503, f"{PLANES_MAX} planes are registered already")
-        plane = Plane(
+        plane = PlaneRecord(
             secrets.token_hex(16), self._next, message.name, message.user, message.pid,
             message.instance, now, now + self.policy.lease_s,
         )  # fmt: skip
@@ -148,14 +148,14 @@ class Arbiter:
         return self._lease(plane, now)
 
     def report(self, key: str, message: Report, now: float) -> Lease:
-        """A plane reports, and hears what it may use.
+        """Count a plane's report; returns what it may use.
 
         Raises:
             Refused: it is not known (404: register again), or says something twice (409).
         """
-        return self._lease(self._count_all(key, message, now), now)
+        return self._lease(self._count_flows(key, message, now), now)
 
-    def _count_all(self, key: str, message: Report, now: float) -> Plane:
+    def _count_flows(self, key: str, message: Report, now: float) -> PlaneRecord:
         plane = self._planes.get(key)
         if plane is None:
             self.refused += 1
@@ -168,20 +168,20 @@ class Arbiter:
         plane.sequence = message.sequence
         plane.reports += 1
         self.reports += 1
-        if now - plane.told_s > self._silent_s:
+        if now - plane.reported_s > self._silent_s:
             self.shares = None  # it was held to what it had: decide anew
-        plane.told_s = now
+        plane.reported_s = now
         plane.state = message.state
         seconds = max(message.seconds, 1e-3)
         reported: set[FlowKey] = set()
         for flow in message.flows:
-            self._count(plane, flow, seconds, now, reported)
+            self._count_flow(plane, flow, seconds, now, reported)
         for flow_key in [k for k in plane.seen if k not in reported]:
             self._rest(plane, flow_key, now)
         return plane
 
     def leave(self, key: str) -> None:
-        """A plane ends, and gives back what it has.
+        """Forget a plane that ends; what it had is free.
 
         Raises:
             Refused: it is not known.
@@ -199,7 +199,7 @@ class Arbiter:
             self._remove(plane)
             self._stale = True
 
-    def _remove(self, plane: Plane) -> None:
+    def _remove(self, plane: PlaneRecord) -> None:
         for key in plane.seen:
             self._table.remove(key)
         plane.seen.clear()
@@ -207,15 +207,15 @@ class Arbiter:
         if self._instances.get(plane.instance) is plane:
             del self._instances[plane.instance]
 
-    def _flow(self, plane: Plane, job: str, file_system: str, now: float) -> int:
+    def _flow(self, plane: PlaneRecord, job: str, file_system: str, now: float) -> int:
         key = (plane.number, plane.user, job, file_system)
         if key not in plane.seen and len(self._table) >= FLOWS_MAX:
             raise Refused(503, f"{FLOWS_MAX} flows are known already")
         plane.seen.setdefault(key, now)
         return self._table.row(key)
 
-    def _count(
-        self, plane: Plane, flow: Flow, seconds: float, now: float, reported: set[FlowKey]
+    def _count_flow(
+        self, plane: PlaneRecord, flow: Flow, seconds: float, now: float, reported: set[FlowKey]
     ) -> None:
         row = self._flow(plane, flow.job, flow.file_system, now)
         key = (plane.number, plane.user, flow.job, flow.file_system)
@@ -235,7 +235,7 @@ class Arbiter:
             plane.seen[key] = now
         self._stale = True
 
-    def _rest(self, plane: Plane, key: FlowKey, now: float) -> None:
+    def _rest(self, plane: PlaneRecord, key: FlowKey, now: float) -> None:
         """A flow of which the plane says nothing: nobody uses it."""
         row = self._table.row(key)
         self._table.used[row] = 0.0
@@ -297,10 +297,10 @@ class Arbiter:
     def _silent(self, now: float) -> NDArray[np.int64]:
         limit = self._silent_s
         return np.array(
-            [p.number for p in self._planes.values() if now - p.told_s > limit], np.int64
+            [p.number for p in self._planes.values() if now - p.reported_s > limit], np.int64
         )
 
-    def _lease(self, plane: Plane, now: float) -> Lease:
+    def _lease(self, plane: PlaneRecord, now: float) -> Lease:
         self.decide(now)
         policy = self.policy
         grants = []
@@ -322,7 +322,7 @@ class Arbiter:
             grants, caches,
         )  # fmt: skip
 
-    def _granted(self, plane: Plane) -> NDArray[np.float64]:
+    def _granted(self, plane: PlaneRecord) -> NDArray[np.float64]:
         """What the plane is told now: its target, as far as others do not hold it still."""
         table, numbers = self._table, self._table.numbers()
         rows = np.array([table.row(key) for key in plane.seen], np.int64)
@@ -364,7 +364,7 @@ class Arbiter:
     def adopt(self, planes: Iterable[dict[str, Any]], now: float) -> None:
         """Take over leases that the controller before this one gave: they may run still."""
         for given in planes:
-            plane = Plane(
+            plane = PlaneRecord(
                 secrets.token_hex(16), self._next, given["name"], given["user"], given["pid"],
                 given["instance"], now - 1e9, now + given["left_s"],
             )  # fmt: skip
@@ -409,7 +409,7 @@ class Arbiter:
             "file_systems": self._systems(),
         }
 
-    def _describe(self, plane: Plane, now: float) -> dict[str, Any]:
+    def _describe(self, plane: PlaneRecord, now: float) -> dict[str, Any]:
         state = plane.state
         flows = []
         for key in plane.seen:
@@ -425,7 +425,7 @@ class Arbiter:
             )  # fmt: skip
         return {
             "number": plane.number, "name": plane.name, "user": plane.user, "pid": plane.pid,
-            "reports": plane.reports, "silent_s": max(0.0, min(now - plane.told_s, 1e6)),
+            "reports": plane.reports, "silent_s": max(0.0, min(now - plane.reported_s, 1e6)),
             "lease_left_s": max(0.0, plane.until_s - now), "flows": flows,
             "held_bytes": state.held_bytes, "ram_bytes": state.ram_bytes,
             "delivered_bytes": state.delivered_bytes, "stall_s": state.stall_s,
