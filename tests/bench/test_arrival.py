@@ -30,10 +30,7 @@ def test_a_batch_was_there_before_it_was_looked_for(tmp_path, samples_per_file):
         source = engine.open("train", 1, 0)
         began = time.perf_counter()
         assert source.ask()
-        if samples_per_file == 1:
-            until(lambda: source._jobs[0][1].done)
-        else:
-            until(lambda: source._pending[0].done)
+        until(lambda: source._pending[0][0].done)
         seen = time.perf_counter()
         time.sleep(0.005)
         assert began < source.next().at_s <= seen
