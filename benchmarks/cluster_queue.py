@@ -34,7 +34,7 @@ sys.path.insert(1, str(ROOT / "tests"))
 
 from benchmarks import machine
 from cluster.simulated import simulated_cluster
-from headrace.cluster.snapshot_file import save_snapshot
+from headrace.cluster.snapshot import save_snapshot
 
 RESULTS = ROOT / "benchmarks/results"
 NODES, JOBS = 5_000, 50_000

@@ -13,9 +13,9 @@ from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
 from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
-from headrace.cluster.local.folder import Task, TaskState
+from headrace.cluster.local.jobs import Task, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
-from headrace.cluster.snapshot_file import snapshot_from_json, snapshot_to_json
+from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
 from headrace.job.document import NodeDocument, Place
 from headrace.job.meeting import Meeting

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.clusters import busy, mixed
 from headrace.cluster.request import ASKS
-from headrace.cluster.snapshot_file import load_snapshot, save_snapshot
+from headrace.cluster.snapshot import load_snapshot, save_snapshot
 
 SCRIPT = "#!/bin/bash\n#SBATCH --job-name=ünï\nsrun true\n"
 

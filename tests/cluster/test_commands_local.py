@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cluster.executors import executor
+from headrace.cluster.executor import executor
 from tests_shared import until
 
 PROGRAM = [sys.executable, "-c", "from headrace.cli import main; main()", "cluster"]

@@ -16,7 +16,7 @@ from cluster.executor_tests import lives
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.local import tree
 from headrace.cluster.local.executor import LocalExecutor
-from headrace.cluster.local.folder import jobs_folder
+from headrace.cluster.local.jobs import jobs_folder
 from headrace.cluster.local.tree import KEEPER_MARK
 from headrace.errors import ClusterError, ClusterRequestError
 from tests_shared import until

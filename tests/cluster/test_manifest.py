@@ -8,9 +8,9 @@ import subprocess
 import pytest
 
 from cluster.launch.launching import HEADRACE
-from headrace.cluster.hardware import hardware
 from headrace.cluster.manifest import (
     compare,
+    hardware,
     read_manifest,
     relevant_environment,
     script_facts,

@@ -16,7 +16,7 @@ from headrace.cluster.request import (
     read_request,
     request_of_words,
 )
-from headrace.cluster.sbatch_words import Word
+from headrace.cluster.script import Word
 from headrace.errors import ClusterRequestError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.sbatch_words import LETTERS, Word, quoted, read_words, split
+from headrace.cluster.script import LETTERS, Word, quoted, read_words, split
 
 
 @pytest.mark.parametrize(

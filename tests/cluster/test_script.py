@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.sbatch_words import Word
-from headrace.cluster.script import read_script
+from headrace.cluster.script import Word, read_script
 from headrace.errors import ClusterRequestError
 
 OURS = [Word("nodes", "2")]

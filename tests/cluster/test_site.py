@@ -16,8 +16,8 @@ from headrace.cluster.site import (
     Site,
     find_site,
     read_site,
+    site_text,
 )
-from headrace.cluster.site_init import site_text
 from headrace.cluster.snapshot import Partition
 from headrace.errors import ClusterRequestError
 

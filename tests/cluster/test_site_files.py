@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.cluster.modulefile import lua_modulefile, modulefiles, tcl_modulefile
-from headrace.cluster.ondemand import ondemand_files
-from headrace.cluster.site_facts import site_facts, write_files
+from headrace.cluster.site_files import (
+    lua_modulefile,
+    modulefiles,
+    ondemand_files,
+    site_facts,
+    tcl_modulefile,
+    write_files,
+)
 from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cluster.executor import JobState, Submission
-from headrace.cluster.executors import executor
+from headrace.cluster.executor import JobState, Submission, executor
 from headrace.cluster.slurm import (
     Commands,
     Recording,

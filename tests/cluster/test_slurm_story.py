@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cluster.executor import JobState, Submission
-from headrace.cluster.executors import executor
+from headrace.cluster.executor import JobState, Submission, executor
 from headrace.cluster.slurm import Commands, SlurmExecutor, read_snapshot
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 from tests_shared import until
@@ -187,7 +186,7 @@ def test_jobs_are_submitted_from_within_a_job(ex, tmp_path):
     # What a job inherits must not leak into the one that it submits.
     program = (
         "from pathlib import Path; from headrace.cluster.executor import Submission; "
-        "from headrace.cluster.executors import executor; "
+        "from headrace.cluster.executor import executor; "
         "print(executor().submit(Submission(b'#!/bin/sh\\necho $SLURM_JOB_ID\\n', "
         "('--nodes=1', '--ntasks=1'), directory=Path.cwd())))"
     )

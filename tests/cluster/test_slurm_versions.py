@@ -16,8 +16,8 @@ from headrace.cluster.slurm.accounting import (
 )
 from headrace.cluster.slurm.commands import parse_version
 from headrace.cluster.slurm.documents import read_job_document, read_node_document
-from headrace.cluster.slurm.status import read_statuses
-from headrace.cluster.slurm.text import read_jobs, read_nodes, read_partitions
+from headrace.cluster.slurm.executor import read_statuses
+from headrace.cluster.slurm.snapshot import read_jobs, read_nodes, read_partitions
 from headrace.cluster.snapshot import Allocation, Job, Node
 from headrace.errors import ClusterError
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.clusters import busy, hal, huge, mixed
 from headrace.base.documents import seal
-from headrace.cluster.snapshot_file import (
+from headrace.cluster.snapshot import (
     load_snapshot,
     save_snapshot,
     snapshot_from_json,

@@ -20,7 +20,7 @@ from cluster.clusters import busy, mixed
 from contract.commands import commands
 from headrace.cli.app import app
 from headrace.cluster.manifest import write_manifest
-from headrace.cluster.snapshot_file import save_snapshot
+from headrace.cluster.snapshot import save_snapshot
 from headrace.telemetry.ledger import Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from insight import test_report

@@ -27,7 +27,7 @@ def root():
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """The local executor, with a folder of jobs of its own."""
-    from headrace.cluster.executors import executor
+    from headrace.cluster.executor import executor
 
     monkeypatch.setenv("HEADRACE_JOBS_DIR", str(tmp_path / "jobs"))
     return executor("local")

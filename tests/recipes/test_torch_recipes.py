@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import headrace as hr
-from headrace.cluster.executors import executor
+from headrace.cluster.executor import executor
 
 from .jobs import run_job
 from .ranks import by_hand, epochs_of

@@ -15,7 +15,7 @@ import pytest
 
 from cluster.clusters import busy, hal, mixed
 from headrace.cluster.request import ASKS
-from headrace.cluster.snapshot_file import save_snapshot
+from headrace.cluster.snapshot import save_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 

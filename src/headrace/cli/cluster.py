@@ -167,14 +167,11 @@ def cluster_init(
 ) -> int:
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
     from headrace.cli.cluster_submit import cluster_snapshot
-    from headrace.cluster.site import find_site
-    from headrace.cluster.site_init import site_text
+    from headrace.cluster.site import find_site, site_text
 
     snapshot = cluster_snapshot(executor, source)
     if ondemand is not None or module is not None:
-        from headrace.cluster.modulefile import modulefiles
-        from headrace.cluster.ondemand import ondemand_files
-        from headrace.cluster.site_facts import site_facts, write_files
+        from headrace.cluster.site_files import modulefiles, ondemand_files, site_facts, write_files
 
         facts, files = site_facts(snapshot, site_file=find_site()), list[Path]()
         if ondemand is not None:

@@ -507,7 +507,7 @@ def _drawn(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
 def _look(selection: Selection, source: Source, save: Path | None = None) -> QueueBoard:
     snapshot = source()
     if save is not None:
-        from headrace.cluster.snapshot_file import save_snapshot
+        from headrace.cluster.snapshot import save_snapshot
 
         save_snapshot(snapshot, save)
     return selection.board(snapshot, _stalls())

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
-from headrace.cluster.executors import EXECUTOR_VARIABLE, executor, executor_name
+from headrace.cluster.executor import EXECUTOR_VARIABLE, executor, executor_name
+from headrace.cluster.local.executor import foreground_environment
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
-from headrace.cluster.request import read_request
+from headrace.cluster.request import read_minutes, read_request, time_text
 from headrace.cluster.site import find_site, read_site
-from headrace.cluster.this_machine import foreground_environment
-from headrace.cluster.time_limit import read_minutes, time_text
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -77,11 +76,11 @@ def cluster_snapshot(
         ClusterError: there is none, or it does not answer.
     """
     if source is not None:
-        from headrace.cluster.snapshot_file import load_snapshot
+        from headrace.cluster.snapshot import load_snapshot
 
         return load_snapshot(source)
     if executor_name(name) == "local":
-        from headrace.cluster.this_machine import local_snapshot, with_local_jobs
+        from headrace.cluster.local.executor import local_snapshot, with_local_jobs
 
         return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
     from headrace.cluster.slurm import read_snapshot

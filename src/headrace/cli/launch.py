@@ -18,10 +18,8 @@ from headrace.cli.printing import Output, plain
 
 if TYPE_CHECKING:
     from headrace.bench.scaling import ScalingRun, ScalingTable
-    from headrace.cluster.launch.options import LaunchOptions
-    from headrace.cluster.launch.plan import LaunchPlan
+    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
     from headrace.cluster.launch.report import LaunchReport
-    from headrace.cluster.place import JobPlace
 
 
 def launch(
@@ -81,9 +79,7 @@ def launch(
     Once, in the batch script: it starts a launcher on each node, stages, starts the ranks, hands signals on,
     has the job requeued in time, and ends exactly what it started.
     """
-    from headrace.cluster.launch.options import LaunchOptions
-    from headrace.cluster.launch.plan import lay_out
-    from headrace.cluster.place import JobPlace
+    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, lay_out
 
     options = LaunchOptions(
         framework=framework, gpus=gpus, ranks_per_node=ranks_per_node, stage=tuple(stage or ()),  # type: ignore[arg-type]
@@ -101,7 +97,7 @@ def launch(
 def _dry_run(
     place: JobPlace, options: LaunchOptions, plan: LaunchPlan, words: list[str], report: str | None
 ) -> int:
-    from headrace.cluster.launch.preview import preview
+    from headrace.cluster.launch.ranks import preview
 
     shown = preview(place, options, plan, words, os.environ)
     if report is not None:
@@ -121,9 +117,9 @@ def _run_job(
     quiet: bool,
 ) -> int:
     from headrace.cluster.launch.conductor import Conductor
-    from headrace.cluster.launch.job_report import report_text
+    from headrace.cluster.launch.helpers import report_text
     from headrace.cluster.launch.plan import lay_out
-    from headrace.cluster.launch.record import Record
+    from headrace.cluster.launch.report import Record
     from headrace.errors import HeadraceError
 
     def say(text: str) -> None:
@@ -212,7 +208,7 @@ def scaling(
     Writes a table (text, JSON) and its figure. Ends with 1 if a size failed, or learned less than the first.
     """
     from headrace.bench.scaling import ScalingOptions, measure, scaling_table
-    from headrace.cluster.executors import executor as executor_named
+    from headrace.cluster.executor import executor as executor_named
 
     runs_on, sizes = executor_named(executor), _numbers(ranks)
     options = ScalingOptions(

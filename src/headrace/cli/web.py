@@ -161,7 +161,7 @@ def _source(
 
 def _snapshots(executor: Any, snapshot_file: Any) -> Callable[[], ClusterSnapshot] | None:
     """Looks at the scheduler; None: there is none here."""
-    from headrace.cluster.executors import executor_name
+    from headrace.cluster.executor import executor_name
 
     if snapshot_file is None and executor is None and executor_name() != "slurm":
         return None

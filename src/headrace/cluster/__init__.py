@@ -12,14 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.cluster.resuming import Resumed, resume
-    from headrace.cluster.stopping import restarts, should_stop
+    from headrace.cluster.stopping import Resumed, restarts, resume, should_stop
 
 __all__ = ["Resumed", "restarts", "resume", "should_stop"]
 
 _HOMES = {
     **dict.fromkeys(("restarts", "should_stop"), "headrace.cluster.stopping"),
-    **dict.fromkeys(("Resumed", "resume"), "headrace.cluster.resuming"),
+    **dict.fromkeys(("Resumed", "resume"), "headrace.cluster.stopping"),
 }
 
 

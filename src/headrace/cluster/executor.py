@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Executor", "JobState", "JobStatus", "Submission"]
+__all__ = [
+    "EXECUTOR_VARIABLE",
+    "Executor",
+    "JobState",
+    "JobStatus",
+    "Submission",
+    "executor",
+    "executor_name",
+    "fill_pattern",
+    "follow_file",
+    "pattern_facts",
+    "read_file",
+]
 
 
 class JobState(StrEnum):
@@ -142,3 +160,136 @@ class Executor(Protocol):
             ClusterTimeout: some are not, after so long.
         """
         ...
+
+
+# -- what a job prints ---------------------------------------------------------------------------------
+
+_PIECE_BYTES = 1 << 16
+_POLL_S = 0.1
+
+
+def read_file(path: Path) -> Iterator[bytes]:
+    """What a file holds now, piece by piece.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as f:
+        while piece := f.read(_PIECE_BYTES):
+            yield piece
+
+
+def follow_file(path: Path, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """What a file holds and comes to hold, until it is over and all is read.
+
+    The file may come late. If it is shorter than what was read (a job that was requeued writes anew), it is
+    read from its beginning.
+
+    Args:
+        path: the file.
+        is_over: whether nothing will be written any more; asked after each look that found nothing new.
+    """
+    position = 0
+    while True:
+        over = is_over()  # before the look: what came before the end is seen
+        try:
+            with path.open("rb") as f:
+                if f.seek(0, 2) < position:
+                    position = 0
+                f.seek(position)
+                while piece := f.read(_PIECE_BYTES):
+                    position += len(piece)
+                    yield piece
+        except FileNotFoundError:
+            pass
+        if over:
+            return
+        time.sleep(_POLL_S)
+
+
+# -- the name of its output file -----------------------------------------------------------------------
+
+_PLACE = re.compile(r"%(\d*)([%AaJjNnstux])")
+_WIDTH_MAX = 10
+
+
+def pattern_facts(
+    job_id: str,
+    name: str,
+    user: str,
+    *,
+    array_id: str | None = None,
+    task: int | None = None,
+    node: str = "",
+) -> dict[str, str]:
+    """What the letters stand for, in a batch script: step, task and node are the first."""
+    facts = {
+        "A": array_id or job_id,
+        "j": job_id,
+        "J": job_id,
+        "N": node,
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": user,
+        "x": name,
+        "%": "%",
+    }
+    if task is not None:
+        facts["a"] = str(task)
+    return facts
+
+
+def fill_pattern(pattern: str, facts: Mapping[str, str]) -> str:
+    """Fill in; a letter with no fact stays, numbers are padded to a width, a backslash turns all of it off."""
+    if "\\" in pattern:
+        return pattern.replace("\\", "")
+
+    def fill(place: re.Match[str]) -> str:
+        width, letter = place.groups()
+        if letter not in facts:
+            return place[0]
+        found = facts[letter]
+        return found.zfill(min(int(width), _WIDTH_MAX)) if width and found.isdigit() else found
+
+    return _PLACE.sub(fill, pattern)
+
+
+# -- which one runs jobs here --------------------------------------------------------------------------
+
+EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
+
+
+def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
+    """Which one `executor` gives.
+
+    Raises:
+        ClusterRequestError: there is none of this name.
+    """
+    named = name or os.environ.get(EXECUTOR_VARIABLE)
+    if not named:
+        return "slurm" if shutil.which("sbatch") else "local"
+    if named == "slurm":
+        return "slurm"
+    if named == "local":
+        return "local"
+    raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
+
+
+def executor(name: str | None = None) -> Executor:
+    """The executor of this name.
+
+    Args:
+        name: `slurm` or `local`; by default HEADRACE_EXECUTOR, else Slurm's where sbatch is, else this
+            machine's.
+
+    Raises:
+        ClusterRequestError: there is none of this name.
+    """
+    if executor_name(name) == "slurm":
+        from headrace.cluster.slurm.executor import SlurmExecutor
+
+        return SlurmExecutor()
+    from headrace.cluster.local.executor import LocalExecutor
+
+    return LocalExecutor()

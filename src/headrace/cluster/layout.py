@@ -8,24 +8,278 @@ the reason and the nearest request that can be.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cluster.fit import Fit, eligible, fit_gpus, fit_nodes, is_away, most_gpus
-from headrace.cluster.partition import Refused, candidates, time_limit
-from headrace.cluster.sbatch_words import Word
-from headrace.cluster.shorthand import Shorthand, apply_shorthand, read_shorthand
-from headrace.cluster.time_limit import read_minutes
+from headrace.cluster.request import (
+    Shorthand,
+    apply_shorthand,
+    read_minutes,
+    read_shorthand,
+    slurm_time,
+    time_text,
+)
+from headrace.cluster.script import Word
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from headrace.cluster.request import Request
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 
-__all__ = ["Layout", "lay_out"]
+__all__ = [
+    "ARCHITECTURES",
+    "Fit",
+    "Layout",
+    "Refused",
+    "candidates",
+    "eligible",
+    "fit_gpus",
+    "fit_nodes",
+    "is_away",
+    "lay_out",
+    "most_gpus",
+    "time_limit",
+]
+
+
+# -- which nodes, and how GPUs lie on them -------------------------------------------------------------
+
+ARCHITECTURES: Final = {
+    "x86": "x86_64", "x86_64": "x86_64", "amd64": "x86_64", "arm": "aarch64", "arm64": "aarch64",
+    "aarch64": "aarch64", "ppc64le": "ppc64le", "power": "ppc64le",
+}  # fmt: skip
+"""HAL's words for kinds of nodes, and others', as nodes report them."""
+
+_AWAY: Final = frozenset({
+    "down", "drain", "drained", "draining", "fail", "failing", "error", "future", "maint",
+    "powered_down", "powering_down", "reboot", "unknown", "not_responding", "no_respond",
+    "invalid_reg",
+})  # fmt: skip
+_FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a job lies on nodes.
+
+    Attributes:
+        count: of nodes.
+        gpus_per_node: on each; where `even` is false, at most.
+        even: all nodes have as many.
+        gpu_type: of all of them; "" if they have no type.
+        nodes: all that could be taken, `count` or more.
+    """
+
+    count: int
+    gpus_per_node: int
+    even: bool
+    gpu_type: str
+    nodes: tuple[Node, ...]
+
+
+def is_away(node: Node) -> bool:
+    """Whether it takes no job now."""
+    return any(state.rstrip("*~#!%$@^-+") in _AWAY for state in node.states)
+
+
+def eligible(nodes: Sequence[Node], request: Request, site: Site) -> list[Node]:
+    """The nodes that have what is asked for, apart from sizes."""
+    found = [node for node in nodes if "future" not in node.states]
+    if request.gpu_type:
+        found = [n for n in found if n.gpu_type.lower() == request.gpu_type.lower()]
+    features = request.constraint
+    if request.node_type in site.node_types:
+        features = ",".join(filter(None, (features, site.node_types[request.node_type].constraint)))
+    elif request.node_type:
+        kind = ARCHITECTURES.get(request.node_type.lower(), "?")
+        found = [n for n in found if n.architecture == kind or request.node_type in n.features]
+    if _FEATURES.fullmatch(features):
+        # Anything else ("[a|b]", "a*2") is for Slurm to judge.
+        wanted = set(re.split("[&,]", features))
+        found = [n for n in found if wanted <= set(n.features)]
+    return found
+
+
+def fit_gpus(
+    nodes: Sequence[Node], gpus: int, count: int | None = None, count_max: int | None = None
+) -> Fit | None:
+    """GPUs on as few nodes as can hold them, or on `count`; None: there are not so many.
+
+    Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these
+    the one of which most nodes are free.
+    """
+    best: tuple[tuple[int, int], Fit] | None = None
+    for gpu_type in sorted({node.gpu_type for node in nodes if node.gpus}):
+        same = [node for node in nodes if node.gpus and node.gpu_type == gpu_type]
+        having = _having(same)
+        most = min(gpus, len(same), count_max or gpus)
+        for k in [count] if count else range(-(-gpus // (len(having) - 2)), most + 1):
+            per_node = -(-gpus // k)
+            if k > most or having[min(per_node, len(having) - 1)] < k:
+                continue
+            able = tuple(n for n in same if n.gpus >= per_node)
+            free = sum(not n.gpus_allocated and not is_away(n) for n in able)
+            fit = Fit(k, per_node, gpus % k == 0, gpu_type, able)
+            if best is None or (k, -free) < best[0]:
+                best = (k, -free), fit
+            break
+    return best[1] if best else None
+
+
+def _having(nodes: Sequence[Node]) -> list[int]:
+    """At `g`: how many nodes have `g` GPUs or more. The last entry is 0."""
+    most = max((node.gpus for node in nodes), default=0)
+    having = [0] * (most + 2)
+    for node in nodes:
+        having[node.gpus] += 1
+    for g in range(most, -1, -1):
+        having[g] += having[g + 1]
+    return having
+
+
+def most_gpus(
+    nodes: Sequence[Node], below: int, count: int | None = None, count_max: int | None = None
+) -> int:
+    """The most GPUs, fewer than `below`, that one job can have; 0: none."""
+    limit = count or count_max or len(nodes)
+    top = 0
+    for gpu_type in {node.gpu_type for node in nodes}:
+        sizes = sorted((n.gpus for n in nodes if n.gpu_type == gpu_type), reverse=True)[:limit]
+        top = max(top, sum(sizes))
+    for gpus in range(min(top, below - 1), 0, -1):
+        if fit_gpus(nodes, gpus, count, count_max) is not None:
+            return gpus
+    return 0
+
+
+def fit_nodes(nodes: Sequence[Node], count: int) -> Fit | None:
+    """Nodes without regard to GPUs: those without any where there are enough of them."""
+    plain = [node for node in nodes if not node.gpus]
+    able = plain if len(plain) >= count else list(nodes)
+    return Fit(count, 0, True, "", tuple(able)) if len(able) >= count else None
+
+
+# -- which partition, and for how long -----------------------------------------------------------------
+
+
+class Refused(ClusterRequestError):
+    """Why one partition cannot take a request; another may.
+
+    Attributes:
+        near: how near it comes; 0: not at all.
+    """
+
+    def __init__(self, message: str, *, near: int = 0, next_step: str | None = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.near = near
+
+
+def candidates(
+    request: Request, snapshot: ClusterSnapshot, site: Site, *, minutes: int | None
+) -> list[Partition]:
+    """Partitions to try, the first one first: the named one, or the site's, the default, and the others.
+
+    Args:
+        request: what is asked for.
+        snapshot: has the partitions.
+        site: what is special.
+        minutes: the time asked for; None: not said, or no limit.
+
+    Raises:
+        ClusterRequestError: a named partition does not exist, or takes no jobs; there is none at all.
+    """
+    known = {partition.name: partition for partition in snapshot.partitions}
+    if not known:
+        raise ClusterRequestError(f"the cluster {snapshot.cluster} has no partitions.")
+    if request.partition:
+        # A list is Slurm's: the job goes where it can start first.
+        return [_named(known, name) for name in request.partition.split(",") if name]
+    kind = site.node_types.get(request.node_type)
+    if kind is not None and kind.partition:
+        return [_named(known, kind.partition)]
+    first = [site.gpu_partition] if request.gpus else [site.cpu_partition]
+    if (
+        request.gpus
+        and site.short_partition
+        and minutes
+        and minutes <= (site.short_time or minutes)
+    ):
+        first.insert(0, site.short_partition)
+    names = [_named(known, name).name for name in first if name]
+    open_ones = [p for p in snapshot.partitions if p.state == "up"]
+    with_gpus = {node.name for node in snapshot.nodes if node.gpus}
+    if not request.gpus:
+        names += [p.name for p in open_ones if not with_gpus.intersection(p.nodes)]
+    names += [p.name for p in open_ones if p.is_default]
+    names += [p.name for p in open_ones]
+    if not names:
+        raise ClusterRequestError(f"no partition of {snapshot.cluster} is up.")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _named(known: dict[str, Partition], name: str) -> Partition:
+    partition = known.get(name)
+    if partition is None:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ClusterRequestError(
+            f"there is no partition {name!r}.",
+            next_step=f"{hint}There are: {', '.join(sorted(known))}; and gpuxN, cpunN, cpu_mini.",
+        )
+    if partition.state in ("drain", "inactive"):
+        raise ClusterRequestError(
+            f"partition {name} is {partition.state}: it takes no jobs now.",
+            next_step="Name another one, or try again later.",
+        )
+    return partition
+
+
+def time_limit(
+    partition: Partition, asked: str, site: Site, remarks: list[str], *, bare_hours: bool
+) -> tuple[str, bool]:
+    """The limit as Slurm writes it ("": the partition's default), and whether it was cut.
+
+    Args:
+        partition: where the job goes.
+        asked: as it was written; "" where nothing was.
+        site: with its own defaults and limits.
+        remarks: what is decided is said here.
+        bare_hours: a number alone is hours, and zero the default, as HAL has it.
+
+    Raises:
+        ClusterRequestError: it is no time.
+    """
+    special = site.of(partition.name)
+    limits = [limit for limit in (partition.max_minutes, special.time_max) if limit is not None]
+    most = min(limits, default=None)
+    minutes = special.time
+    if not asked and minutes is None:
+        return "", False
+    if asked:
+        minutes = read_minutes(asked, bare_hours=bare_hours)
+        if asked.isdigit() and minutes:
+            unit = "hours (HAL's way)" if bare_hours else "minutes (Slurm's way)"
+            remarks.append(f"time {asked}: {unit}, {time_text(minutes)}.")
+        if minutes == 0 and bare_hours:
+            remarks.append("time 0: the default is taken.")
+            return (slurm_time(special.time) if special.time else ""), False
+        minutes = minutes or None
+    if most is not None and (minutes is None or minutes > most):
+        if asked:
+            remarks.append(
+                f"time {time_text(minutes)} is cut to {time_text(most)}, "
+                f"the most in partition {partition.name}."
+            )
+        return slurm_time(most), bool(asked)
+    return slurm_time(minutes), False
+
+
+# -- the layout ----------------------------------------------------------------------------------------
 
 _MEMORY_SHARE: Final = 0.95
 """Of a node's memory is shared out: sites keep some for the system, which a snapshot does not show."""

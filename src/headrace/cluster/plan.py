@@ -16,21 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.cluster.containers import find_container, has_steps
 from headrace.cluster.executor import Submission
-from headrace.cluster.layout import Layout, lay_out
-from headrace.cluster.modules import environment_lines
-from headrace.cluster.partition import candidates, time_limit
+from headrace.cluster.layout import Layout, candidates, lay_out, time_limit
+from headrace.cluster.local.executor import local_snapshot
 from headrace.cluster.request import (
     ASKS,
     WORDS_OF_OURS,
     Kind,
     Request,
     read_request,
+    read_shorthand,
     request_of_words,
 )
-from headrace.cluster.sbatch_words import PARTS, Word, read_words
-from headrace.cluster.script import Directive, Script, read_script
-from headrace.cluster.shorthand import read_shorthand
-from headrace.cluster.this_machine import local_snapshot
+from headrace.cluster.script import PARTS, Directive, Script, Word, read_script, read_words
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -40,7 +37,43 @@ if TYPE_CHECKING:
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["BatchPlan", "Cluster", "RunPlan", "plan_batch", "plan_run"]
+__all__ = ["BatchPlan", "Cluster", "RunPlan", "environment_lines", "plan_batch", "plan_run"]
+
+
+# -- modules and environments --------------------------------------------------------------------------
+
+_MODULE = '. "${LMOD_PKG:-${MODULESHOME:-/usr/share/modules}}/init/sh"'
+"""What defines `module` where the caller's shell did not bring it along."""
+
+
+def environment_lines(request: Request, site: Site) -> list[str]:
+    """Lines of POSIX shell; none where nothing is asked for. What fails ends the job, with the reason."""
+    lines: list[str] = []
+    if request.modules:
+        setup = [f". {shlex.quote(file)}" for file in site.module_setup]
+        lines += setup or [f"type module >/dev/null 2>&1 || {_MODULE}"]
+        names = " ".join(shlex.quote(name) for name in (*site.module_load, *request.modules))
+        lines.append(_or_end(f"module load {names}", "the modules cannot be loaded"))
+    if request.conda:
+        setup_file = shlex.quote(site.conda_setup)
+        lines.append(f". {setup_file}" if site.conda_setup else 'eval "$(conda shell.posix hook)"')
+        lines.append(
+            _or_end(
+                f"conda activate {shlex.quote(request.conda)}",
+                "the conda environment cannot be activated",
+            )
+        )
+    if request.venv:
+        activate = shlex.quote(f"{request.venv.rstrip('/')}/bin/activate")
+        lines.append(_or_end(f". {activate}", "the Python environment cannot be activated"))
+    return ["# headrace: modules and environments", *lines] if lines else []
+
+
+def _or_end(command: str, why: str) -> str:
+    return f"{command} || {{ echo 'headrace: {why}' >&2; exit 1; }}"
+
+
+# -- plans ---------------------------------------------------------------------------------------------
 
 _SIZES: Final = frozenset({
     "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket",

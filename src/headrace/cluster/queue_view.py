@@ -12,8 +12,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final, overload
 
 from headrace.cluster.executor import JobState
-from headrace.cluster.fit import is_away
 from headrace.cluster.hostlist import expand_indices
+from headrace.cluster.layout import is_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -16,20 +16,124 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from headrace.cluster.sbatch_words import Word
+    from headrace.cluster.script import Word
 
 __all__ = [
     "ASKS",
+    "FORMS",
     "WORDS_OF_OURS",
     "Ask",
     "Kind",
     "Request",
+    "Shorthand",
+    "apply_shorthand",
     "memory_mib",
+    "read_minutes",
     "read_request",
+    "read_shorthand",
     "request_of_words",
+    "slurm_time",
+    "time_text",
 ]
+
+
+# -- time limits ---------------------------------------------------------------------------------------
+
+FORMS: Final = (
+    "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, "
+    "days-hours:minutes:seconds, 90m, 36h, 2d12h or UNLIMITED"
+)
+"""What may be written, for help and errors."""
+
+_MINUTES_MAX: Final = 1_000 * 366 * 24 * 60
+"""A thousand years: beyond it a digit was typed twice. Slurm's own counter is of 32 bits."""
+
+_DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_CLOCK = re.compile(r"(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_TIME_WORDS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?", re.ASCII)
+_NO_LIMIT = frozenset({"unlimited", "infinite", "-1"})
+
+
+def read_minutes(text: str, *, bare_hours: bool = False) -> int | None:
+    """What a time limit says, in minutes; None: none.
+
+    Zero comes back as zero: Slurm means no limit by it, HAL its default.
+
+    Args:
+        text: in one of `FORMS`.
+        bare_hours: a number alone counts hours, as HAL's commands have it.
+
+    Raises:
+        ClusterRequestError: the text is no time.
+    """
+    written = text.strip().strip("\"'").strip().lower()
+    if written in _NO_LIMIT:
+        return None
+    seconds = _seconds(written, bare_hours=bare_hours)
+    if seconds is None:
+        raise ClusterRequestError(f"{text!r} is no time limit.", next_step=f"Expected {FORMS}.")
+    minutes = -(-seconds // 60)
+    if minutes > _MINUTES_MAX:
+        raise ClusterRequestError(
+            f"the time limit {text!r} is longer than a thousand years.",
+            next_step="Give a shorter one, or UNLIMITED.",
+        )
+    return minutes
+
+
+def _seconds(written: str, *, bare_hours: bool) -> int | None:
+    if len(written) > 40:  # whatever it is: int() takes a while over a million digits
+        return None
+    if match := _DAYS.fullmatch(written):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    elif match := _CLOCK.fullmatch(written):
+        first, second, third = match.groups()
+        days = 0
+        if third is not None:
+            hours, minutes, seconds = int(first), int(second), int(third)
+        elif second is not None:
+            hours, minutes, seconds = 0, int(first), int(second)
+        elif bare_hours:
+            hours, minutes, seconds = int(first), 0, 0
+        else:
+            hours, minutes, seconds = 0, int(first), 0
+    elif written and (match := _TIME_WORDS.fullmatch(written)):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    else:
+        return None
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def slurm_time(minutes: int | None) -> str:
+    """As Slurm writes it: "04:00:00", "2-12:00:00", "UNLIMITED"."""
+    if minutes is None:
+        return "UNLIMITED"
+    days, rest = divmod(minutes, 24 * 60)
+    clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return f"{days}-{clock}" if days else clock
+
+
+def time_text(minutes: int | None) -> str:
+    """As people say it: "90 min", "4 h", "2 d 12 h", "no limit"."""
+    if minutes is None:
+        return "no limit"
+    if minutes < 120 and minutes % 60:
+        return f"{minutes} min"
+    days, rest = divmod(minutes, 24 * 60)
+    hours, left = divmod(rest, 60)
+    if days and not left and days * 24 + hours <= 72:
+        days, hours = 0, days * 24 + hours
+    parts = [
+        f"{days} d" if days else "",
+        f"{hours} h" if hours else "",
+        f"{left} min" if left else "",
+    ]
+    return " ".join(part for part in parts if part) or "0 min"
+
+
+# -- requests ------------------------------------------------------------------------------------------
 
 
 class Kind(Enum):
@@ -347,3 +451,74 @@ _READERS: Final[dict[Kind, Callable[[Ask, Any, str], Any]]] = {
     Kind.MEMORY: _memory,
     Kind.FLAG: _flag,
 }
+
+# -- HAL's short words for sizes -----------------------------------------------------------------------
+
+_SHORT = re.compile(r"(gpux|cpun|cpux)(\d{1,6})", re.ASCII)
+
+MINI: Final = "cpu_mini"
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """What a short word asks for.
+
+    Attributes:
+        text: as it was written.
+        gpus: in all.
+        nodes: whole ones without GPUs; 0 where GPUs are asked.
+        mini: only a few CPUs of it.
+    """
+
+    text: str
+    gpus: int = 0
+    nodes: int = 0
+    mini: bool = False
+
+
+def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
+    """The size a partition's name stands for; None if it is a partition, or no such word.
+
+    Raises:
+        ClusterRequestError: it asks for none.
+    """
+    if text in partitions:
+        return None
+    if text == MINI:
+        return Shorthand(text, nodes=1, mini=True)
+    match = _SHORT.fullmatch(text)
+    if match is None:
+        return None
+    count = int(match[2])
+    if count == 0:
+        raise ClusterRequestError(
+            f"partition {text!r} asks for none.", next_step=f"{match[1]}1 is the least."
+        )
+    return Shorthand(text, gpus=count) if match[1] == "gpux" else Shorthand(text, nodes=count)
+
+
+def apply_shorthand(request: Request, short: Shorthand) -> tuple[Request, list[str]]:
+    """The request without the short word, and remarks: as with HAL, words for CPUs ignore what is said of GPUs.
+
+    Raises:
+        ClusterRequestError: the request says otherwise than the word.
+    """
+    if request.gpus is not None and request.gpus != short.gpus:
+        raise ClusterRequestError(
+            f"partition {short.text} stands for {short.gpus} GPUs, --gpus asks for {request.gpus}.",
+            next_step="Give one of them.",
+        )
+    plain = dataclasses.replace(request, partition="")
+    if short.gpus:
+        return dataclasses.replace(plain, gpus=short.gpus), []
+    if request.nodes is not None and request.nodes != short.nodes:
+        raise ClusterRequestError(
+            f"partition {short.text} stands for {short.nodes} nodes, --nodes asks for {request.nodes}.",
+            next_step="Give one of them.",
+        )
+    remarks = []
+    if request.cpus_per_gpu is not None:
+        remarks.append(
+            f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored."
+        )
+    return dataclasses.replace(plain, nodes=short.nodes, cpus_per_gpu=None), remarks

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.cluster.fit import is_away
+from headrace.cluster.layout import is_away
 from headrace.cluster.queue_view import queue_board
 from headrace.web.picture import IDLE, Cluster, JobBox, NodeBox, levels
 

@@ -7,11 +7,8 @@ import sys
 
 import pytest
 
-from headrace.cluster.launch.options import LaunchOptions
-from headrace.cluster.launch.plan import LaunchPlan, lay_out
-from headrace.cluster.launch.ranks import NodeFacts, commands_for, program_of
-from headrace.cluster.launch.settings import settings_for
-from headrace.cluster.place import JobPlace
+from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan, lay_out
+from headrace.cluster.launch.ranks import NodeFacts, commands_for, program_of, settings_for
 from headrace.errors import LaunchError
 
 

@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.cluster.launch.agreement import HOLD_S, Agreement, Phase, StopReason
-from headrace.cluster.launch.page import SETTLE_S, RankSlot, StopPage
+from headrace.cluster.launch.stop_page import (
+    HOLD_S,
+    SETTLE_S,
+    Agreement,
+    Phase,
+    RankSlot,
+    StopPage,
+    StopReason,
+)
 from headrace.errors import LaunchError
 
 USR1 = StopReason("SIGUSR1", True, signal.SIGUSR1, 10.0)

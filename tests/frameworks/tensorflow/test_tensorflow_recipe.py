@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cluster.executors import executor
+from headrace.cluster.executor import executor
 from recipes.conftest import here, real_slurm, slurm
 from recipes.jobs import run_job
 from recipes.packing import pack_data

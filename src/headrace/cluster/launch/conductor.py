@@ -17,15 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import headrace
-from headrace.cluster.launch.agreement import Agreement, Phase, StopReason
+from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.helpers import Helpers
-from headrace.cluster.launch.meet import MeetFolder
 from headrace.cluster.launch.node import NodeSpec
-from headrace.cluster.launch.nodes import Nodes
-from headrace.cluster.launch.outcome import RankFailure, add_notes, judge
-from headrace.cluster.launch.processes import adopt_orphans, end_descendants
-from headrace.cluster.launch.ranks import commands_for, program_of
-from headrace.cluster.launch.report import LaunchReport
+from headrace.cluster.launch.nodes import Nodes, NodeStarts
+from headrace.cluster.launch.ranks import commands_for, program_of, settings_for
+from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.launch.scheduler import (
     REQUEUE_EXIT,
     can_requeue,
@@ -34,19 +31,16 @@ from headrace.cluster.launch.scheduler import (
     silent_nodes,
     time_left_s,
 )
-from headrace.cluster.launch.settings import settings_for
-from headrace.cluster.launch.start_nodes import NodeStarts
+from headrace.cluster.launch.stop_page import Agreement, Phase, StopReason
+from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import LaunchError
 from headrace.job.address import own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.cluster.launch.line import Message
-    from headrace.cluster.launch.nodes import NodeState
-    from headrace.cluster.launch.options import LaunchOptions
-    from headrace.cluster.launch.plan import LaunchPlan
-    from headrace.cluster.place import JobPlace
+    from headrace.cluster.launch.nodes import Message, NodeState
+    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
 
     Say = Callable[[str], object]
 

@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.launch.job_report import has_agent
-from headrace.errors import JobError, LaunchError
+from headrace.errors import HeadraceError, JobError, LaunchError
 from headrace.job.meeting import Meeting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.cluster.launch.line import Message
-    from headrace.cluster.launch.nodes import Nodes, NodeState
-    from headrace.cluster.launch.options import LaunchOptions
+    from headrace.cluster.launch.nodes import Message, Nodes, NodeState
+    from headrace.cluster.launch.plan import LaunchOptions
     from headrace.cluster.launch.report import LaunchReport
 
     Remark = Callable[[str], object]
 
-__all__ = ["Helpers"]
+__all__ = ["Helpers", "has_agent", "report_text"]
+
+
+# -- the agent's report --------------------------------------------------------------------------------
+
+
+def has_agent() -> bool:
+    """Whether this installation has the telemetry agent."""
+    try:
+        return find_spec("headrace.telemetry.report") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def report_text(job: str, environment: Mapping[str, str], since_s: float = 0.0) -> str:
+    """What the agents have kept of a job, for people; "" where that is nothing.
+
+    Args:
+        job: as the processes of the job were told (HEADRACE_JOB_ID).
+        environment: says where the history is.
+        since_s: Unix seconds; what was seen earlier is another job's of the same number.
+    """
+    if not has_agent():
+        return ""
+    history = import_module("headrace.telemetry.place").default_history(environment)
+    try:
+        return str(import_module("headrace.telemetry").job_report(history, job, since_s).text())
+    except HeadraceError:  # a job of a second or two: nobody has looked yet
+        return ""
+
+
+# -- helpers -------------------------------------------------------------------------------------------
 
 _HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
 

@@ -7,34 +7,400 @@
 Both adopt orphans, so each sees all that was started below it. If the supervisor is killed, the guard ends
 what is left and removes the node's folder; if the guard is, the kernel tells the supervisor, which does. If
 both are killed at once, the kernel kills the supervisor's children with it, and the next launch on the node
-removes the files (`node_folder.sweep`).
+removes the files (`folders.sweep`).
+
+The supervisor is one thread and one loop: messages of the first node, ends of children, signals. It decides
+nothing but this: without the first node, or without its guard, it ends all that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import random
+import select
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.cluster.launch.node_folder import NodeFolder, sweep
-from headrace.cluster.launch.processes import adopt_orphans, die_with_parent, end_descendants
+import headrace
+from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep, visible_gpus
+from headrace.cluster.launch.nodes import Line
+from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
+from headrace.cluster.processes import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_descendants,
+    reap,
+    send,
+)
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["MARK_VARIABLE", "SPEC_VARIABLE", "NodeSpec", "main"]
+    from headrace.cluster.launch.nodes import Message
+
+__all__ = [
+    "GUARD_GONE",
+    "MARK_VARIABLE",
+    "SPEC_VARIABLE",
+    "NodeSpec",
+    "Supervisor",
+    "connect",
+    "free_ports",
+    "interface_of",
+    "main",
+]
+
+
+# -- the network ---------------------------------------------------------------------------------------
+
+_SIOCGIFADDR = 0x8915
+_TRIES = 200
+_LOW, _HIGH = 12000, 32000
+"""Below the range from which the kernel takes ports for outgoing connections (32768 on): a port that is
+free now cannot be taken by one of these before a rank listens on it."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this node on which nobody listens, chosen at random so that launches do not meet.
+
+    Raises:
+        OSError: none is free.
+    """
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for _ in range(_TRIES * count):
+            port = random.randrange(_LOW, _HIGH)  # noqa: S311 - no secret
+            taken = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                taken.bind(("", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"no {count} free ports between {_LOW} and {_HIGH}")
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has an IPv4 address; None: none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return "lo" if address.startswith("127.") else None
+
+
+# -- the supervisor ------------------------------------------------------------------------------------
+
+GUARD_GONE = signal.SIGUSR2
+_HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_TICK_S = 0.05
+_BEAT_S = 2.0
+_HELPERS_S = 5.0
+_ALONE_S = 1.0
+_LOG_BYTES = 2000
+
+
+def connect(spec: NodeSpec) -> Line | None:
+    """A connection to the first node; None if it cannot be reached in time."""
+    until_s = time.monotonic() + spec.connect_s
+    while True:
+        for address in spec.addresses:
+            with contextlib.suppress(OSError):
+                return Line(socket.create_connection((address, spec.port), timeout=5.0))
+        if time.monotonic() > until_s:
+            return None
+        time.sleep(_TICK_S * 4)
+
+
+class Supervisor:
+    """Runs one node.
+
+    Args:
+        spec: what the first node told.
+        index: of this node.
+        folder: of the launch on this node.
+        left: what was found of dead launches.
+
+    Attributes:
+        guard_gone: set when the guard is dead: end everything.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[Any] = ()
+    ) -> None:
+        self.guard_gone = False
+        self._spec = spec
+        self._index = index
+        self._folder = folder
+        self._left = left
+        self._signals: list[int] = []
+        self._line: Line | None = None
+        self._page: StopPage | None = None
+        self._claim: GpuClaim | None = None
+        self._helpers: dict[int, str] = {}
+        self._ranks: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._beat_s = 0.0
+        self._held_s: float | None = None
+        self._over = False
+        self._tidied = (0, 0)
+        for number in _HANDED_ON:
+            signal.signal(number, self._on_signal)
+        signal.signal(GUARD_GONE, self._on_guard_gone)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals.append(number)
+
+    def _on_guard_gone(self, *_: object) -> None:
+        self.guard_gone = True
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the first node says that it is over, or is lost; the exit status."""
+        line = connect(self._spec)
+        if line is None:
+            sys.stderr.write(
+                f"headrace launch: node {self._name}: the first node does not answer at "
+                f"{' or '.join(self._spec.addresses)}, port {self._spec.port}.\n"
+            )
+            return 3
+        self._line = line
+        try:
+            self._greet(line)
+            while not self._over:
+                select.select([line], [], [], _TICK_S)
+                for message in line.take():
+                    self._do(message)
+                self._look_after_children()
+                self._say_signals()
+                self._beat()
+                if why := self._alone():
+                    line.send("lost", why=why)
+                    self._end_ranks({"grace_s": _ALONE_S})
+                    self._end()
+                    if not self.guard_gone:
+                        sys.stderr.write(f"headrace launch: node {self._name}: {why}.\n")
+                    return 3
+            return 0
+        finally:
+            end_descendants(1.0)
+            for part in (self._claim, self._page, line):
+                if part is not None:
+                    part.close()
+
+    @property
+    def _name(self) -> str:
+        return self._spec.nodes[self._index]
+
+    def _alone(self) -> str:
+        """Why this node is on its own; "" while it is not."""
+        assert self._line is not None
+        if self.guard_gone:
+            return "the guard was killed"
+        if self._line.gone and not self._over:
+            return f"the first node is lost: {self._line.gone}"
+        if self._line.silent_s() > self._spec.silence_s:
+            return f"the first node has said nothing for {self._spec.silence_s:g} s"
+        return ""
+
+    def _greet(self, line: Line) -> None:
+        spec = self._spec
+        address = line.own_address
+        variable, there = visible_gpus(os.environ, spec.gpus)
+        try:
+            self._claim = GpuClaim(
+                spec.local_folder(os.environ), f"{spec.job}-{self._name}", spec.gpus, there
+            )
+            ports = free_ports(spec.ranks + 1)
+        except (LaunchError, OSError) as e:
+            line.send(
+                "hello", token=spec.token, node=self._index, failure=str(getattr(e, "message", e)),
+                next=getattr(e, "next_step", None),
+            )  # fmt: skip
+            return
+        self._gpu_variable = variable
+        line.send(
+            "hello", token=spec.token, node=self._index, host=socket.gethostname(), address=address,
+            interface=interface_of(address), ports=ports, version=headrace.__version__,
+            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
+            socket_fits=self._folder.socket_fits, gpus=self._claim.gpus,
+            left=[
+                {"folder": f.folder, "processes": f.processes, "nbytes": f.nbytes} for f in self._left
+            ],
+        )  # fmt: skip
+
+    def _beat(self) -> None:
+        assert self._line is not None
+        if time.monotonic() - self._beat_s > _BEAT_S:
+            self._beat_s = time.monotonic()
+            self._line.send("beat")
+        if self._held_s is not None and time.monotonic() >= self._held_s:
+            self._held_s = None
+            self._line.send("held", furthest=self._page.furthest() if self._page else -1)
+
+    def _say_signals(self) -> None:
+        assert self._line is not None
+        while self._signals:
+            self._line.send("signal", number=self._signals.pop(0))
+
+    # -- what the first node says -----------------------------------------------------------------
+
+    def _do(self, message: Message) -> None:
+        answers: dict[str, Callable[[Message], None]] = {
+            "helper": self._start_helper,
+            "ranks": self._start_ranks,
+            "hold": self._hold,
+            "stop_at": self._stop_at,
+            "forward": self._forward,
+            "facts": self._say_facts,
+            "end_ranks": self._end_ranks,
+            "end": self._end,
+        }
+        if (answer := answers.get(message["kind"])) is not None:
+            answer(message)
+
+    def _hold(self, _message: Message) -> None:
+        if self._page is not None:
+            self._page.hold()
+        self._held_s = time.monotonic() + SETTLE_S
+
+    def _stop_at(self, message: Message) -> None:
+        if self._page is not None:
+            self._page.stop_at(message["check"])
+
+    def _start_helper(self, message: Message) -> None:
+        name = message["name"]
+        with self._folder.log(name).open("ab") as log:
+            pid = self._start(message["command"], message["environment"], log.fileno())
+        self._helpers[pid] = name
+
+    def _start_ranks(self, message: Message) -> None:
+        self._page = StopPage(self._spec.ranks)
+        common = dict(message["common"])
+        if message["page"]:
+            common[PAGE_VARIABLE] = self._page.address
+        if self._claim is not None and self._claim.gpus:
+            common[self._gpu_variable] = ",".join(self._claim.gpus)
+        for number, (command, own) in enumerate(
+            zip(message["commands"], message["environments"], strict=True)
+        ):
+            try:
+                self._ranks[self._start(command, {**common, **own})] = number
+            except OSError as e:
+                assert self._line is not None
+                self._line.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
+        self._say_rank_ends()
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: int | None = None
+    ) -> int:
+        def before() -> None:
+            die_with_parent(signal.SIGKILL)
+            # Slurm's --signal goes to every process of a step: who does not know it must not die of it.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GUARD_GONE):
+                signal.signal(number, signal.SIG_DFL)
+
+        # This process has one thread: nothing can hold a lock that the child needs.
+        child = subprocess.Popen(  # noqa: S603
+            list(command), env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log, start_new_session=True, preexec_fn=before,  # noqa: PLW1509
+        )  # fmt: skip
+        child.returncode = 0  # we reap by ourselves, all children at once
+        return child.pid
+
+    # -- children ---------------------------------------------------------------------------------
+
+    def _look_after_children(self) -> None:
+        assert self._line is not None
+        for pid, status in reap().items():
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self._helpers:
+                name = self._helpers.pop(pid)
+                self._line.send("helper_ended", name=name, code=code, log=self._log_of(name))
+            elif pid in self._ranks:
+                self._ended[self._ranks.pop(pid)] = code
+                self._say_rank_ends()
+
+    def _say_rank_ends(self) -> None:
+        assert self._line is not None
+        self._line.send(
+            "rank_ends", running=len(self._ranks),
+            codes={str(k): v for k, v in self._ended.items()}, notes=self._notes(),
+        )  # fmt: skip
+
+    def _notes(self) -> list[list[int]]:
+        notes = self._page.notes() if self._page is not None else []
+        return [
+            [n.checks, n.leaving, n.epoch, n.position, n.order_hash, n.seed, n.steps] for n in notes
+        ]
+
+    def _log_of(self, name: str) -> str:
+        with contextlib.suppress(OSError), self._folder.log(name).open("rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _LOG_BYTES))
+            return f.read().decode(errors="replace")
+        return ""
+
+    def _forward(self, message: Message) -> None:
+        """To the ranks' processes that have said what they do with it; others would die of it."""
+        number = message["number"]
+        for pid, began in descendants(except_for=self._helpers).items():
+            if _catches(pid, number):
+                send(pid, began, number)
+
+    def _say_facts(self, _message: Message) -> None:
+        from headrace.cluster.manifest import hardware
+
+        assert self._line is not None
+        self._line.send("facts", hardware=hardware())
+
+    def _end_ranks(self, message: Message) -> None:
+        """Ends them first: what they read from is still there."""
+        grace_s = message["grace_s"]
+        assert self._line is not None
+        self._tidied = end_descendants(grace_s, self._helpers, self._beat)
+        self._ranks.clear()
+        self._line.send("ranks_over", notes=self._notes())
+
+    def _end(self, _message: Message | None = None) -> None:
+        """Ends the helpers, and says what had to be ended, and what could not be."""
+        assert self._line is not None
+        # Staging that was told of the job's end parts from the other nodes in good order.
+        _, stuck = end_descendants(_HELPERS_S, each=self._beat)
+        self._folder.remove()
+        self._line.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
+        self._over = True
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    with contextlib.suppress(OSError):
+        for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if text.startswith("SigCgt:"):
+                return bool(int(text.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+# -- the guard -----------------------------------------------------------------------------------------
 
 SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
 MARK_VARIABLE = "HEADRACE_LAUNCH"
 _GRACE_S = 2.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +514,7 @@ def _wait(pid: int) -> int:
 def _supervise(
     spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[object], guard: int
 ) -> int:
-    from headrace.cluster.launch.supervisor import GUARD_GONE, Supervisor
+    from headrace.cluster.launch.node import GUARD_GONE, Supervisor
 
     code = 3
     try:
@@ -174,7 +540,7 @@ def _supervise(
 
 def _say_failure(spec: NodeSpec, index: int, error: LaunchError) -> int:
     """Tells the first node why this one cannot take part."""
-    from headrace.cluster.launch.supervisor import connect
+    from headrace.cluster.launch.node import connect
 
     line = connect(spec)
     if line is not None:
@@ -184,7 +550,7 @@ def _say_failure(spec: NodeSpec, index: int, error: LaunchError) -> int:
         until_s = time.monotonic() + 5.0
         while not line.gone and time.monotonic() < until_s:  # until it has been read
             line.take()
-            time.sleep(_POLL_S)
+            time.sleep(_TICK_S)
         line.close()
     else:
         sys.stderr.write(f"headrace launch: node {spec.nodes[index]}: {error}\n")

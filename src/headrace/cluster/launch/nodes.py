@@ -1,26 +1,128 @@
-"""Nodes: the first node's view of all of them: who has come, what each said last, who is lost."""
+"""Nodes: the first node's view of all of them: who has come, what each said last, who is lost.
+
+Messages are JSON, one a line, over TCP: what is launched, what began, ended or failed, and a sign of life every
+few seconds. The first message of whoever connects bears the launch's secret; a line that is no message of ours,
+or too long, ends the connection. Under Slurm one job step spans all nodes, beside whatever else runs in the job
+(`--overlap`). Elsewhere each node is processes of this machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
+import os
 import select
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.closing import Closing
-from headrace.cluster.launch.line import Line
-from headrace.cluster.launch.page import RankNote
+from headrace.cluster.launch.node import SPEC_VARIABLE
 from headrace.cluster.launch.ranks import NodeFacts
+from headrace.cluster.launch.stop_page import RankNote
+from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.cluster.launch.line import Message
+    from headrace.cluster.launch.node import NodeSpec
+    from headrace.cluster.launch.plan import JobPlace
 
-__all__ = ["NodeState", "Nodes"]
+__all__ = ["Line", "Message", "NodeStarts", "NodeState", "Nodes", "node_command", "srun_command"]
+
+
+# -- connections ---------------------------------------------------------------------------------------
+
+Message = dict[str, Any]
+_BYTES_MAX = 4 << 20
+_PIECE = 1 << 16
+_SEND_S = 5.0
+
+
+class Line(Closing):
+    """One end of a connection. Never waits for the other end, but to send.
+
+    Attributes:
+        gone: why there is no other end any more; "" while there is.
+        heard_s: when something came last, by `time.monotonic`.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket = connection
+        self._rest = b""
+        self.gone = ""
+        self.heard_s = time.monotonic()
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    @property
+    def own_address(self) -> str:
+        """Of this end: by it the other one can reach this node."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        """Sends a message; False if there is nobody any more."""
+        if self.gone:
+            return False
+        try:
+            self._socket.settimeout(_SEND_S)
+            self._socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        except OSError as e:
+            self.gone = e.strerror or str(e) or "it does not read"
+        return not self.gone
+
+    def take(self) -> list[Message]:
+        """What has come."""
+        while not self.gone:
+            try:
+                self._socket.settimeout(0)
+                piece = self._socket.recv(_PIECE)
+            except BlockingIOError:
+                break
+            except OSError as e:
+                self.gone = e.strerror or str(e)
+                break
+            if not piece:
+                self.gone = "the connection ended"
+                break
+            self.heard_s = time.monotonic()
+            self._rest += piece
+            if len(self._rest) > _BYTES_MAX:
+                self.gone = f"it sent a line of more than {_BYTES_MAX} bytes"
+        *lines, self._rest = self._rest.split(b"\n")
+        out = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not (isinstance(message, dict) and isinstance(message.get("kind"), str)):
+                self.gone = self.gone or "it sent what is no message"
+                break
+            out.append(message)
+        return out
+
+    def silent_s(self) -> float:
+        """How long nothing has come."""
+        return time.monotonic() - self.heard_s
+
+    def close(self) -> None:
+        """Ends the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        self.gone = self.gone or "closed"
+
+
+# -- nodes ---------------------------------------------------------------------------------------------
 
 _BEAT_S = 2.0
 _STRANGERS_MAX = 64
@@ -184,3 +286,92 @@ class Nodes(Closing):
         self._listener.close()
         for line in [*(n.line for n in self.all if n.line), *(s for s, _ in self._strangers)]:
             line.close()
+
+
+# -- how they are started ------------------------------------------------------------------------------
+
+_TERMINATE_S = 5.0
+
+
+def node_command() -> list[str]:
+    """What runs on each node."""
+    return [sys.executable, "-m", "headrace.cluster.launch.node"]
+
+
+def srun_command(place: JobPlace, nodes: tuple[str, ...]) -> list[str]:
+    """The job step: one task on each node, with all that the job has there."""
+    count = str(len(nodes))
+    return [
+        "srun", "--overlap",  # beside other steps of the job, a second launch among them
+        f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        f"--cpus-per-task={place.cpus_per_node}", "--cpu-bind=none", "--mem=0",
+        "--kill-on-bad-exit=0", "--wait=0",  # how nodes end is the first node's to judge
+        "--input=none", "--unbuffered", "--job-name=headrace-launch",
+        *node_command(),
+    ]  # fmt: skip
+
+
+class NodeStarts(Closing):
+    """Starts all nodes' launchers.
+
+    Args:
+        place: of the job.
+        spec: for all of them.
+
+    Raises:
+        LaunchError: srun is missing.
+    """
+
+    def __init__(self, place: JobPlace, spec: NodeSpec) -> None:
+        environment = {**os.environ, SPEC_VARIABLE: spec.to_json()}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        if place.scheduler == "slurm":
+            if shutil.which("srun") is None:
+                raise LaunchError(
+                    "srun is not found, although SLURM_JOB_ID says that this is a Slurm job.",
+                    next_step="Load Slurm's module in the script, or add its programs to PATH.",
+                )
+            # srun reads these as options of its own; what we say must hold.
+            for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK",
+                         "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND",
+                         "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU",
+                         "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_EXACT"):  # fmt: skip
+                environment.pop(name, None)
+            if str(len(spec.nodes)) != environment.get("SLURM_JOB_NUM_NODES"):
+                environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
+            self._start(srun_command(place, spec.nodes), environment)
+            return
+        for index in range(len(spec.nodes)):
+            own = {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": str(len(spec.nodes))}
+            self._start(node_command(), environment | own)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> None:
+        # In a session of its own: Ctrl-C is for us, we tell the nodes what it means.
+        self._processes.append(
+            subprocess.Popen(  # noqa: S603
+                command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        )  # fmt: skip
+
+    def ended(self) -> list[int]:
+        """The exit statuses of those that have ended."""
+        return [code for p in self._processes if (code := p.poll()) is not None]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether none runs any more."""
+        return len(self.ended()) == len(self._processes)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Waits for their ends; whoever does not end is ended, and with it what it started."""
+        until_s = time.monotonic() + seconds
+        for number in ("", "terminate", "kill"):
+            for process in self._processes:
+                if number and process.poll() is None:
+                    getattr(process, number)()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until_s - time.monotonic()))
+            if self.all_ended:
+                return
+            until_s = time.monotonic() + _TERMINATE_S

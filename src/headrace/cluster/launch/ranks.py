@@ -1,6 +1,7 @@
 """Ranks: the commands and variables by which each framework's processes find each other.
 
-Everything here is a plain function of the layout: `headrace launch --dry-run` prints what it returns.
+Everything here is a plain function of the layout: `headrace launch --dry-run` prints what it returns. Each
+variable has its reason, and what the user has set stays as it is.
 """
 
 from __future__ import annotations
@@ -9,18 +10,104 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.cluster.launch import rank_start
+from headrace.cluster.launch.nodes import node_command, srun_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.cluster.launch.plan import LaunchPlan
+    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
 
-__all__ = ["NodeCommands", "NodeFacts", "commands_for", "program_of"]
+__all__ = [
+    "NodeCommands",
+    "NodeFacts",
+    "Preview",
+    "Setting",
+    "commands_for",
+    "preview",
+    "program_of",
+    "settings_for",
+]
+
+
+# -- variables -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One variable.
+
+    Attributes:
+        name: of the variable.
+        value: it gets; what the user has set where `kept`.
+        reason: why.
+        kept: the user has set it: it stays.
+    """
+
+    name: str
+    value: str
+    reason: str
+    kept: bool = False
+
+
+def settings_for(
+    plan: LaunchPlan, framework: str, interface: str | None, environment: Mapping[str, str]
+) -> tuple[Setting, ...]:
+    """What the ranks of one node get.
+
+    Args:
+        plan: the layout.
+        framework: of the ranks.
+        interface: the network interface that the other nodes reach this one by; None: not known.
+        environment: of the user.
+    """
+    wanted = [*_threads(plan, framework), *_network(plan, framework, interface)]
+    wanted.append(("PYTHONUNBUFFERED", "1", "what a rank prints is in the log when it happens"))
+    return tuple(
+        Setting(name, environment[name], reason, kept=True)
+        if name in environment
+        else Setting(name, value, reason)
+        for name, value, reason in wanted
+    )
+
+
+def _threads(plan: LaunchPlan, framework: str) -> list[tuple[str, str, str]]:
+    cpus = str(plan.cpus_per_rank)
+    shared = f"{plan.ranks_per_node} ranks on a node: its CPUs, shared out evenly"
+    if framework == "tensorflow":
+        return [("TF_NUM_INTRAOP_THREADS", cpus, shared), ("OMP_NUM_THREADS", cpus, shared)]
+    return [("OMP_NUM_THREADS", cpus, shared)]
+
+
+def _network(plan: LaunchPlan, framework: str, interface: str | None) -> list[tuple[str, str, str]]:
+    if framework == "mpi":
+        return []
+    out = []
+    if interface is not None:
+        reason = (
+            "the interface by which the nodes reach each other; a host's name may stand for another one"
+            if len(plan.nodes) > 1
+            else "one node: no other interface is needed"
+        )
+        if framework in ("torch", "plain"):
+            out.append(("GLOO_SOCKET_IFNAME", interface, reason))
+        if plan.gpus_per_node and len(plan.nodes) > 1:
+            # "=": this one exactly; InfiniBand is found by NCCL itself, this is for its bootstrap.
+            out.append(("NCCL_SOCKET_IFNAME", f"={interface}", reason))
+    if plan.gpus_per_node and framework in ("torch", "plain", "jax"):
+        out.append(("NCCL_DEBUG", "WARN", "a failing network says so in the job's log"))
+    if plan.gpus_per_node and framework == "torch":
+        out.append(
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "a rank whose peer is gone ends instead of waiting")
+        )  # fmt: skip
+    return out
+
+
+# -- commands ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +289,81 @@ def _mpi_kind() -> str:
     beside = Path(found).resolve()
     hydra = beside.name.startswith("mpiexec.hydra") or (beside.parent / "mpiexec.hydra").exists()
     return "hydra" if hydra else "openmpi"
+
+
+# -- the preview ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would run. Addresses and ports are found when it does: they are shown as NODE and 0."""
+
+    plan: LaunchPlan
+    starter: tuple[str, ...]
+    helpers: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    commands: tuple[NodeCommands, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "plan": asdict(self.plan),
+            "starter": list(self.starter),
+            "helpers": list(self.helpers),
+            "settings": [asdict(s) for s in self.settings],
+            "commands": [
+                {"commands": [list(c) for c in n.commands], "environments": list(n.environments)}
+                for n in self.commands
+            ],
+        }
+
+    def text(self) -> str:
+        """For people."""
+        plan = self.plan
+        shape = (
+            f"# {len(plan.nodes)} nodes, {plan.ranks_per_node} ranks and {plan.gpus_per_node} GPUs on each, "
+            f"{plan.cpus_per_rank} CPUs for each rank"
+        )
+        lines = [shape]
+        lines += [f"# {remark}" for remark in plan.remarks]
+        lines += ["", "# once: a launcher on each node", shlex.join(self.starter)]
+        if self.helpers:
+            lines += ["", "# on each node, beside the ranks", *self.helpers]
+        lines += ["", "# variables of the ranks"]
+        for s in self.settings:
+            kept = " (yours: kept)" if s.kept else ""
+            lines.append(f"{s.name}={shlex.quote(s.value)}  # {s.reason}{kept}")
+        for name, commands in zip(plan.nodes, self.commands, strict=True):
+            text = commands.text() or "# nothing: the first node starts its ranks, too"
+            lines += ["", f"# node {name}", text]
+        return "\n".join(lines) + "\n"
+
+
+def preview(
+    place: JobPlace,
+    options: LaunchOptions,
+    plan: LaunchPlan,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+) -> Preview:
+    """What `headrace launch` with these would run."""
+    facts = [NodeFacts(name, name, (0,) * (plan.ranks_per_node + 1)) for name in plan.nodes]
+    interface = None if len(plan.nodes) > 1 else "lo"
+    settings = settings_for(plan, options.framework, interface, environment)
+    common = {s.name: s.value for s in settings if not s.kept}
+    starter = (
+        srun_command(place, plan.nodes) if place.scheduler == "slurm" else node_command()
+    )  # fmt: skip
+    helpers = []
+    if options.stage:
+        helpers.append(f"headrace stage {shlex.join(options.stage)} --replicas {options.replicas}")
+    if options.daemon:
+        helpers.append("headrace node start --foreground")
+    program = program_of(words)
+    return Preview(
+        plan, tuple(starter), tuple(helpers), settings,
+        tuple(
+            commands_for(options.framework, node, plan, facts, program, common)
+            for node in range(len(plan.nodes))
+        ),
+    )  # fmt: skip

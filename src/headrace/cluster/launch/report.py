@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["LaunchReport", "Outcome"]
+from headrace.cluster.launch.scheduler import REQUEUE_EXIT
+from headrace.cluster.launch.stop_page import Phase
+from headrace.cluster.manifest import (
+    hardware,
+    relevant_environment,
+    script_facts,
+    versions,
+    write_manifest,
+)
+from headrace.order import combine_hashes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.cluster.launch.nodes import NodeState
+    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.stop_page import Agreement
+
+__all__ = ["LaunchReport", "Outcome", "RankFailure", "Record", "add_notes", "judge"]
+
+
+# -- the report ----------------------------------------------------------------------------------------
 
 Outcome = Literal["completed", "stopped", "requeued", "continued", "failed", "cancelled"]
 
@@ -82,3 +108,172 @@ class LaunchReport:
         if self.why:
             text += f": {self.why}"
         return text
+
+
+# -- what the ranks' ends mean -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The first rank, or torchrun or mpirun, that failed.
+
+    Attributes:
+        node: where.
+        what: it was and how it ended.
+        code: exit status as shells have it: 128 + the signal where one ended it.
+    """
+
+    node: str
+    what: str
+    code: int
+
+    @classmethod
+    def among(cls, nodes: Sequence[NodeState]) -> RankFailure | None:
+        """The first that is known of."""
+        for node in nodes:
+            for number, code in node.codes.items():
+                if code:
+                    return cls(
+                        node.name, f"process {number} of the ranks {_how(code)}", _status(code)
+                    )
+        return None
+
+
+def _how(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _status(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def judge(
+    report: LaunchReport,
+    nodes: Sequence[NodeState],
+    failure: RankFailure | None,
+    agreement: Agreement | None,
+) -> None:
+    """Sets outcome, reason and exit status."""
+    asked = agreement is not None
+    left = any(note.leaving for node in nodes for note in node.notes)
+    if agreement is not None and agreement.reason.cancels:
+        # torchrun passes the signal on, and so ends with a failure: that is no other one.
+        report.outcome = "cancelled"
+        saved = "; the ranks had saved and left" if left and not failure else ""
+        report.why = agreement.reason.text + saved
+        report.exit_code = 128 + agreement.reason.number
+    elif failure is not None:
+        report.outcome, report.exit_code = "failed", failure.code
+        report.why = f"node {failure.node}: {failure.what}"
+    elif agreement is not None and agreement.phase is Phase.LATE:
+        report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
+        report.why = f"the ranks did not leave in time after {agreement.reason.text}"
+    elif asked and left and agreement is not None:
+        report.outcome, report.exit_code = "stopped", REQUEUE_EXIT
+        report.why = f"{agreement.reason.text}; the ranks have saved and left"
+    else:
+        report.outcome, report.exit_code = "completed", 0
+
+
+def add_notes(report: LaunchReport, nodes: Sequence[NodeState]) -> None:
+    """Where the loaders stood: the same on all ranks, but for the hash, which is of all together."""
+    notes = [note for node in nodes for note in node.notes if note.steps]
+    if not notes:
+        return
+    report.epoch = max(n.epoch for n in notes)
+    last = [n for n in notes if n.epoch == report.epoch]
+    report.position = max(n.position for n in last)
+    report.order_hash = f"{combine_hashes(*(n.order_hash for n in last)):016x}"
+    report.seed = last[0].seed
+    report.steps = max(n.steps for n in notes)
+
+
+# -- the run's manifest --------------------------------------------------------------------------------
+
+FOLDER = "headrace-runs"
+
+
+def _free(name: str) -> str:
+    """A name of the folder's that no other launch of the job has taken."""
+    number, path = 1, f"{FOLDER}/{name}.json"
+    while Path(path).exists():
+        number += 1
+        path = f"{FOLDER}/{name}-{number}.json"
+    return path
+
+
+class Record:
+    """One run's.
+
+    Args:
+        place: of the job.
+        options: of the launch.
+        plan: its layout.
+        words: the user's.
+        environment: the user's.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(
+        self,
+        place: JobPlace,
+        options: LaunchOptions,
+        plan: LaunchPlan,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        began = time.time()
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
+        name = f"{place.job_id}-{place.restarts}" if place.job_id else f"{stamp}-{os.getpid()}"
+        self.path = Path(options.manifest or _free(name)).absolute()
+        self._document: dict[str, Any] = {
+            "run": {
+                "job": place.job_id, "name": place.name, "restarts": place.restarts,
+                "scheduler": place.scheduler, "nodes": list(plan.nodes), "host": socket.gethostname(),
+                "began_s": round(began, 3),
+            },
+            "command": script_facts(words),
+            "layout": {
+                "framework": options.framework, "nodes": len(plan.nodes),
+                "ranks_per_node": plan.ranks_per_node, "gpus_per_node": plan.gpus_per_node,
+                "cpus_per_rank": plan.cpus_per_rank, "staged": list(options.stage),
+                "replicas": options.replicas,
+            },
+            "versions": versions(),
+            "hardware": {"0": hardware()},
+            "environment": relevant_environment(environment),
+        }  # fmt: skip
+
+    def begin(self) -> None:
+        """Writes what is known before the ranks run: a run that is killed has a manifest, too.
+
+        Raises:
+            LaunchError: it cannot be written.
+        """
+        write_manifest(self.path, {**self._document, "result": {"outcome": "running"}})
+
+    def finish(self, report: LaunchReport, nodes: Sequence[NodeState]) -> None:
+        """Writes all of it.
+
+        Raises:
+            LaunchError: it cannot be written.
+        """
+        known = {str(n.index): n.hardware for n in nodes if n.hardware is not None}
+        # Nodes that are alike are one entry: a thousand equal ones say nothing more.
+        unlike = {i: h for i, h in known.items() if h != known.get("0")}
+        self._document["hardware"] = {
+            "0": known.get("0", self._document["hardware"]["0"]),
+            **unlike,
+        }
+        self._document["order"] = {
+            "seed": report.seed, "epoch": report.epoch, "position": report.position,
+            "hash": report.order_hash, "steps": report.steps,
+        }  # fmt: skip
+        self._document["result"] = {
+            "outcome": report.outcome, "why": report.why, "exit_code": report.exit_code,
+            "wall_s": round(report.wall_s, 3), "staged_bytes": report.staged_bytes,
+            "source_bytes": report.source_bytes, "remarks": report.remarks,
+        }  # fmt: skip
+        write_manifest(self.path, self._document)

@@ -20,7 +20,7 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from headrace.cluster.place import JobPlace
+    from headrace.cluster.launch.plan import JobPlace
 
 __all__ = [
     "REQUEUE_EXIT",

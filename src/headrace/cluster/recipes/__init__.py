@@ -3,14 +3,174 @@
 The repository's folder `recipes/` is the one source; the wheel carries it as `files/recipes` in this package.
 """
 
-from headrace.cluster.recipes.project import Project, make_project
-from headrace.cluster.recipes.recipe import RECIPES, Recipe, recipe_named, recipes_folder
+from __future__ import annotations
 
-__all__ = [
-    "RECIPES",
-    "Project",
-    "Recipe",
-    "make_project",
-    "recipe_named",
-    "recipes_folder",
-]
+import difflib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ClusterError, ClusterRequestError
+
+__all__ = ["RECIPES", "Project", "Recipe", "make_project", "recipe_named", "recipes_folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One recipe.
+
+    Attributes:
+        name: of its folder, and for `headrace init --recipe`.
+        summary: what it shows.
+        packages: that pip must find beside headrace itself.
+    """
+
+    name: str
+    summary: str
+    packages: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """What a project of it has: each file's name, and where its text lies.
+
+        Raises:
+            ClusterError: this installation has no recipes.
+        """
+        folder = recipes_folder()
+        own = sorted(path for path in (folder / self.name).iterdir() if path.is_file())
+        return {path.name: path for path in (*own, folder / "prepare.py")}
+
+
+RECIPES: Final = (
+    Recipe(
+        "ddp",
+        "PyTorch DistributedDataParallel: a model on each rank, gradients averaged",
+        ("torch", "pillow"),
+    ),
+    Recipe(
+        "fsdp",
+        "PyTorch FSDP: weights and optimizer cut among the ranks, each saves its own part",
+        ("torch", "pillow"),
+    ),
+    Recipe(
+        "tensorflow",
+        "TensorFlow MultiWorkerMirroredStrategy, a worker for each rank",
+        ("tensorflow", "pillow"),
+    ),
+    Recipe(
+        "jax",
+        "JAX: the batches of all processes as one array over one mesh",
+        ("jax", "grain", "pillow"),
+    ),
+    Recipe(
+        "mpi",
+        "MPI, Horovod's way: gradients averaged by one all-reduce of mpi4py's",
+        ("torch", "mpi4py", "pillow"),
+    ),
+)
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        ClusterRequestError: there is none.
+    """
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    names = [recipe.name for recipe in RECIPES]
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    raise ClusterRequestError(
+        f"recipe is {name!r}, expected one of {', '.join(names)}.",
+        next_step=f"Did you mean {near[0]}?" if near else "`headrace init --list` shows them.",
+    )
+
+
+def recipes_folder() -> Path:
+    """The folder of recipes: in the installed package, or in the checkout that is installed editably.
+
+    Raises:
+        ClusterError: there is neither.
+    """
+    here = Path(__file__).resolve().parent
+    for folder in (here / "files" / "recipes", here.parents[3] / "recipes"):
+        if (folder / "prepare.py").is_file():
+            return folder
+    raise ClusterError(
+        f"{here / 'files'}: this installation of headrace has no recipes.",
+        path=str(here / "files"),
+        next_step="Install it again, from a wheel or from a whole checkout.",
+    )
+
+
+# -- projects ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What was made."""
+
+    path: Path
+    recipe: str
+    files: tuple[str, ...]
+
+
+def make_project(recipe: Recipe, folder: str | os.PathLike[str]) -> Project:
+    """Make a project in a folder that does not exist, or is empty.
+
+    Args:
+        recipe: what it is made from.
+        folder: where; folders above it are made.
+
+    Raises:
+        ClusterError: there is something already, or the folder cannot be written.
+    """
+    target = Path(folder).absolute()
+    _check_free(target)
+    files = recipe.files
+    made: Path | None = None
+    mask = _umask()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        for name, source in files.items():
+            shutil.copyfile(source, made / name)
+            (made / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
+        made.chmod(0o777 & ~mask)  # mkdtemp keeps others out
+        made.rename(target)  # refuses a folder that got files meanwhile
+    except OSError as e:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise ClusterError(
+            f"{target}: the project cannot be written: {e.strerror or e}.",
+            path=str(target),
+            next_step="Name a folder that you may write.",
+        ) from e
+    return Project(target, recipe.name, tuple(sorted(files)))
+
+
+def _check_free(target: Path) -> None:
+    if not os.path.lexists(target):
+        return
+    if target.is_dir() and not target.is_symlink():
+        found = sorted(path.name for path in target.iterdir())
+        if not found:
+            return
+        what = f"a folder with {', '.join(found[:3])}{' and more' if len(found) > 3 else ''}"
+    else:
+        what = "no folder"
+    raise ClusterError(
+        f"{target}: is {what}, expected nothing there: what is yours is not overwritten.",
+        path=str(target),
+        next_step="Name another folder.",
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Any
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.hostlist import expand_hosts
 from headrace.cluster.slurm.documents import parse_document
-from headrace.cluster.slurm.records import task_id
-from headrace.cluster.slurm.status import known_exit_code
-from headrace.cluster.slurm.values import gpu_count, job_state, mib, minutes, number, unix_seconds
+from headrace.cluster.slurm.executor import known_exit_code
+from headrace.cluster.slurm.text import (
+    gpu_count,
+    job_state,
+    mib,
+    minutes,
+    number,
+    task_id,
+    unix_seconds,
+)
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import json
 from typing import Any
 
 from headrace.cluster.hostlist import expand_hosts
-from headrace.cluster.slurm.records import task_id
-from headrace.cluster.slurm.values import gpu_count, job_state, mib, number, parse_gres
+from headrace.cluster.slurm.text import gpu_count, job_state, mib, number, parse_gres, task_id
 from headrace.cluster.snapshot import Allocation, Job, Node
 from headrace.errors import ClusterError
 

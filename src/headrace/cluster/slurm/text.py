@@ -1,296 +1,231 @@
-"""Text: what `scontrol --details show` prints, as nodes, partitions and jobs.
-
-The text is the same from 20.11 to 25.x but for a few keys, is a quarter of the JSON, and has what some
-versions' JSON lacks: where a job's output goes. It is scanned, not made into tables: there may be 50,000 jobs.
-"""
+"""How Slurm writes times, sizes, GPUs and states, and the blocks of KEY=VALUE lines that `scontrol` prints."""
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING
+import time
+from typing import Any, NamedTuple
 
-from headrace.cluster.hostlist import expand_hosts
-from headrace.cluster.slurm.records import blocks, task_id, value
-from headrace.cluster.slurm.values import (
-    gpu_count,
-    job_state,
-    mib,
-    minutes,
-    parse_gres,
-    unix_seconds,
-)
-from headrace.cluster.snapshot import Allocation, Job, Node, Partition
-from headrace.errors import ClusterError
+from headrace.cluster.executor import JobState
+from headrace.cluster.hostlist import expand_indices
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.cluster.executor import JobState
-    from headrace.cluster.slurm.values import Gres
-
-__all__ = ["read_jobs", "read_nodes", "read_partitions"]
+__all__ = [
+    "Gres",
+    "blocks",
+    "gpu_count",
+    "job_state",
+    "mib",
+    "minutes",
+    "number",
+    "parse_gres",
+    "seconds",
+    "task_id",
+    "unix_seconds",
+    "value",
+]
 
 
-# -- nodes -----------------------------------------------------------------------------------------
+_NOTHING = frozenset({"", "(null)", "N/A", "n/s", "Unknown", "None", "NONE", "Partition_Limit"})
+_UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "NOT_SET"})
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_SIZE = re.compile(r"([\d.]+)([KMGTP]?)[nc]?i?B?\Z")
 
-_WORD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
-_REASON_BY = re.compile(r" \[[^\[\]]*@[^\[\]]*\]\Z")
-
-
-def read_nodes(text: str) -> tuple[Node, ...]:
-    """All nodes that `scontrol --details show nodes` prints.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
-    return tuple(_node(block) for block in blocks(text, "NodeName"))
+NO_VALUE_FROM = 0xFFFFFFF0
+"""Slurm's "not set" and "infinite" are the largest numbers of 32 and of 64 bits."""
 
 
-def _node(block: str) -> Node:
-    # What comes behind is not read, but for the reason.
-    end = block.find("\n   BootTime=")
-    said = dict(_WORD.findall(block[:end] if end > 0 else block))
-    try:
-        gres, used = parse_gres(said.get("Gres", "")), parse_gres(said.get("GresUsed", ""))
-        return Node(
-            name=said["NodeName"],
-            states=_node_states(said.get("State", "")),
-            cpus=int(said.get("CPUTot", 0)),
-            sockets=int(said.get("Sockets", 1)),
-            cores_per_socket=int(said.get("CoresPerSocket", 1)),
-            threads_per_core=int(said.get("ThreadsPerCore", 1)),
-            memory_mib=mib(said.get("RealMemory", "")),
-            gpus=sum(gpu.number for gpu in gres),
-            gpu_type=next((gpu.type for gpu in gres if gpu.type), ""),
-            gpus_allocated=_joined(used),
-            cpus_allocated=int(said.get("CPUAlloc", 0)),
-            cpu_load=_decimal(said.get("CPULoad", "N/A")),
-            memory_allocated_mib=mib(said.get("AllocMem", "")),
-            memory_free_mib=mib(free) if (free := said.get("FreeMem", "N/A")) != "N/A" else None,
-            partitions=_names(said.get("Partitions", "")),
-            features=_names(said.get("ActiveFeatures") or said.get("AvailableFeatures") or ""),
-            reason=_REASON_BY.sub("", value(block, "Reason")),
-            architecture=said.get("Arch", ""),
-        )
-    except (KeyError, ValueError) as e:
-        raise _odd("node", block, e) from e
+class Gres(NamedTuple):
+    """GPUs of one type; `indices` is empty where Slurm does not say which."""
 
-
-def _node_states(text: str) -> tuple[str, ...]:
-    # "IDLE*+DRAIN": the star means that it does not respond.
-    states: list[str] = []
-    for word in text.split("+"):
-        states.append(word.rstrip("*~#!%$@^-").lower())
-        if "*" in word:
-            states.append("not_responding")
-    return tuple(dict.fromkeys(state for state in states if state))
-
-
-# -- partitions ------------------------------------------------------------------------------------
-
-
-def read_partitions(text: str) -> tuple[Partition, ...]:
-    """All partitions that `scontrol show partitions` prints.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
-    return tuple(_partition(block) for block in blocks(text, "PartitionName"))
-
-
-def _partition(block: str) -> Partition:
-    said = dict(_WORD.findall(block))
-    try:
-        most = said.get("MaxNodes", "UNLIMITED")
-        return Partition(
-            name=said["PartitionName"],
-            nodes=expand_hosts(said.get("Nodes", "")),
-            is_default=said.get("Default") == "YES",
-            state=said.get("State", "UP").lower(),
-            max_minutes=minutes(said.get("MaxTime", "UNLIMITED")),
-            default_minutes=minutes(said.get("DefaultTime", "NONE")),
-            max_nodes=int(most) if most.isdigit() else None,
-            default_memory_per_cpu_mib=mib(said.get("DefMemPerCPU", "")) or None,
-            max_memory_per_cpu_mib=mib(said.get("MaxMemPerCPU", "")) or None,
-        )
-    except (KeyError, ValueError) as e:
-        raise _odd("partition", block, e) from e
-
-
-# -- jobs ------------------------------------------------------------------------------------------
-
-_FIRST = re.compile(
-    r"JobId=(\d+)(?: ArrayJobId=(\d+))?(?: ArrayTaskId=(\S+))?(?: \w+=\S*)*? JobName=(.*)",
-    re.DOTALL,
-)
-_DETAIL = re.compile(r"\n {5}Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES(?:_IDX)?=(\S*)")
-_PER = re.compile(r"\n   TresPer(Job|Node|Socket|Task)=(\S+)")
-_MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
-
-
-def read_jobs(text: str) -> tuple[Job, ...]:
-    """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
-    starts = [0] if text.startswith("JobId=") else []
-    at = text.find("\nJobId=")
-    while at >= 0:
-        starts.append(at + 1)
-        at = text.find("\nJobId=", at + 1)
-    made = []
-    for begin, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        try:
-            made.append(_job(text, begin, end))
-        except ValueError as e:
-            raise _odd("job", text[begin:end], e) from e
-    return tuple(made)
-
-
-def _job(text: str, begin: int, end: int) -> Job:
-    # The lines of a job always come in this order, so each is looked for behind the one before; what is missing
-    # is a ValueError. Most lines are the same for many jobs: what they say is remembered by their text.
-    find, index = text.find, text.index
-    at = find("\n", begin, end)
-    job_id, array_id, task, name = _first(text[begin:at])
-    at = index("\n   UserId=", at, end) + 11
-    user = text[at : find("(", at, end)]
-    at = index("\n   Priority=", at, end) + 13
-    blank = find(" ", at, end)
-    priority = int(text[at:blank])
-    at = find("\n", blank, end)
-    account, qos = _paid_by(text[blank:at])
-    at = index("\n   JobState=", at, end) + 13
-    state, reason = _doing(text[at : find("\n", at, end)])
-    at = index(" TimeLimit=", at, end) + 11
-    limit = text[at : find(" ", at, end)]
-    at = index("\n   SubmitTime=", at, end) + 15
-    submitted = text[at : find(" ", at, end)]
-    at = index("\n   StartTime=", at, end) + 14
-    started = text[at : find(" ", at, end)]
-    at = index("\n   Partition=", at, end) + 14
-    partition = text[at : find(" ", at, end)]
-    at = index("\n   NodeList=", at, end) + 13
-    stop = index("\n", at, end)
-    nodes = expand_hosts(text[at:stop])
-    at = index("\n   NumNodes=", stop, end) + 13
-    stop = find("\n   Socks", at, end)
-    node_count, cpu_count, memory, gpus = _resources(text[at:stop])
-    allocations = _allocations(text, stop, end) if nodes else ()
-    if allocations:
-        gpus = sum([a.gpu_count for a in allocations]) or gpus
-    elif not gpus:
-        gpus = _gpus_wanted(text[at:end], node_count)
-    # By position: in half the time that it takes by name. Most times are one of a kind: not remembered.
-    return Job(
-        job_id if array_id is None else task_id(job_id, array_id, task), name, user, account, partition,
-        state, reason, qos, nodes, allocations, node_count, cpu_count, gpus, memory,
-        float(submitted) if submitted.isdigit() else unix_seconds(submitted),
-        unix_seconds(started), minutes(limit), priority,
-    )  # fmt: skip
-
-
-def _first(line: str) -> tuple[str, str | None, str | None, str]:
-    number, found, name = line[6:].partition(" JobName=")
-    if found and number.isdigit():
-        return number, None, None, name
-    if (match := _FIRST.match(line)) is None:
-        raise ValueError("no JobName")
-    return match[1], match[2], match[3], match[4]
+    type: str
+    number: int
+    indices: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=4096)
-def _paid_by(line: str) -> tuple[str, str]:
-    """Of " Nice=0 Account=lab QOS=normal WCKey=*"."""
-    said = dict(_WORD.findall(line))
-    account, qos = said.get("Account", ""), said.get("QOS", "")
-    return "" if account == "(null)" else account, "" if qos == "(null)" else qos
+def minutes(text: str) -> int | None:
+    """Of a time as `seconds` takes it, rounded up; None: no limit, or none said.
 
-
-@functools.lru_cache(maxsize=4096)
-def _doing(line: str) -> tuple[JobState, str]:
-    """Of "PENDING Reason=Priority Dependency=(null)"; blanks in reasons are written as underscores."""
-    state, _, rest = line.partition(" Reason=")
-    reason = re.split(r" (?:FailedNode|Dependency)=", rest, maxsplit=1)[0].replace("_", " ")
-    return job_state(state), "" if reason == "None" else reason
-
-
-@functools.lru_cache(maxsize=4096)
-def _resources(lines: str) -> tuple[int, int, int, int]:
-    """Nodes, CPUs, memory (MiB) and GPUs of "1-4 NumCPUs=8 ..." and of the lines of TRES below it.
-
-    GPUs are 0 where TRES does not count them. From 23.02 on there are two lines, of what is asked and of what
-    is had.
+    Raises:
+        ValueError: it is no time.
     """
-    said = dict(_WORD.findall(f"NumNodes={lines}"))
-    tres = next(
-        (t for t in map(said.get, ("AllocTRES", "TRES", "ReqTRES")) if t and t != "(null)"), ""
+    found = seconds(text)
+    return None if found is None else -(-found // 60)
+
+
+def seconds(text: str) -> int | None:
+    """Of "30" (minutes), "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS"; None: no limit, or none said.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text in _NOTHING or text.upper() in _UNLIMITED:
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdigit() for part in (*parts, *([days] if dash else ()))):
+        raise ValueError(f"{text!r} is no time")
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minute, second = (*numbers, 0, 0)[:3]
+        return (int(days) * 24 + hours) * 3600 + minute * 60 + second
+    if len(numbers) == 1:
+        return numbers[0] * 60
+    hours, minute, second = (0, *numbers) if len(numbers) == 2 else tuple(numbers)
+    return hours * 3600 + minute * 60 + second
+
+
+@functools.lru_cache(maxsize=65536)
+def unix_seconds(text: str) -> float | None:
+    """Of "1795332994", or of "2026-11-22T07:36:33" in this machine's zone; None where none is said.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.isdigit():
+        return float(text) if text != "0" else None
+    if text in _NOTHING:
+        return None
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+
+
+@functools.lru_cache(maxsize=4096)
+def mib(text: str) -> int:
+    """Of "16000", "16000M", "62.50G", "2Tn"; 0 where none is said.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    if text in _NOTHING or text in _UNLIMITED:
+        return 0
+    if (found := _SIZE.match(text)) is None:
+        raise ValueError(f"{text!r} is no size of memory")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+@functools.lru_cache(maxsize=16384)
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """The GPUs in "gpu:h100:2(IDX:0-1),shard:4", "gpu:8(S:0-1)", "gres/gpu:h100=4", "gpu(IDX:0)".
+
+    Raises:
+        ValueError: a count or an index is no number.
+    """
+    found = []
+    for part in _outside_brackets(text):
+        name, bracket, rest = part.partition("(")
+        name = name.removeprefix("gres:").removeprefix("gres/")
+        words = [word for word in re.split("[:=]", name) if word]
+        if not words or words[0] != "gpu":
+            continue
+        counted = words[-1][:1].isdigit() and len(words) > 1
+        indices: tuple[int, ...] = ()
+        if bracket and (said := re.search(r"IDX:([\d,-]+)", rest)):
+            indices = expand_indices(said[1])
+        count = _count(words[-1]) if counted else len(indices) or 1
+        kind = words[1] if len(words) > 1 + counted else ""
+        found.append(Gres(kind, count, indices))
+    return tuple(found)
+
+
+def gpu_count(tres: str) -> int:
+    """GPUs in "cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2" (counted once) or in "gpu:h100:2,gpu:a100:1"."""
+    gpus = parse_gres(tres)
+    total = [gpu.number for gpu in gpus if not gpu.type]
+    # AllocTRES says the sum and, where a site asks for it, each type.
+    return total[0] if total and "=" in tres else sum(gpu.number for gpu in gpus)
+
+
+_OTHER_STATES = {
+    "REQUEUE_HOLD": JobState.REQUEUED,
+    "REQUEUE_FED": JobState.REQUEUED,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "POWER_UP_NODE": JobState.CONFIGURING,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "STAGE_OUT": JobState.COMPLETING,
+    "SIGNALING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "UPDATE_DB": JobState.RUNNING,
+    "EXPEDITING": JobState.PENDING,
+    "STOPPED": JobState.SUSPENDED,
+    "REVOKED": JobState.CANCELLED,
+}
+# Flags that say more than the base state they come with.
+_TELLING = ("COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "POWER_UP_NODE")
+
+
+@functools.lru_cache(maxsize=1024)
+def _one_state(text: str) -> JobState:
+    word = text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""
+    if word in JobState.__members__:
+        return JobState[word]
+    return _OTHER_STATES.get(word, JobState.UNKNOWN)
+
+
+def job_state(said: str | list[str]) -> JobState:
+    """Of "RUNNING", "CANCELLED by 1000", "CANCELLED+", and of the lists in JSON from 23.11 on."""
+    if isinstance(said, str):
+        return _one_state(said)
+    telling = [word for word in said if word in _TELLING]
+    return _one_state((telling or said or [""])[0])
+
+
+def number(value: Any) -> int | None:
+    """Of 3, "3" and {"set": true, "infinite": false, "number": 3}; None: not set, or infinite.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    if value is None or value == "":
+        return None
+    found = int(value)
+    return None if found < 0 or found >= NO_VALUE_FROM else found
+
+
+def _count(word: str) -> int:
+    factor = {"K": 1000, "M": 1000**2}.get(word[-1].upper(), 1)
+    return int(word[:-1] if factor > 1 else word) * factor
+
+
+def _outside_brackets(text: str) -> list[str]:
+    return re.split(r",(?![^(]*\))", text) if text not in _NOTHING else []
+
+
+# -- blocks of KEY=VALUE lines -------------------------------------------------------------------------
+
+
+def blocks(text: str, key: str) -> list[str]:
+    """The parts of a text that begin with a line of `KEY=`."""
+    if not text.startswith(f"{key}="):
+        begin = text.find(f"\n{key}=")
+        if begin < 0:
+            return []
+        text = text[begin + 1 :]
+    return [f"{key}={part}" for part in text[len(key) + 1 :].split(f"\n{key}=")]
+
+
+def value(block: str, key: str, default: str = "") -> str:
+    """The value of a key that stands first in its line, up to the line's end."""
+    begin = block.find(f"\n   {key}=")
+    if begin < 0:
+        return default
+    begin += len(key) + 5
+    return (
+        block[begin : block.find("\n", begin)].rstrip()
+        if "\n" in block[begin:]
+        else block[begin:].rstrip()
     )
-    memory = _MEMORY.search(tres)
-    nodes = int(said["NumNodes"].partition("-")[0])
-    cpus = int(said.get("NumCPUs", "0").partition("-")[0])
-    return nodes, cpus, mib(memory[1]) if memory else 0, gpu_count(tres)
 
 
-def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
-    made = []
-    for hosts, cpu_ids, memory, gres in _DETAIL.findall(text, begin, end):
-        gpus = parse_gres(gres)
-        indices = gpus[0].indices if len(gpus) == 1 else _joined(gpus)
-        count = sum([gpu.number for gpu in gpus])
-        cpus = _count_indices(cpu_ids)
-        made += [
-            Allocation(host, cpus, int(memory), count, indices) for host in expand_hosts(hosts)
-        ]
-    return tuple(made)
-
-
-def _joined(gpus: tuple[Gres, ...]) -> tuple[int, ...]:
-    return tuple(sorted({i for gpu in gpus for i in gpu.indices}))
-
-
-@functools.lru_cache(maxsize=4096)
-def _count_indices(text: str) -> int:
-    total = 0
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if first.isdigit():
-            total += int(last) - int(first) + 1 if dash else 1
-    return total
-
-
-def _gpus_wanted(block: str, nodes: int) -> int:
-    """What a job that waits asks for, where TRES does not count GPUs (AccountingStorageTRES)."""
-    for unit, tres in _PER.findall(block):
-        if count := gpu_count(tres):
-            if unit == "Task":
-                tasks = re.search(r" NumTasks=(\d+)", block)
-                return count * (int(tasks[1]) if tasks else 1)
-            return count * (1 if unit == "Job" else nodes)
-    return 0
-
-
-# -- helpers ---------------------------------------------------------------------------------------
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return () if text in {"", "(null)"} else tuple(text.split(","))
-
-
-def _decimal(text: str) -> float | None:
-    return float(text) if text != "N/A" else None
-
-
-def _lines(block: str) -> Iterator[str]:
-    return (line.strip() for line in block.splitlines() if line.strip())
-
-
-def _odd(kind: str, block: str, error: Exception | None = None) -> ClusterError:
-    begin = " ".join(_lines(block))[:160]
-    why = f" ({error!r})" if error else ""
-    return ClusterError(
-        f"scontrol says of a {kind} what cannot be read{why}: {begin!r}.",
-        next_step="Please report it with the version (`scontrol --version`).",
-    )
+def task_id(job_id: str, array_id: str | None, task: str | None) -> str:
+    """As users know it: "17", "17_3", "17_[4-9]"."""
+    if not array_id or task is None:
+        return job_id
+    task = task.partition("%")[0]
+    return f"{array_id}_{task}" if task.isdigit() else f"{array_id}_[{task}]"

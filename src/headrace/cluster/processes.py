@@ -30,6 +30,7 @@ __all__ = [
     "start_time",
 ]
 
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0

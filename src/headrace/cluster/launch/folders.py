@@ -1,0 +1,334 @@
+"""What a launch holds on a node and on the shared file system, and how the next one removes what a kill left.
+
+    BASE/                 0700: `headrace-launch-UID` in the local folder
+      TOKEN-INDEX/        one node of one launch
+        lock              held (flock) while its supervisor or guard lives
+        mark              "NAME=value", which every process of the launch has in its environment
+        run/              runtime folder of the node daemon: its socket and lock
+        local/            what `headrace stage` writes under a name
+        *.log             of the helpers
+      gpu-*.lock          held by the launch that has the GPU
+
+    SHARED/               `.headrace-launch-TOKEN` in the current folder, unless it is named
+      owner.json          who made it: host, process, job
+      meet/               of `headrace stage`
+
+A lock goes with its holders, however they end. So a node's folder that can be locked is a dead launch's: its
+processes are those with its mark, and both can be removed. A shared folder is removed if its owner is dead for
+certain: a process of this host that is gone, or this very job before it was requeued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.base.documents import DocumentKind
+from headrace.base.files import lock_path
+from headrace.closing import Closing
+from headrace.cluster.processes import end_marked, start_time
+from headrace.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.cluster.launch.plan import JobPlace
+
+__all__ = [
+    "GpuClaim",
+    "Leftover",
+    "MeetFolder",
+    "NodeFolder",
+    "base_folder",
+    "remove_if_free",
+    "sweep",
+    "visible_gpus",
+]
+
+
+# -- on a node's local disk ----------------------------------------------------------------------------
+
+_NEW_S = 3600.0
+_GRACE_S = 2.0
+_SOCKET_PATH_BYTES_MAX = 107
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a dead launch had left on this node.
+
+    Attributes:
+        folder: that was removed.
+        processes: that were ended.
+        nbytes: of the files.
+    """
+
+    folder: str
+    processes: int
+    nbytes: int
+
+
+def base_folder(local: Path) -> Path:
+    """The folder of all of this user's launches on this node; made if need be."""
+    base = local / f"headrace-launch-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise LaunchError(
+            f"{base}: expected a folder of mode 0700 of user {os.geteuid()}.",
+            path=str(base),
+            next_step="Remove it, or name another local folder: --local.",
+        )
+    return base
+
+
+class NodeFolder:
+    """The folder of this node's part of a launch; made and locked.
+
+    Args:
+        local: a folder on the local disk.
+        name: of the launch and node.
+        mark: as every process of the launch has it in its environment.
+
+    Raises:
+        LaunchError: the local folder is not there, not safe, or full.
+    """
+
+    def __init__(self, local: Path, name: str, mark: str) -> None:
+        try:
+            self.path = base_folder(local) / name
+            new = self.path.with_name(f".new-{name}")
+            new.mkdir(mode=0o700)
+            self._lock = lock_path(new / "lock", wait_s=None)
+            (new / "mark").write_text(mark)
+            for inner in ("run", "local"):
+                (new / inner).mkdir(mode=0o700)
+            new.rename(self.path)  # seen by others only when it is locked
+        except OSError as e:
+            raise LaunchError(
+                f"{local}: the launch's folder cannot be made: {e.strerror}.",
+                path=str(local),
+                next_step="Name a folder on this node's local disk that has room: --local.",
+            ) from e
+
+    @property
+    def run(self) -> Path:
+        """The runtime folder of the node's daemon: HEADRACE_RUNTIME_DIR."""
+        return self.path / "run"
+
+    @property
+    def local(self) -> Path:
+        """Where staging may write."""
+        return self.path / "local"
+
+    def log(self, name: str) -> Path:
+        """Of a helper."""
+        return self.path / f"{name}.log"
+
+    @property
+    def socket_fits(self) -> bool:
+        """Whether the system takes the path of the daemon's socket."""
+        return len(os.fsencode(self.run / "socket")) <= _SOCKET_PATH_BYTES_MAX
+
+    def remove(self) -> None:
+        """Removes all of it; the base too if it was the last one."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+
+
+def sweep(local: Path) -> list[Leftover]:
+    """Ends and removes what dead launches of this user left on this node."""
+    base = local / f"headrace-launch-{os.geteuid()}"
+    removed = []
+    with contextlib.suppress(OSError):
+        for folder in sorted(base.iterdir()):
+            if folder.name.endswith(".lock"):
+                remove_if_free(folder)
+                continue
+            if not folder.is_dir() or folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            if folder.name.startswith(".new-") and time.time() - folder.stat().st_mtime < _NEW_S:
+                continue  # about to be locked
+            if (found := _sweep_one(folder)) is not None:
+                removed.append(found)
+    return removed
+
+
+def remove_if_free(path: Path) -> None:
+    """Removes a lock file that nobody holds."""
+    with contextlib.suppress(OSError):
+        fd = lock_path(path, make=False)
+        if fd is not None:
+            path.unlink()
+            os.close(fd)
+
+
+def _sweep_one(folder: Path) -> Leftover | None:
+    try:
+        fd = lock_path(folder / "lock", make=False)
+    except FileNotFoundError:
+        shutil.rmtree(folder, ignore_errors=True)
+        return Leftover(str(folder), 0, 0)
+    if fd is None:
+        return None
+    try:
+        mark = ""
+        with contextlib.suppress(OSError):
+            mark = (folder / "mark").read_text().strip()
+        ended = end_marked(mark, _GRACE_S)[0] if mark.startswith("HEADRACE_LAUNCH=") else 0
+        nbytes = sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
+        shutil.rmtree(folder, ignore_errors=True)
+        return Leftover(str(folder), ended, nbytes)
+    finally:
+        os.close(fd)
+
+
+# -- on the shared file system -------------------------------------------------------------------------
+
+_PREFIX = ".headrace-launch-"
+_OWNER = DocumentKind(
+    name="the owner of a meeting folder",
+    version=1,
+    unchecked=0,
+    error=LaunchError,
+    next_step="Remove the folder if its job is gone.",
+)
+
+
+class MeetFolder(Closing):
+    """The folder, made.
+
+    Args:
+        given: as the user named it; None: one in the current folder.
+        token: of the launch.
+        place: of the job.
+
+    Attributes:
+        swept: folders of dead launches that were removed.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+
+    def __init__(self, given: str | None, token: str, place: JobPlace) -> None:
+        parent = Path(given).absolute() if given else Path.cwd()
+        self.swept = _sweep_meetings(parent, place)
+        self._parent = parent if given and not parent.exists() else None
+        self.path = parent / f"{_PREFIX}{token[:16]}"
+        try:
+            self.path.mkdir(mode=0o700, parents=True)
+            owner = {
+                "host": socket.gethostname(), "pid": os.getpid(), "began": start_time(os.getpid()),
+                "job": place.job_id, "restarts": place.restarts,
+            }  # fmt: skip
+            (self.path / "owner.json").write_bytes(_OWNER.encode(owner))
+        except OSError as e:
+            raise LaunchError(
+                f"{self.path}: the folder in which the nodes meet cannot be made: {e.strerror}.",
+                path=str(self.path),
+                next_step="Name a folder that all nodes see and that has room: --meet.",
+            ) from e
+
+    @property
+    def meeting(self) -> Path:
+        """HEADRACE_JOB_FOLDER."""
+        return self.path / "meet"
+
+    def close(self) -> None:
+        """Removes it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._parent is not None:
+            with contextlib.suppress(OSError):
+                self._parent.rmdir()
+
+
+def _sweep_meetings(parent: Path, place: JobPlace) -> list[str]:
+    removed = []
+    with contextlib.suppress(OSError):
+        for folder in sorted(parent.glob(f"{_PREFIX}*")):
+            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.geteuid():
+                continue
+            if _dead(folder, place):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(str(folder))
+    return removed
+
+
+def _dead(folder: Path, place: JobPlace) -> bool:
+    try:
+        path = folder / "owner.json"
+        owner = _OWNER.decode(path.read_bytes(), str(path)).plain()
+        job, host, pid, began = owner["job"], owner["host"], int(owner["pid"]), owner["began"]
+        restarts = int(owner["restarts"])
+    except (OSError, LaunchError, ValueError, KeyError, TypeError):
+        return False  # about to be written, or not ours
+    if job and job == place.job_id and restarts < place.restarts:
+        return True  # this very job, before it was requeued
+    return bool(host == socket.gethostname() and start_time(pid) != began)
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------
+
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def visible_gpus(environment: Mapping[str, str], count: int) -> tuple[str, tuple[str, ...]]:
+    """The variable that says which GPUs a process sees, and what it says; else the first `count`."""
+    for name in _GPU_VARIABLES:
+        if environment.get(name):
+            words = tuple(w.strip() for w in environment[name].split(",") if w.strip())
+            return name, words[: words.index("-1")] if "-1" in words else words
+    return _GPU_VARIABLES[0], tuple(str(i) for i in range(count))
+
+
+class GpuClaim(Closing):
+    """Some of a node's GPUs, held by locks that the kernel lets go of with this process.
+
+    Args:
+        local: the node's local folder.
+        owner: of the GPUs: job and node.
+        wanted: how many.
+        there: their names, as the variable has them.
+
+    Attributes:
+        gpus: ours.
+
+    Raises:
+        LaunchError: fewer are free.
+    """
+
+    def __init__(self, local: Path, owner: str, wanted: int, there: Sequence[str]) -> None:
+        self.gpus: list[str] = []
+        self._held: list[tuple[Path, int]] = []
+        base = base_folder(local)
+        for gpu in there:
+            if len(self.gpus) == wanted:
+                break
+            name = "".join(c if c.isalnum() else "-" for c in f"gpu-{owner}-{gpu}")
+            if (fd := lock_path(base / f"{name}.lock")) is not None:
+                self.gpus.append(gpu)
+                self._held.append((base / f"{name}.lock", fd))
+        if len(self.gpus) < wanted:
+            free = len(self.gpus)
+            self.close()
+            another = ": another `headrace launch` of this job has the others" if there else ""
+            raise LaunchError(
+                f"{free} of this node's {len(there)} GPUs are free, expected {wanted}{another}.",
+                next_step="Wait for it, or give each launch its share: --gpus.",
+            )
+
+    def close(self) -> None:
+        """Lets go of them."""
+        for path, fd in self._held:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+        self._held.clear()
