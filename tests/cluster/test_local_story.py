@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from cluster.executor_tests import lives
+from headrace.cluster import processes
 from headrace.cluster.executor import JobState, Submission
-from headrace.cluster.local import tree
 from headrace.cluster.local.executor import LocalExecutor
 from headrace.cluster.local.jobs import jobs_folder
-from headrace.cluster.local.tree import KEEPER_MARK
+from headrace.cluster.local.keeper import KEEPER_MARK
 from headrace.errors import ClusterError, ClusterRequestError
 from tests_shared import until
 
@@ -256,15 +256,15 @@ def test_a_damaged_state_is_an_error_that_names_it(ex, tmp_path):
         ex.status([job])
 
 
-def test_children_are_found_where_the_kernel_does_not_list_them(monkeypatch):
-    monkeypatch.setattr(tree, "_LISTED", False)
+def test_processes_below_one_are_found_and_signalled_by_when_they_began():
     with subprocess.Popen(["sh", "-c", "sleep 300 & wait"]) as process:
-        assert until(lambda: len(tree.descendants(process.pid)) == 1)
-        (below,) = tree.descendants(process.pid)
-        assert process.pid in tree.descendants(os.getpid())
-        tree.send(below, signal.SIGKILL)
-    assert tree.started_at(below) is None
-    tree.send(below, signal.SIGKILL)  # gone: no error
+        assert until(lambda: len(processes.descendants(process.pid)) == 1)
+        ((below, began),) = processes.descendants(process.pid).items()
+        assert process.pid in processes.descendants(os.getpid())
+        assert not processes.send(below, began + 1, signal.SIGKILL)  # another one of that number
+        assert processes.send(below, began, signal.SIGKILL)
+    assert processes.start_time(below) is None
+    assert not processes.send(below, began, signal.SIGKILL)  # gone: no error
 
 
 def test_each_machine_has_its_own_jobs(tmp_path):

@@ -1,8 +1,7 @@
-"""One cluster as each version of Slurm prints it, as text and as JSON, reads as the same snapshot."""
+"""One cluster as each version of Slurm prints it, reads as the same snapshot."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from headrace.cluster.executor import JobState
 from headrace.cluster.slurm.accounting import (
     FIELDS,
-    read_accounting_document,
     read_completed,
     read_sacct,
 )
-from headrace.cluster.slurm.commands import parse_version
-from headrace.cluster.slurm.documents import read_job_document, read_node_document
 from headrace.cluster.slurm.executor import read_statuses
 from headrace.cluster.slurm.snapshot import read_jobs, read_nodes, read_partitions
 from headrace.cluster.snapshot import Allocation, Job, Node
@@ -23,7 +19,6 @@ from headrace.errors import ClusterError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = ("20.11", "25.05")
-JSON = ("21.08", "23.02", "23.11", "24.05", "25.05")
 
 JOBS = (
     Job(
@@ -63,12 +58,6 @@ def test_text_of_each_version_reads_the_same(version):
     assert read_nodes(said(version, "nodes.txt")) == (GPU01, GPU02)
 
 
-@pytest.mark.parametrize("version", JSON)
-def test_json_of_each_version_reads_the_same(version):
-    assert read_job_document(said(version, "jobs.json")) == JOBS
-    assert read_node_document(said(version, "nodes.json")) == (GPU01, GPU02)
-
-
 @pytest.mark.parametrize("version", TEXT)
 def test_statuses_of_each_version_read_the_same(version):
     first, *tasks = read_statuses(said(version, "jobs.txt"))
@@ -76,17 +65,6 @@ def test_statuses_of_each_version_read_the_same(version):
     assert first.output == Path("/home/ann/slurm-101.out")
     assert [t.job_id for t in tasks] == [f"102_{i}" for i in range(3, 10)]
     assert tasks[0].output == Path("/home/ann/slurm-102_3.out")
-
-
-def test_recorded_text_and_json_of_2205_agree():
-    jobs = {job.job_id: job for job in read_jobs(said("22.05", "jobs.txt"))}
-    documents = {job.job_id: job for job in read_job_document(said("22.05", "squeue.json"))}
-    assert jobs.keys() == documents.keys()
-    assert {len(job.nodes) for job in jobs.values()} == {0, 1, 2}
-    cancelled = next(job.job_id for job in jobs.values() if job.state == JobState.CANCELLED)
-    for job_id in jobs.keys() - {cancelled}:  # of which JSON counts no CPUs
-        assert jobs[job_id] == documents[job_id]
-    assert read_nodes(said("22.05", "nodes.txt")) == read_node_document(said("22.05", "sinfo.json"))
 
 
 def test_recorded_jobs_have_their_real_gpus():
@@ -163,19 +141,6 @@ def test_sacct_of_each_version_reads_the_same(version):
     assert large.cpu_s == 26 * 3600 + 184
 
 
-@pytest.mark.parametrize("version", ["21.08", "23.11"])
-def test_saccts_json_reads_the_same(version):
-    (job,) = read_accounting_document(said(version, "sacct.json"))
-    assert (job.job_id, job.gpu_count, job.cpu_count, job.node_count) == ("101", 1, 4, 1)
-    assert (job.state, job.exit_code, job.elapsed_s, job.limit_minutes) == (
-        JobState.COMPLETED,
-        0,
-        600,
-        2160,
-    )
-    assert job.cpu_s == pytest.approx(2300.123)
-
-
 def test_the_recorded_list_of_jobs_completed():
     jobs = {job.job_id: job for job in read_completed(said("22.05", "jobcomp.log").splitlines())}
     by_name = {job.name: job for job in jobs.values()}
@@ -203,30 +168,6 @@ def test_no_jobs_are_no_error():
     assert read_jobs("No jobs in the system\n") == ()
     assert list(read_statuses("No jobs in the system\n")) == []
     assert read_jobs("") == ()
-    assert read_job_document('{"jobs": [], "errors": []}') == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "no JSON"),
-        ("slurm_load_jobs error: Unable to contact slurm controller", "no JSON"),
-        ('{"jobs": [{"job_id": 1', "no JSON"),
-        ("[]", "no list of jobs"),
-        ('{"jobs": {}}', "no list of jobs"),
-        ('{"jobs": [], "errors": [{"description": "Unable to query"}]}', "Unable to query"),
-        ('{"jobs": [{"name": "x"}]}', "job_id"),
-        ('{"jobs": [{"job_id": 1, "cpus": "many"}]}', "job 1"),
-        ('{"jobs": [{"job_id": 1, "nodes": "a[1-99999999]"}]}', "too large"),
-        (
-            '{"jobs": [{"job_id": 1, "nodes": "a", "job_resources": {"allocated_nodes": {"x": {}}}}]}',
-            "job 1",
-        ),
-    ],
-)
-def test_malformed_json_is_an_error_that_says_so(text, expected):
-    with pytest.raises(ClusterError, match=expected):
-        read_job_document(text)
 
 
 def test_cut_off_text_is_an_error_that_says_so():
@@ -241,25 +182,3 @@ def test_cut_off_text_is_an_error_that_says_so():
         else:
             assert len(jobs) <= 2
     assert failures > 50
-
-
-def test_every_prefix_of_json_is_an_error():
-    text = json.dumps(json.loads(said("24.05", "jobs.json")))
-    for at in range(0, len(text) - 1, 97):
-        with pytest.raises(ClusterError):
-            read_job_document(text[:at])
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("slurm 20.11.9", (20, 11)),
-        ("slurm-wlm 22.05.8\n", (22, 5)),
-        ("slurm 23.11.10-ubuntu", (23, 11)),
-        ("slurm 25.05.0-0rc1", (25, 5)),
-    ],
-)
-def test_versions(text, version):
-    assert parse_version(text) == version
-    with pytest.raises(ClusterError, match="no version"):
-        parse_version("command not found")

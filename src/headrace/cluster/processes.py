@@ -1,8 +1,8 @@
 """Processes: ours and nobody else's. Found as descendants or by a mark; ended by descriptor.
 
-A supervisor that is a *child subreaper* stays the ancestor of all that was started below it, whoever dies
-in between and however they detach. So its descendants are exactly what it started, and ending them ends
-nothing else (never by name, never all of a user's).
+A process that is a *child subreaper* stays the ancestor of all that was started below it, whoever dies in
+between and however they detach. So its descendants are exactly what it started, and ending them ends nothing
+else (never by name, never all of a user's).
 """
 
 from __future__ import annotations
@@ -77,31 +77,33 @@ def _all() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def descendants(root: int | None = None, except_for: Iterable[int] = ()) -> dict[int, int]:
+def descendants(
+    root: int | None = None, except_for: Iterable[int] | Callable[[int], bool] = ()
+) -> dict[int, int]:
     """All living processes below `root` (this one by default) and their start times, nearest first.
 
     Args:
         root: a process id.
-        except_for: processes to leave out, with all that is below them.
+        except_for: processes to leave out, with all that is below them; or which these are.
     """
     below: dict[int, list[tuple[int, int]]] = {}
     for pid in _all():
         found = _stat(pid)
         if found is not None and found[0] not in "ZX":
             below.setdefault(found[1], []).append((pid, found[2]))
-    left_out = set(except_for)
+    left_out = except_for if callable(except_for) else set(except_for).__contains__
     out: dict[int, int] = {}
     parents = [os.getpid() if root is None else root]
     while parents:
         next_ones = [(p, s) for parent in parents for p, s in below.get(parent, ())]
-        next_ones = [(p, s) for p, s in next_ones if p not in left_out and p not in out]
+        next_ones = [(p, s) for p, s in next_ones if p not in out and not left_out(p)]
         out.update(next_ones)
         parents = [pid for pid, _ in next_ones]
     return out
 
 
 def send(pid: int, started: int, number: int) -> bool:
-    """Signals the one process that has this number and began then; whether it was there."""
+    """Signals the one process that has this id and began then; whether it was there."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

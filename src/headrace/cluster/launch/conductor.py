@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import headrace
+from headrace.cluster.launch.connection import NodeSpec
 from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.helpers import Helpers
-from headrace.cluster.launch.node import NodeSpec
 from headrace.cluster.launch.nodes import Nodes, NodeStarts
 from headrace.cluster.launch.ranks import commands_for, program_of, settings_for
 from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
@@ -39,7 +39,8 @@ from headrace.job.address import own_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.cluster.launch.nodes import Message, NodeState
+    from headrace.cluster.launch.connection import Message
+    from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
 
     Say = Callable[[str], object]
@@ -143,15 +144,21 @@ class Conductor:
         local = self.place.scheduler != "slurm"
         address = "127.0.0.1" if local else own_address(len(self.plan.nodes))
         with contextlib.ExitStack() as parts:
-            self._meet = parts.enter_context(MeetFolder(self.options.meet, self._token, self.place))
+            self._meet = parts.enter_context(
+                contextlib.closing(MeetFolder(self.options.meet, self._token, self.place))
+            )
             for folder in self._meet.swept:
                 self._remark(f"removed what a killed launch had left: {folder}")
             listen = address if address.startswith("127.") else ""
             self.nodes = parts.enter_context(
-                Nodes(self.plan.nodes, listen, self._token, self.options.silence_s)
+                contextlib.closing(
+                    Nodes(self.plan.nodes, listen, self._token, self.options.silence_s)
+                )
             )
             self._helpers = Helpers(self.options, self._meet.meeting, self.nodes)
-            self._starts = parts.enter_context(NodeStarts(self.place, self._spec(address)))
+            self._starts = parts.enter_context(
+                contextlib.closing(NodeStarts(self.place, self._spec(address)))
+            )
             try:
                 self._gather()
                 self._helpers.start(self._common())
@@ -216,13 +223,13 @@ class Conductor:
                     f"processes, {left['nbytes']:,} bytes in {left['folder']}"
                 )
         for remark in clock_remarks(
-            {n.name: n.hello["clock_s"] - n.heard_clock_s for n in self.nodes.all}
+            {n.name: n.hello["clock_s"] - n.met_clock_s for n in self.nodes.all}
         ):
             self._remark(remark)
 
     def _tick_before(self) -> None:
         """One turn while ranks do not run yet: whoever is lost or fails now ends the launch."""
-        for node, message in self.nodes.take(_TICK_S):
+        for node, message in self.nodes.receive(_TICK_S):
             if message["kind"] == "hello":
                 self._check_hello(node)
             elif message["kind"] == "helper_ended":
@@ -289,12 +296,12 @@ class Conductor:
         # mpirun starts ranks on other nodes, whose pages they could not open.
         page = self.options.framework != "mpi" or len(facts) == 1
         for node in self.nodes.all:
-            assert node.line is not None
+            assert node.connection is not None
             mine = commands_for(
                 self.options.framework, node.index, self.plan, facts, self.program, common
             )
             common_here = common | self._helpers.variables(node)
-            node.line.send(
+            node.connection.send(
                 "ranks", commands=mine.commands, environments=mine.environments, common=common_here,
                 page=page,
             )  # fmt: skip
@@ -308,7 +315,7 @@ class Conductor:
         """Until all ranks have ended, or something ends them."""
         failed_s = None
         while any(n.running != 0 for n in self.nodes.all):
-            for node, message in self.nodes.take(_TICK_S):
+            for node, message in self.nodes.receive(_TICK_S):
                 self._note(node, message)
             now_s = time.monotonic()
             if self._failure is None:
@@ -318,9 +325,9 @@ class Conductor:
                 failed_s = failed_s or now_s
                 # A dead node shows by its silence; what fails on the others may be sooner.
                 heard = all(
-                    n.line.silent_s() < now_s - failed_s
+                    n.connection.silent_s() < now_s - failed_s
                     for n in self.nodes.all
-                    if n.there and n.line is not None
+                    if n.there and n.connection is not None
                 )
                 if now_s - failed_s > _FAILED_S and (lost or heard):
                     if lost:  # ranks that fail together with a node fail because of it
@@ -434,7 +441,7 @@ class Conductor:
         """Waits for all nodes that can be spoken to."""
         until_s = time.monotonic() + seconds
         while any(n.there and not done(n) for n in self.nodes.all) and time.monotonic() < until_s:
-            for _ in self.nodes.take(_TICK_S):
+            for _ in self.nodes.receive(_TICK_S):
                 pass
 
     def _conclude(self) -> None:

@@ -32,12 +32,11 @@ from typing import TYPE_CHECKING
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path
-from headrace.closing import Closing
 from headrace.cluster.processes import end_marked, start_time
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from headrace.cluster.launch.plan import JobPlace
 
@@ -49,7 +48,6 @@ __all__ = [
     "base_folder",
     "remove_if_free",
     "sweep",
-    "visible_gpus",
 ]
 
 
@@ -204,7 +202,7 @@ _OWNER = DocumentKind(
 )
 
 
-class MeetFolder(Closing):
+class MeetFolder:
     """The folder, made.
 
     Args:
@@ -278,19 +276,8 @@ def _dead(folder: Path, place: JobPlace) -> bool:
 
 # -- GPUs ----------------------------------------------------------------------------------------------
 
-_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
-
-def visible_gpus(environment: Mapping[str, str], count: int) -> tuple[str, tuple[str, ...]]:
-    """The variable that says which GPUs a process sees, and what it says; else the first `count`."""
-    for name in _GPU_VARIABLES:
-        if environment.get(name):
-            words = tuple(w.strip() for w in environment[name].split(",") if w.strip())
-            return name, words[: words.index("-1")] if "-1" in words else words
-    return _GPU_VARIABLES[0], tuple(str(i) for i in range(count))
-
-
-class GpuClaim(Closing):
+class GpuClaim:
     """Some of a node's GPUs, held by locks that the kernel lets go of with this process.
 
     Args:

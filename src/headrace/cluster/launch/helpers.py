@@ -15,7 +15,8 @@ from headrace.job.meeting import Meeting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.cluster.launch.nodes import Message, Nodes, NodeState
+    from headrace.cluster.launch.connection import Message
+    from headrace.cluster.launch.nodes import Nodes, NodeState
     from headrace.cluster.launch.plan import LaunchOptions
     from headrace.cluster.launch.report import LaunchReport
 
@@ -78,8 +79,8 @@ class Helpers:
             environment = {**common, "HEADRACE_RUNTIME_DIR": str(folder / "run")}
             environment["HEADRACE_NODE"] = node.name
             for name, command in self._commands(node, folder).items():
-                assert node.line is not None
-                node.line.send("helper", name=name, command=command, environment=environment)
+                assert node.connection is not None
+                node.connection.send("helper", name=name, command=command, environment=environment)
 
     def _commands(self, node: NodeState, folder: Path) -> dict[str, list[str]]:
         commands = {}

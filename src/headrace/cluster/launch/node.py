@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import random
 import select
@@ -27,13 +26,13 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace
-from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep, visible_gpus
-from headrace.cluster.launch.nodes import Line
+from headrace.cluster.launch.connection import MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
+from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
+from headrace.cluster.launch.plan import GPU_VARIABLES, visible_gpus
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.processes import (
     adopt_orphans,
@@ -48,19 +47,9 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.cluster.launch.nodes import Message
+    from headrace.cluster.launch.connection import Connection, Message
 
-__all__ = [
-    "GUARD_GONE",
-    "MARK_VARIABLE",
-    "SPEC_VARIABLE",
-    "NodeSpec",
-    "Supervisor",
-    "connect",
-    "free_ports",
-    "interface_of",
-    "main",
-]
+__all__ = ["free_ports", "interface_of", "main"]
 
 
 # -- the network ---------------------------------------------------------------------------------------
@@ -114,18 +103,6 @@ _ALONE_S = 1.0
 _LOG_BYTES = 2000
 
 
-def connect(spec: NodeSpec) -> Line | None:
-    """A connection to the first node; None if it cannot be reached in time."""
-    until_s = time.monotonic() + spec.connect_s
-    while True:
-        for address in spec.addresses:
-            with contextlib.suppress(OSError):
-                return Line(socket.create_connection((address, spec.port), timeout=5.0))
-        if time.monotonic() > until_s:
-            return None
-        time.sleep(_TICK_S * 4)
-
-
 class Supervisor:
     """Runs one node.
 
@@ -148,7 +125,7 @@ class Supervisor:
         self._folder = folder
         self._left = left
         self._signals: list[int] = []
-        self._line: Line | None = None
+        self._connection: Connection | None = None
         self._page: StopPage | None = None
         self._claim: GpuClaim | None = None
         self._helpers: dict[int, str] = {}
@@ -172,25 +149,25 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the first node says that it is over, or is lost; the exit status."""
-        line = connect(self._spec)
-        if line is None:
+        connection = connect(self._spec)
+        if connection is None:
             sys.stderr.write(
                 f"headrace launch: node {self._name}: the first node does not answer at "
                 f"{' or '.join(self._spec.addresses)}, port {self._spec.port}.\n"
             )
             return 3
-        self._line = line
+        self._connection = connection
         try:
-            self._greet(line)
+            self._greet(connection)
             while not self._over:
-                select.select([line], [], [], _TICK_S)
-                for message in line.take():
+                select.select([connection], [], [], _TICK_S)
+                for message in connection.receive():
                     self._do(message)
                 self._look_after_children()
                 self._say_signals()
                 self._beat()
                 if why := self._alone():
-                    line.send("lost", why=why)
+                    connection.send("lost", why=why)
                     self._end_ranks({"grace_s": _ALONE_S})
                     self._end()
                     if not self.guard_gone:
@@ -199,7 +176,7 @@ class Supervisor:
             return 0
         finally:
             end_descendants(1.0)
-            for part in (self._claim, self._page, line):
+            for part in (self._claim, self._page, connection):
                 if part is not None:
                     part.close()
 
@@ -209,32 +186,33 @@ class Supervisor:
 
     def _alone(self) -> str:
         """Why this node is on its own; "" while it is not."""
-        assert self._line is not None
+        assert self._connection is not None
         if self.guard_gone:
             return "the guard was killed"
-        if self._line.gone and not self._over:
-            return f"the first node is lost: {self._line.gone}"
-        if self._line.silent_s() > self._spec.silence_s:
+        if self._connection.gone and not self._over:
+            return f"the first node is lost: {self._connection.gone}"
+        if self._connection.silent_s() > self._spec.silence_s:
             return f"the first node has said nothing for {self._spec.silence_s:g} s"
         return ""
 
-    def _greet(self, line: Line) -> None:
+    def _greet(self, connection: Connection) -> None:
         spec = self._spec
-        address = line.own_address
-        variable, there = visible_gpus(os.environ, spec.gpus)
+        address = connection.own_address
+        variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())
+        there = there or tuple(map(str, range(spec.gpus)))
         try:
             self._claim = GpuClaim(
                 spec.local_folder(os.environ), f"{spec.job}-{self._name}", spec.gpus, there
             )
             ports = free_ports(spec.ranks + 1)
         except (LaunchError, OSError) as e:
-            line.send(
+            connection.send(
                 "hello", token=spec.token, node=self._index, failure=str(getattr(e, "message", e)),
                 next=getattr(e, "next_step", None),
             )  # fmt: skip
             return
         self._gpu_variable = variable
-        line.send(
+        connection.send(
             "hello", token=spec.token, node=self._index, host=socket.gethostname(), address=address,
             interface=interface_of(address), ports=ports, version=headrace.__version__,
             python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
@@ -245,18 +223,18 @@ class Supervisor:
         )  # fmt: skip
 
     def _beat(self) -> None:
-        assert self._line is not None
+        assert self._connection is not None
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
-            self._line.send("beat")
+            self._connection.send("beat")
         if self._held_s is not None and time.monotonic() >= self._held_s:
             self._held_s = None
-            self._line.send("held", furthest=self._page.furthest() if self._page else -1)
+            self._connection.send("held", furthest=self._page.furthest() if self._page else -1)
 
     def _say_signals(self) -> None:
-        assert self._line is not None
+        assert self._connection is not None
         while self._signals:
-            self._line.send("signal", number=self._signals.pop(0))
+            self._connection.send("signal", number=self._signals.pop(0))
 
     # -- what the first node says -----------------------------------------------------------------
 
@@ -302,8 +280,8 @@ class Supervisor:
             try:
                 self._ranks[self._start(command, {**common, **own})] = number
             except OSError as e:
-                assert self._line is not None
-                self._line.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
+                assert self._connection is not None
+                self._connection.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
         self._say_rank_ends()
 
     def _start(
@@ -327,19 +305,19 @@ class Supervisor:
     # -- children ---------------------------------------------------------------------------------
 
     def _look_after_children(self) -> None:
-        assert self._line is not None
+        assert self._connection is not None
         for pid, status in reap().items():
             code = os.waitstatus_to_exitcode(status)
             if pid in self._helpers:
                 name = self._helpers.pop(pid)
-                self._line.send("helper_ended", name=name, code=code, log=self._log_of(name))
+                self._connection.send("helper_ended", name=name, code=code, log=self._log_of(name))
             elif pid in self._ranks:
                 self._ended[self._ranks.pop(pid)] = code
                 self._say_rank_ends()
 
     def _say_rank_ends(self) -> None:
-        assert self._line is not None
-        self._line.send(
+        assert self._connection is not None
+        self._connection.send(
             "rank_ends", running=len(self._ranks),
             codes={str(k): v for k, v in self._ended.items()}, notes=self._notes(),
         )  # fmt: skip
@@ -366,24 +344,24 @@ class Supervisor:
     def _say_facts(self, _message: Message) -> None:
         from headrace.cluster.manifest import hardware
 
-        assert self._line is not None
-        self._line.send("facts", hardware=hardware())
+        assert self._connection is not None
+        self._connection.send("facts", hardware=hardware())
 
     def _end_ranks(self, message: Message) -> None:
         """Ends them first: what they read from is still there."""
         grace_s = message["grace_s"]
-        assert self._line is not None
+        assert self._connection is not None
         self._tidied = end_descendants(grace_s, self._helpers, self._beat)
         self._ranks.clear()
-        self._line.send("ranks_over", notes=self._notes())
+        self._connection.send("ranks_over", notes=self._notes())
 
     def _end(self, _message: Message | None = None) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
-        assert self._line is not None
+        assert self._connection is not None
         # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()
-        self._line.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
+        self._connection.send("gone", ended=self._tidied[0], stuck=self._tidied[1] + stuck)
         self._over = True
 
 
@@ -398,77 +376,7 @@ def _catches(pid: int, number: int) -> bool:
 
 # -- the guard -----------------------------------------------------------------------------------------
 
-SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
-MARK_VARIABLE = "HEADRACE_LAUNCH"
 _GRACE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """What the first node tells the others when it starts them.
-
-    Attributes:
-        addresses: of the first node, to be tried in turn.
-        port: it listens on.
-        token: the launch's secret, and the mark of all its processes.
-        nodes: names, in the order of their indices.
-        job: its id.
-        ranks: of each node.
-        gpus: of each node that the ranks get.
-        local: the folder on the local disk; None: as the node says.
-        connect_s: how long to try to reach the first node.
-        silence_s: after which the other end is lost.
-    """
-
-    addresses: tuple[str, ...]
-    port: int
-    token: str
-    nodes: tuple[str, ...]
-    job: str
-    ranks: int
-    gpus: int
-    local: str | None
-    connect_s: float
-    silence_s: float
-
-    def to_json(self) -> str:
-        """For the environment."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> NodeSpec:
-        """What `to_json` gave.
-
-        Raises:
-            LaunchError: it is something else.
-        """
-        try:
-            fields = json.loads(text)
-            for name in ("addresses", "nodes"):
-                fields[name] = tuple(fields[name])
-            return cls(**fields)
-        except (ValueError, TypeError, KeyError) as e:
-            raise LaunchError(
-                f"{SPEC_VARIABLE} cannot be understood: {e}.",
-                next_step="`headrace launch` sets it; do not start this program yourself.",
-            ) from e
-
-    @property
-    def mark(self) -> str:
-        """As every process of the launch has it in its environment."""
-        return f"{MARK_VARIABLE}={self.token}"
-
-    def index(self, environment: Mapping[str, str]) -> int:
-        """Which node this is."""
-        name = environment.get("SLURMD_NODENAME")
-        if name in self.nodes:
-            return self.nodes.index(name)
-        return int(environment.get("HEADRACE_NODE_RANK") or environment.get("SLURM_NODEID") or 0)
-
-    def local_folder(self, environment: Mapping[str, str]) -> Path:
-        """The folder on this node's local disk."""
-        given = self.local or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR")
-        return Path(given or "/tmp").absolute()  # noqa: S108 - a folder of ours is made in it
 
 
 def main() -> int:
@@ -514,8 +422,6 @@ def _wait(pid: int) -> int:
 def _supervise(
     spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[object], guard: int
 ) -> int:
-    from headrace.cluster.launch.node import GUARD_GONE, Supervisor
-
     code = 3
     try:
         adopt_orphans()
@@ -540,18 +446,16 @@ def _supervise(
 
 def _say_failure(spec: NodeSpec, index: int, error: LaunchError) -> int:
     """Tells the first node why this one cannot take part."""
-    from headrace.cluster.launch.node import connect
-
-    line = connect(spec)
-    if line is not None:
-        line.send(
+    connection = connect(spec)
+    if connection is not None:
+        connection.send(
             "hello", token=spec.token, node=index, failure=error.message, next=error.next_step
         )
         until_s = time.monotonic() + 5.0
-        while not line.gone and time.monotonic() < until_s:  # until it has been read
-            line.take()
+        while not connection.gone and time.monotonic() < until_s:  # until it has been read
+            connection.receive()
             time.sleep(_TICK_S)
-        line.close()
+        connection.close()
     else:
         sys.stderr.write(f"headrace launch: node {spec.nodes[index]}: {error}\n")
     return 3

@@ -1,16 +1,13 @@
 """Nodes: the first node's view of all of them: who has come, what each said last, who is lost.
 
-Messages are JSON, one a line, over TCP: what is launched, what began, ended or failed, and a sign of life every
-few seconds. The first message of whoever connects bears the launch's secret; a line that is no message of ours,
-or too long, ends the connection. Under Slurm one job step spans all nodes, beside whatever else runs in the job
-(`--overlap`). Elsewhere each node is processes of this machine.
+Under Slurm one job step starts all of them, beside whatever else runs in the job (`--overlap`). Elsewhere each
+node is processes of this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import select
 import shutil
@@ -21,8 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.closing import Closing
-from headrace.cluster.launch.node import SPEC_VARIABLE
+from headrace.cluster.launch.connection import SPEC_VARIABLE, Connection
 from headrace.cluster.launch.ranks import NodeFacts
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
@@ -30,99 +26,11 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.cluster.launch.node import NodeSpec
+    from headrace.cluster.launch.connection import Message, NodeSpec
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = ["Line", "Message", "NodeStarts", "NodeState", "Nodes", "node_command", "srun_command"]
+__all__ = ["NodeStarts", "NodeState", "Nodes", "node_command", "srun_command"]
 
-
-# -- connections ---------------------------------------------------------------------------------------
-
-Message = dict[str, Any]
-_BYTES_MAX = 4 << 20
-_PIECE = 1 << 16
-_SEND_S = 5.0
-
-
-class Line(Closing):
-    """One end of a connection. Never waits for the other end, but to send.
-
-    Attributes:
-        gone: why there is no other end any more; "" while there is.
-        heard_s: when something came last, by `time.monotonic`.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket = connection
-        self._rest = b""
-        self.gone = ""
-        self.heard_s = time.monotonic()
-
-    def fileno(self) -> int:
-        """For `select`."""
-        return self._socket.fileno()
-
-    @property
-    def own_address(self) -> str:
-        """Of this end: by it the other one can reach this node."""
-        return str(self._socket.getsockname()[0])
-
-    def send(self, kind: str, **fields: Any) -> bool:
-        """Sends a message; False if there is nobody any more."""
-        if self.gone:
-            return False
-        try:
-            self._socket.settimeout(_SEND_S)
-            self._socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
-        except OSError as e:
-            self.gone = e.strerror or str(e) or "it does not read"
-        return not self.gone
-
-    def take(self) -> list[Message]:
-        """What has come."""
-        while not self.gone:
-            try:
-                self._socket.settimeout(0)
-                piece = self._socket.recv(_PIECE)
-            except BlockingIOError:
-                break
-            except OSError as e:
-                self.gone = e.strerror or str(e)
-                break
-            if not piece:
-                self.gone = "the connection ended"
-                break
-            self.heard_s = time.monotonic()
-            self._rest += piece
-            if len(self._rest) > _BYTES_MAX:
-                self.gone = f"it sent a line of more than {_BYTES_MAX} bytes"
-        *lines, self._rest = self._rest.split(b"\n")
-        out = []
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                message = None
-            if not (isinstance(message, dict) and isinstance(message.get("kind"), str)):
-                self.gone = self.gone or "it sent what is no message"
-                break
-            out.append(message)
-        return out
-
-    def silent_s(self) -> float:
-        """How long nothing has come."""
-        return time.monotonic() - self.heard_s
-
-    def close(self) -> None:
-        """Ends the connection."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
-        self.gone = self.gone or "closed"
-
-
-# -- nodes ---------------------------------------------------------------------------------------------
 
 _BEAT_S = 2.0
 _STRANGERS_MAX = 64
@@ -136,9 +44,9 @@ class NodeState:
     Attributes:
         name: of the node.
         index: of it.
-        line: to it; None until it has come.
+        connection: to it; None until it has come.
         hello: its first message.
-        heard_clock_s: our clock when it came.
+        met_clock_s: our clock when it came.
         lost: why it is; "" while it is not.
         running: commands of ranks that run; None before they were started.
         codes: exit statuses by command, negative where a signal ended it.
@@ -151,9 +59,9 @@ class NodeState:
 
     name: str
     index: int
-    line: Line | None = None
+    connection: Connection | None = None
     hello: Message = field(default_factory=dict)
-    heard_clock_s: float = 0.0
+    met_clock_s: float = 0.0
     lost: str = ""
     running: int | None = None
     codes: dict[str, int] = field(default_factory=dict)
@@ -171,10 +79,10 @@ class NodeState:
     @property
     def there(self) -> bool:
         """Whether it can be spoken to."""
-        return self.line is not None and not self.lost and self.gone is None
+        return self.connection is not None and not self.lost and self.gone is None
 
 
-class Nodes(Closing):
+class Nodes:
     """All nodes of a launch, and the socket that they connect to.
 
     Args:
@@ -194,33 +102,33 @@ class Nodes(Closing):
         self._listener = socket.create_server((host, 0), backlog=len(names) + 16)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._strangers: list[tuple[Line, float]] = []
+        self._strangers: list[tuple[Connection, float]] = []
         self._beat_s = 0.0
 
     def send(self, kind: str, **fields: Any) -> None:
         """To all that can be spoken to."""
         for node in self.all:
-            if node.there and node.line is not None:
-                node.line.send(kind, **fields)
+            if node.there and node.connection is not None:
+                node.connection.send(kind, **fields)
 
-    def take(self, wait_s: float) -> Iterator[tuple[NodeState, Message]]:
+    def receive(self, wait_s: float) -> Iterator[tuple[NodeState, Message]]:
         """Waits a little, and yields what has come."""
-        lines = [n.line for n in self.all if n.there and n.line is not None]
-        ears: list[socket.socket | Line] = [self._listener, *lines]
-        ears += [line for line, _ in self._strangers]
-        select.select(ears, [], [], wait_s)
+        lines = [n.connection for n in self.all if n.there and n.connection is not None]
+        sockets: list[socket.socket | Connection] = [self._listener, *lines]
+        sockets += [stranger for stranger, _ in self._strangers]
+        select.select(sockets, [], [], wait_s)
         self._accept()
         yield from self._introductions()
         for node in self.all:
-            if node.line is None or node.lost or node.gone is not None:
+            if node.connection is None or node.lost or node.gone is not None:
                 continue
-            for message in node.line.take():
+            for message in node.connection.receive():
                 self._note(node, message)
                 yield node, message
             if node.gone is None and not node.lost:
-                if node.line.gone:
-                    node.lost = node.line.gone
-                elif node.line.silent_s() > self._silence_s:
+                if node.connection.gone:
+                    node.lost = node.connection.gone
+                elif node.connection.silent_s() > self._silence_s:
                     node.lost = f"it has said nothing for {self._silence_s:g} s"
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
@@ -229,26 +137,26 @@ class Nodes(Closing):
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while len(self._strangers) < _STRANGERS_MAX + len(self.all):
-                connection, _ = self._listener.accept()
-                self._strangers.append((Line(connection), time.monotonic()))
+                connected, _ = self._listener.accept()
+                self._strangers.append((Connection(connected), time.monotonic()))
 
     def _introductions(self) -> Iterator[tuple[NodeState, Message]]:
         left = []
-        for line, since_s in self._strangers:
-            messages = line.take()
+        for stranger, since_s in self._strangers:
+            messages = stranger.receive()
             if messages:
                 node = self._known(messages[0])
                 if node is None:
-                    line.close()
+                    stranger.close()
                     continue
-                node.line, node.hello, node.heard_clock_s = line, messages[0], time.time()
+                node.connection, node.hello, node.met_clock_s = stranger, messages[0], time.time()
                 for message in messages:
                     self._note(node, message)
                     yield node, message
-            elif line.gone or time.monotonic() - since_s > _STRANGER_S:
-                line.close()
+            elif stranger.gone or time.monotonic() - since_s > _STRANGER_S:
+                stranger.close()
             else:
-                left.append((line, since_s))
+                left.append((stranger, since_s))
         self._strangers = left
 
     def _known(self, hello: Message) -> NodeState | None:
@@ -261,7 +169,7 @@ class Nodes(Closing):
         if not isinstance(index, int) or not 0 <= index < len(self.all):
             return None
         node = self.all[index]
-        return node if node.line is None else None
+        return node if node.connection is None else None
 
     def _note(self, node: NodeState, message: Message) -> None:
         kind = message["kind"]
@@ -284,8 +192,11 @@ class Nodes(Closing):
     def close(self) -> None:
         """Hangs up, and listens no longer."""
         self._listener.close()
-        for line in [*(n.line for n in self.all if n.line), *(s for s, _ in self._strangers)]:
-            line.close()
+        for each in [
+            *(n.connection for n in self.all if n.connection),
+            *(s for s, _ in self._strangers),
+        ]:
+            each.close()
 
 
 # -- how they are started ------------------------------------------------------------------------------
@@ -312,7 +223,7 @@ def srun_command(place: JobPlace, nodes: tuple[str, ...]) -> list[str]:
     ]  # fmt: skip
 
 
-class NodeStarts(Closing):
+class NodeStarts:
     """Starts all nodes' launchers.
 
     Args:

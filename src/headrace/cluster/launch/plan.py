@@ -20,7 +20,17 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FRAMEWORKS", "Framework", "JobPlace", "LaunchOptions", "LaunchPlan", "lay_out"]
+__all__ = [
+    "FRAMEWORKS",
+    "GPU_VARIABLES",
+    "Framework",
+    "JobPlace",
+    "LaunchOptions",
+    "LaunchPlan",
+    "lay_out",
+    "machine_gpus",
+    "visible_gpus",
+]
 
 
 # -- what the job has ----------------------------------------------------------------------------------
@@ -81,13 +91,13 @@ class JobPlace:
             return _of_local(given)
         if "SLURM_JOB_ID" in given:
             return _of_slurm(given)
-        gpus = _visible_gpus(given)
         return cls(
             scheduler="none", job_id="", nodes=(socket.gethostname(),),
-            gpus_per_node=_own_gpus() if gpus is None else gpus, cpus_per_node=_own_cpus(),
+            gpus_per_node=_gpu_count(given, machine_gpus()), cpus_per_node=len(os.sched_getaffinity(0)),
         )  # fmt: skip
 
 
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _INSIDE = "Start `headrace launch` once, in the batch script or a shell of the allocation."
 
 
@@ -108,7 +118,7 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
     gpus = _number(given, "SLURM_GPUS_ON_NODE")
     if gpus is None:
         listed = given.get("SLURM_STEP_GPUS") or given.get("SLURM_JOB_GPUS")
-        gpus = _count(listed) if listed else _visible_gpus(given) or 0
+        gpus = _count(listed) if listed else _gpu_count(given)
     cpus = _least(given, "SLURM_JOB_CPUS_PER_NODE") or _number(given, "SLURM_CPUS_ON_NODE")
     tasks = _number(given, "SLURM_NTASKS_PER_NODE")
     array, task = given.get("SLURM_ARRAY_JOB_ID"), given.get("SLURM_ARRAY_TASK_ID")
@@ -136,9 +146,9 @@ def _of_local(given: Mapping[str, str]) -> JobPlace:
         name=given.get("HEADRACE_JOB_NAME", ""),
         nodes=nodes or (socket.gethostname(),),
         index=_number(given, "HEADRACE_JOB_NODE_INDEX") or 0,
-        gpus_per_node=(_visible_gpus(given) or 0) if gpus is None else gpus,
+        gpus_per_node=_gpu_count(given) if gpus is None else gpus,
         tasks_per_node=_number(given, "HEADRACE_JOB_TASKS_PER_NODE"),
-        cpus_per_node=_number(given, "HEADRACE_JOB_CPUS_PER_NODE") or _own_cpus(),
+        cpus_per_node=_number(given, "HEADRACE_JOB_CPUS_PER_NODE") or len(os.sched_getaffinity(0)),
         restarts=_number(given, "HEADRACE_JOB_RESTARTS") or 0,
         end_s=_seconds(given, "HEADRACE_JOB_END_S"),
         can_requeue=None if requeue is None else requeue == "1",
@@ -181,25 +191,23 @@ def _count(indices: str) -> int:
         raise LaunchError(f"The job's GPUs cannot be understood: {e}.") from e
 
 
-def _visible_gpus(given: Mapping[str, str]) -> int | None:
-    """How many CUDA_VISIBLE_DEVICES (or AMD's) lets us see; None where it does not say."""
-    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if name in given:
-            words = [w for w in given[name].split(",") if w.strip()]
-            return words.index("-1") if "-1" in words else len(words)
+def _gpu_count(given: Mapping[str, str], default: int = 0) -> int:
+    visible = visible_gpus(given)
+    return default if visible is None else len(visible[1])
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]] | None:
+    """The variable that says which GPUs a process sees, and what it names; None where none says."""
+    for name in GPU_VARIABLES:
+        if name in environment:
+            gpus = tuple(w.strip() for w in environment[name].split(",") if w.strip())
+            return name, gpus[: gpus.index("-1")] if "-1" in gpus else gpus
     return None
 
 
-def _own_gpus() -> int:
-    """This machine's: NVIDIA's driver lists them; 0 where there is none."""
-    try:
-        return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
-
-
-def _own_cpus() -> int:
-    return len(os.sched_getaffinity(0))
+def machine_gpus() -> int:
+    """How many GPUs NVIDIA's driver shows on this machine."""
+    return sum(re.fullmatch(r"nvidia\d+", p.name) is not None for p in Path("/dev").glob("nvidia*"))
 
 
 # -- what was asked ------------------------------------------------------------------------------------

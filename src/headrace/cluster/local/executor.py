@@ -7,19 +7,18 @@ import dataclasses
 import os
 import platform
 import pwd
-import re
 import secrets
 import shutil
 import signal as signals
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus, follow_file, read_file
+from headrace.cluster.launch.plan import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, jobs_folder, read_request
 from headrace.cluster.local.keeper import node_names, schedule
-from headrace.cluster.local.tree import send, started_at
+from headrace.cluster.processes import send, start_time
 from headrace.cluster.slurm.executor import split_id
 from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -117,8 +116,9 @@ class LocalExecutor:
                     if state.is_over:
                         continue
                     if signal is not None:
-                        if state.script and _keeps(state):
-                            send(state.script, signal)
+                        began = start_time(state.script) if state.script else None
+                        if began is not None and _keeps(state):
+                            send(state.script, began, signal)
                     elif state.state == JobState.PENDING:
                         state.state, state.ended_s = JobState.CANCELLED, time.time()
                         state.reason = ""
@@ -274,13 +274,13 @@ def _status(job: LocalJob, task: Task) -> JobStatus:
 
 def _keeps(state: TaskState) -> bool:
     """Whether its keeper is there, and no other process of that number."""
-    return bool(state.keeper) and started_at(state.keeper) == state.keeper_started
+    return bool(state.keeper) and start_time(state.keeper) == state.keeper_started
 
 
 def _wake(state: TaskState) -> None:
     """Have the keeper look at once, not within a second."""
-    if _keeps(state):
-        send(state.keeper, signals.SIGHUP)
+    if state.keeper:
+        send(state.keeper, state.keeper_started, signals.SIGHUP)
 
 
 def _split(job_id: str) -> tuple[str, str | None]:
@@ -298,8 +298,6 @@ def _user() -> str:
 
 # -- this machine as a cluster -------------------------------------------------------------------------
 
-_DEVICE = re.compile(r"nvidia\d+")
-
 
 def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     """One partition, `local`: this process's CPUs, the machine's memory and its GPUs.
@@ -311,8 +309,8 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     """
     cpus = len(os.sched_getaffinity(0))
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    own = sum(_DEVICE.fullmatch(path.name) is not None for path in Path("/dev").glob("nvidia*"))
-    names = _names(nodes)
+    own = machine_gpus()
+    names = node_names(nodes)
     alike = tuple(
         Node(
             name=name, states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1,
@@ -332,8 +330,6 @@ def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None)
         snapshot: of one node.
         folder: of the jobs; None: this user's.
     """
-    from headrace.cluster.local.jobs import jobs_folder
-
     node = snapshot.nodes[0]
     found = [
         made
@@ -367,17 +363,13 @@ def _job(job: LocalJob, task: Task, node: str) -> Job | None:
     )  # fmt: skip
 
 
-def _names(nodes: int) -> tuple[str, ...]:
-    return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
-
-
 def foreground_environment(layout: Layout, name: str) -> dict[str, str]:
     """What a command in the foreground is told of its job, as the local executor tells those that it queues."""
     per_node = layout.tasks_per_node or -(-layout.tasks // layout.nodes)
     return {
         "HEADRACE_JOB_ID": f"local-{os.getpid()}",
         "HEADRACE_JOB_NAME": name,
-        "HEADRACE_JOB_NODES": ",".join(_names(layout.nodes)),
+        "HEADRACE_JOB_NODES": ",".join(node_names(layout.nodes)),
         "HEADRACE_JOB_NODE_INDEX": "0",
         "HEADRACE_JOB_GPUS_PER_NODE": str(layout.gpus_per_node or -(-layout.gpus // layout.nodes)),
         "HEADRACE_JOB_TASKS_PER_NODE": str(per_node),

@@ -23,46 +23,34 @@ from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
 from headrace.cluster.hostlist import compress_hosts
+from headrace.cluster.launch.plan import machine_gpus
 from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, Task
-from headrace.cluster.local.tree import (
+from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
     die_with_parent,
+    end_marked,
+    reap,
     send,
-    started_at,
-    with_key,
+    start_time,
 )
 
 if TYPE_CHECKING:
     from headrace.cluster.local.jobs import Dependency, Task, TaskState
 
-__all__ = ["Keeper", "machine_cpus", "machine_gpus", "main", "node_names", "schedule"]
+__all__ = ["KEEPER_MARK", "Keeper", "main", "node_names", "schedule"]
 
 
 # -- the schedule --------------------------------------------------------------------------------------
 
 GPUS_VARIABLE = "HEADRACE_LOCAL_GPUS"
-_KILL_S = 5.0
 
-_KEEP = "from headrace.cluster.local.keeper import main; main()"
+KEEPER_MARK = "headrace.cluster.local.keeper"
+"""In the command line of each keeper: a job that submits another is not the parent of that one's processes."""
+
+_KEEP = f"from {KEEPER_MARK} import main; main()"
 # Put into the background by a shell that ends at once: no zombie is left to the caller.
 _BEHIND = '"$@" </dev/null >>"$0" 2>&1 &'
-
-
-def machine_cpus() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def machine_gpus() -> int:
-    """That NVIDIA's driver lists, or HEADRACE_LOCAL_GPUS."""
-    said = os.environ.get(GPUS_VARIABLE, "")
-    if said.isdigit():
-        return int(said)
-    try:
-        return sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir())
-    except OSError:
-        return 0
 
 
 def schedule(jobs: JobsFolder) -> None:
@@ -79,7 +67,9 @@ class _Pass:
         self._states = {
             (job.number, task.number): task.read() for job in self._jobs for task in job.tasks
         }
-        self._cpus, self._gpus = machine_cpus(), machine_gpus()
+        self._cpus = len(os.sched_getaffinity(0))
+        gpus = os.environ.get(GPUS_VARIABLE, "")
+        self._gpus = int(gpus) if gpus.isdigit() else machine_gpus()
 
     def run(self) -> None:
         for job in self._jobs:
@@ -107,7 +97,7 @@ class _Pass:
             self._states[job.number, task.number] = fresh
             if fresh.state == JobState.PENDING or fresh.is_over:
                 return
-            _kill_all(job.task_key(task))
+            end_marked(f"{KEY_VARIABLE}={job.task_key(task)}", 0.0)
             if job.request.requeue and not task.asked("cancel"):
                 fresh.state, fresh.restarts = JobState.PENDING, fresh.restarts + 1
             else:
@@ -227,16 +217,6 @@ class _Pass:
             os.close(lock)
 
 
-def _kill_all(key: str) -> None:
-    deadline = time.monotonic() + _KILL_S
-    while left := [pid for pid in with_key(KEY_VARIABLE, key) if pid != os.getpid()]:
-        for pid in left:
-            send(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.01)
-
-
 # -- the keeper ----------------------------------------------------------------------------------------
 
 KILL_WAIT_VARIABLE = "HEADRACE_KILL_WAIT_S"
@@ -288,10 +268,8 @@ class Keeper:
         said = os.environ.get(KILL_WAIT_VARIABLE, "")
         self._kill_wait_s = float(said) if said.replace(".", "", 1).isdigit() else KILL_WAIT_S
         self._kill_at = float("inf")
-        self._warned = False
         limit = job.request.time_s
-        self._began = time.monotonic()
-        self._end_at = float("inf") if limit is None else self._began + limit
+        self._end_at = float("inf") if limit is None else time.monotonic() + limit
         self._warn_at = float("inf")
         if job.request.warn_signal and limit is not None:
             self._warn_at = self._end_at - job.request.warn_s
@@ -299,7 +277,7 @@ class Keeper:
     def run(self) -> None:
         """Return when nothing of it is left, and the state says how it ended."""
         state = self.state
-        state.keeper, state.keeper_started = os.getpid(), started_at(os.getpid()) or 0
+        state.keeper, state.keeper_started = os.getpid(), start_time(os.getpid()) or 0
         state.output = str(self._path(self.job.request.output or self._default()))
         self.task.write(state)
         try:
@@ -389,13 +367,13 @@ class Keeper:
             now = time.monotonic()
             if self._status is not None and not self._ending:
                 self._end("over", LEFT_BEHIND_S)
-            left = descendants(os.getpid())
+            left = self._processes()
             if self._status is not None and not left:
                 return
             if self._ending:
                 if now >= self._kill_at:
-                    for pid in left:
-                        send(pid, signal.SIGKILL)
+                    for pid, began in left.items():
+                        send(pid, began, signal.SIGKILL)
             elif why := self._must_end(now):
                 self._end(why, self._kill_wait_s)
             elif now >= self._warn_at:
@@ -414,25 +392,28 @@ class Keeper:
         signal.sigtimedwait(_WATCHED, max(0.005, until - now))
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                if found[0] == self._script:
-                    self._status = found[1]
+        if (status := reap().get(self._script)) is not None:
+            self._status = status
 
     def _end(self, why: str, wait_s: float) -> None:
         self._ending = why
         self._kill_at = time.monotonic() + wait_s
         self._end_at = self._warn_at = float("inf")
-        for pid in descendants(os.getpid()):
-            send(pid, signal.SIGCONT)
-            send(pid, signal.SIGTERM)
+        for pid, began in self._processes().items():
+            send(pid, began, signal.SIGCONT)
+            send(pid, began, signal.SIGTERM)
 
-    def _warn(self, left: list[int]) -> None:
+    @staticmethod
+    def _processes() -> dict[int, int]:
+        """All that the script started and left, without other jobs' keepers and what is below those."""
+        return descendants(except_for=_is_keeper)
+
+    def _warn(self, left: dict[int, int]) -> None:
         """As Slurm: the script alone, or all but the script."""
         self._warn_at = float("inf")
-        for pid in left:
+        for pid, began in left.items():
             if (pid == self._script) == self.job.request.warn_script:
-                send(pid, self.job.request.warn_signal)
+                send(pid, began, self.job.request.warn_signal)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -476,3 +457,10 @@ class Keeper:
 def _in_the_child() -> None:
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        return KEEPER_MARK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

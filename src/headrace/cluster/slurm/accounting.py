@@ -1,8 +1,8 @@
 """Accounting: jobs as the site's books have them: sacct where there is one, else the list of jobs completed.
 
-`sacct --parsable2` has been the same since 20.11, and is a tenth of its JSON; the JSON is read too, as
-recordings may have it. A cluster without accounting storage may still write each job that ends to a file
-(`JobCompType=jobcomp/filetxt`): it has no GPU where TRES does not count them, and no steps.
+`sacct --parsable2` has been the same since 20.11, and is a tenth of its JSON. A cluster without accounting
+storage may still write each job that ends to a file (`JobCompType=jobcomp/filetxt`): it has no GPU where TRES
+does not count them, and no steps.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus
 from headrace.cluster.hostlist import expand_hosts
-from headrace.cluster.slurm.documents import parse_document
 from headrace.cluster.slurm.executor import known_exit_code
 from headrace.cluster.slurm.text import (
     gpu_count,
     job_state,
     mib,
     minutes,
-    number,
     task_id,
     unix_seconds,
 )
@@ -37,7 +35,6 @@ __all__ = [
     "AccountedJob",
     "NoAccounting",
     "read_accounting",
-    "read_accounting_document",
     "read_completed",
     "read_sacct",
 ]
@@ -283,79 +280,6 @@ def _cpu_seconds(text: str) -> float | None:
         total = total * 60 + float(part)
     total += 86400 * int(days or 0)
     return total or None
-
-
-# -- sacct's JSON ----------------------------------------------------------------------------------
-
-
-def read_accounting_document(text: str | bytes) -> list[AccountedJob]:
-    """Of `sacct --json`, 21.08 to 25.x.
-
-    Raises:
-        ClusterError: it cannot be read.
-    """
-    made = []
-    for entry in parse_document(text, "jobs"):
-        try:
-            made.append(_of_document(entry))
-        except (AttributeError, KeyError, TypeError, ValueError) as e:
-            raise ClusterError(
-                f"sacct's JSON says of job {entry.get('job_id')!r} what cannot be read: {e!r}."
-            ) from e
-    return made
-
-
-def _of_document(entry: dict[str, Any]) -> AccountedJob:
-    times, array = entry.get("time") or {}, entry.get("array") or {}
-    state = job_state((entry.get("state") or {}).get("current") or "")
-    ending = entry.get("exit_code") or {}
-    signal = (
-        number(
-            (ending.get("signal") or {}).get("id", (ending.get("signal") or {}).get("signal_id"))
-        )
-        or 0
-    )
-    tres = {
-        t.get("name") or t["type"]: number(t["count"]) or 0
-        for t in (entry.get("tres") or {}).get("allocated") or []
-        if t.get("name") in {None, "", "gpu"}
-    }
-    task = number(array.get("task_id"))
-    array_id = number(array.get("job_id"))
-    total = times.get("total") or {}
-    cpu_s = (number(total.get("seconds")) or 0) + (number(total.get("microseconds")) or 0) / 1e6
-    return AccountedJob(
-        job_id=task_id(
-            str(entry["job_id"]),
-            str(array_id) if array_id else None,
-            None if task is None else str(task),
-        ),
-        name=entry.get("name") or "",
-        user=entry.get("user") or (entry.get("association") or {}).get("user") or "",
-        account=entry.get("account") or "",
-        partition=entry.get("partition") or "",
-        state=state,
-        exit_code=known_exit_code(state, number(ending.get("return_code")) or 0, signal),
-        signal=signal or None,
-        submitted_s=_moment(times.get("submission")),
-        started_s=_moment(times.get("start")),
-        ended_s=_moment(times.get("end")),
-        elapsed_s=float(number(times.get("elapsed")) or 0),
-        limit_minutes=number(times.get("limit")),
-        cpu_count=tres.get("cpu", 0),
-        gpu_count=tres.get("gpu", 0),
-        node_count=tres.get("node", number(entry.get("allocation_nodes")) or 0),
-        nodes=expand_hosts(entry.get("nodes") or ""),
-        cpu_s=cpu_s or None,
-        qos=entry.get("qos") or "",
-        restarts=number(entry.get("restart_cnt")) or 0,
-        directory=entry.get("working_directory") or "",
-    )
-
-
-def _moment(value: Any) -> float | None:
-    found = number(value)
-    return float(found) if found else None
 
 
 # -- the list of jobs completed --------------------------------------------------------------------

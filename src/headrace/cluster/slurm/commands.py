@@ -17,9 +17,8 @@ from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Commands", "SlurmUnavailable", "Version", "parse_version", "refusal"]
+__all__ = ["Commands", "SlurmUnavailable", "refusal"]
 
-Version = tuple[int, int]
 
 _SAID_MAX = 2000
 
@@ -120,21 +119,6 @@ class Commands:
                 command[0], ended.returncode, said or ended.stdout.decode(errors="replace")
             )
         return ended.stdout, said
-
-    def version(self) -> Version:
-        """Of the installed commands: (22, 5)."""
-        return parse_version(self.query("scontrol", "--version"))
-
-
-def parse_version(text: str) -> Version:
-    """The first two numbers of "slurm 23.11.4", "slurm-wlm 22.05.8", "slurm 25.05.0-0rc1".
-
-    Raises:
-        ClusterError: it is no version.
-    """
-    if (found := re.search(r"\b(\d+)\.(\d+)(?:\.|\b)", text)) is None:
-        raise ClusterError(f"{text.strip()[:80]!r} is no version of Slurm that this reads.")
-    return int(found[1]), int(found[2])
 
 
 def refusal(program: str, status: int, said: str) -> ClusterError:

@@ -12,11 +12,10 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from headrace.cluster.hostlist import expand_hosts
 from headrace.cluster.slurm.commands import Commands
-from headrace.cluster.slurm.documents import read_job_document, read_node_document
 from headrace.cluster.slurm.text import (
     blocks,
     gpu_count,
@@ -307,12 +306,6 @@ def _odd(kind: str, block: str, error: Exception | None = None) -> ClusterError:
 
 # -- snapshots and recordings --------------------------------------------------------------------------
 
-Form = Literal["text", "json"]
-
-_JSON_SINCE = (21, 8)
-_WHOLE_NODES_SINCE = (23, 2)
-"""From then on `sinfo --json` speaks of groups of nodes, and `scontrol` of each."""
-
 _CONFIG = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
 _FILES = ("nodes", "jobs", "partitions", "config")
 
@@ -322,8 +315,7 @@ class Recording:
     """What the commands printed.
 
     Attributes:
-        nodes, jobs: text, or JSON: it begins with `{`.
-        partitions, config: text.
+        nodes, jobs, partitions, config: of scontrol.
         taken_s: when, in Unix seconds.
     """
 
@@ -373,8 +365,7 @@ class Recording:
         collected = gc.isenabled()
         gc.disable()
         try:
-            nodes = (read_node_document if _is_json(self.nodes) else read_nodes)(self.nodes)
-            jobs = (read_job_document if _is_json(self.jobs) else read_jobs)(self.jobs)
+            nodes, jobs = read_nodes(self.nodes), read_jobs(self.jobs)
             partitions = read_partitions(self.partitions)
         finally:
             if collected:
@@ -389,71 +380,42 @@ class Recording:
         )
 
 
-def record(
-    commands: Commands | None = None, form: Form = "text", *, jobs: bool = True
-) -> Recording:
+def record(commands: Commands | None = None, *, jobs: bool = True) -> Recording:
     """Ask all commands at once.
 
     Args:
         commands: how they are called.
-        form: `json` needs version 21.08 or newer, with its JSON plugin.
         jobs: ask for them; to lay out a request they are not needed, and there may be many.
 
     Raises:
-        ClusterError: Slurm is missing, does not answer, or has no JSON.
+        ClusterError: Slurm is missing, or does not answer.
     """
     commands = commands or Commands()
     asked = {
-        "nodes": ("scontrol", "--details", "show", "nodes"),
-        "jobs": ("scontrol", "--details", "show", "jobs"),
-        "partitions": ("scontrol", "show", "partitions"),
-        "config": ("scontrol", "show", "config"),
+        "nodes": ("--details", "show", "nodes"),
+        "jobs": ("--details", "show", "jobs"),
+        "partitions": ("show", "partitions"),
+        "config": ("show", "config"),
     }
-    if form == "json":
-        version = commands.version()
-        if version < _JSON_SINCE:
-            raise ClusterError(
-                f"Slurm {version[0]}.{version[1]:02d} has no JSON, expected 21.08 or newer.",
-                next_step="Read its text.",
-            )
-        whole = version >= _WHOLE_NODES_SINCE
-        asked["nodes"] = ("scontrol", "show", "nodes", "--json") if whole else ("sinfo", "--json")
-        asked["jobs"] = ("squeue", "--json")
     if not jobs:
         del asked["jobs"]
     taken_s = time.time()
     with ThreadPoolExecutor(len(asked)) as pool:
-        said = dict(
-            zip(
-                asked,
-                pool.map(lambda command: commands.query(*command), asked.values()),
-                strict=True,
-            )
-        )
-    return Recording(**{"jobs": "", **said}, taken_s=taken_s)
+        texts = pool.map(lambda words: commands.query("scontrol", *words), asked.values())
+        return Recording(**{"jobs": "", **dict(zip(asked, texts, strict=True))}, taken_s=taken_s)
 
 
 def read_snapshot(
-    commands: Commands | None = None,
-    *,
-    form: Form = "text",
-    recorded: Path | None = None,
-    jobs: bool = True,
+    commands: Commands | None = None, *, recorded: Path | None = None, jobs: bool = True
 ) -> ClusterSnapshot:
     """The cluster as it is now, or as it was recorded.
 
     Args:
         commands: how Slurm's commands are called.
-        form: which output of theirs is read.
         recorded: a folder that `Recording.save` wrote, in their place.
         jobs: ask for them.
 
     Raises:
         ClusterError: there is no Slurm, it does not answer in time, or says what cannot be read.
     """
-    recording = record(commands, form, jobs=jobs) if recorded is None else Recording.load(recorded)
-    return recording.read()
-
-
-def _is_json(text: str) -> bool:
-    return text[:64].lstrip().startswith("{")
+    return (record(commands, jobs=jobs) if recorded is None else Recording.load(recorded)).read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.cluster.executor import JobState
 from headrace.cluster.hostlist import expand_indices
@@ -17,7 +17,6 @@ __all__ = [
     "job_state",
     "mib",
     "minutes",
-    "number",
     "parse_gres",
     "seconds",
     "task_id",
@@ -30,9 +29,6 @@ _NOTHING = frozenset({"", "(null)", "N/A", "n/s", "Unknown", "None", "NONE", "Pa
 _UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "NOT_SET"})
 _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _SIZE = re.compile(r"([\d.]+)([KMGTP]?)[nc]?i?B?\Z")
-
-NO_VALUE_FROM = 0xFFFFFFF0
-"""Slurm's "not set" and "infinite" are the largest numbers of 32 and of 64 bits."""
 
 
 class Gres(NamedTuple):
@@ -152,40 +148,15 @@ _OTHER_STATES = {
     "STOPPED": JobState.SUSPENDED,
     "REVOKED": JobState.CANCELLED,
 }
-# Flags that say more than the base state they come with.
-_TELLING = ("COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "POWER_UP_NODE")
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_state(text: str) -> JobState:
+def job_state(text: str) -> JobState:
+    """Of "RUNNING", "CANCELLED by 1000", "CANCELLED+"."""
     word = text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""
     if word in JobState.__members__:
         return JobState[word]
     return _OTHER_STATES.get(word, JobState.UNKNOWN)
-
-
-def job_state(said: str | list[str]) -> JobState:
-    """Of "RUNNING", "CANCELLED by 1000", "CANCELLED+", and of the lists in JSON from 23.11 on."""
-    if isinstance(said, str):
-        return _one_state(said)
-    telling = [word for word in said if word in _TELLING]
-    return _one_state((telling or said or [""])[0])
-
-
-def number(value: Any) -> int | None:
-    """Of 3, "3" and {"set": true, "infinite": false, "number": 3}; None: not set, or infinite.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if isinstance(value, dict):
-        if not value.get("set", True) or value.get("infinite"):
-            return None
-        value = value.get("number")
-    if value is None or value == "":
-        return None
-    found = int(value)
-    return None if found < 0 or found >= NO_VALUE_FROM else found
 
 
 def _count(word: str) -> int:
