@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cluster.executor import JobState, Submission, executor
+from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
 from headrace.cluster.slurm import (
     Commands,
-    Recording,
     SlurmExecutor,
-    SlurmUnavailable,
     read_accounting,
     read_snapshot,
 )
@@ -96,7 +94,7 @@ def test_a_program_that_is_none(fake):
 def test_a_controller_that_is_away(fake):
     said = (FIXTURES / "22.05/no-controller.txt").read_text().strip()
     fake("sbatch", f"echo '{said}' >&2; exit 1")
-    with pytest.raises(SlurmUnavailable, match="scontrol ping"):
+    with pytest.raises(SchedulerUnavailable, match="scontrol ping"):
         SlurmExecutor().submit(SCRIPT)
 
 
@@ -199,7 +197,7 @@ def test_waiting_bears_an_outage_but_not_for_ever(fake, tmp_path):
     assert status.state == JobState.COMPLETED
     assert len((tmp_path / "asked").read_text().split()) == 4
     fake("scontrol", away)
-    with pytest.raises(SlurmUnavailable):
+    with pytest.raises(SchedulerUnavailable):
         SlurmExecutor(outage_s=0.3).wait([number], 20)
     with pytest.raises(ClusterTimeout, match="Slurm is away"):
         SlurmExecutor().wait([number], 0.3)
@@ -213,14 +211,6 @@ def test_clocks_that_differ_do_not_confuse(fake):
     fake("scontrol", f"cat <<'EOF'\n{text}\nEOF")
     (status,) = SlurmExecutor().wait(["101"], 5)["101"]
     assert (status.state, status.started_s) == (JobState.COMPLETED, float(ahead))
-
-
-def test_a_recording_that_is_none(tmp_path):
-    with pytest.raises(ClusterError, match="no recording"):
-        read_snapshot(recorded=tmp_path)
-    Recording("x", "y", "z", "w", 1.0).save(tmp_path)
-    snapshot = read_snapshot(recorded=tmp_path)
-    assert (snapshot.nodes, snapshot.jobs, snapshot.taken_s) == ((), (), 1.0)
 
 
 def test_nothing_of_an_option_can_be_a_command(fake, tmp_path):

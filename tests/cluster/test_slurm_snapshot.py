@@ -1,15 +1,15 @@
-"""Snapshots: of the real Slurm, of a recording, and of a large simulated cluster."""
+"""Snapshots: of the real Slurm and of a large simulated cluster."""
 
 from __future__ import annotations
 
 from cluster.simulated import simulated_cluster
 from headrace.cluster.executor import JobState
-from headrace.cluster.slurm import Recording, read_accounting, read_snapshot, record
+from headrace.cluster.slurm import read_accounting, read_snapshot
 from headrace.cluster.slurm.commands import Commands
 from tests_shared import until
 
 
-def test_a_real_cluster_reads_as_it_is_and_as_it_was_recorded(slurm, tmp_path):
+def test_a_real_cluster_reads_as_it_is(slurm):
     job = slurm.sbatch(
         "#!/bin/sh\nsleep 60\n", "--nodelist=node[0-1]", "--gpus-per-node=1", "--cpus-per-task=2",
         "--job-name=two", "--time=10",
@@ -42,11 +42,6 @@ def test_a_real_cluster_reads_as_it_is_and_as_it_was_recorded(slurm, tmp_path):
         "Dependency",
     )
     assert {p.name for p in snapshot.partitions if p.is_default} == {"main"}
-
-    recording = record()
-    recording.save(tmp_path / "recorded")
-    assert read_snapshot(recorded=tmp_path / "recorded") == recording.read()
-    assert Recording.load(tmp_path / "recorded") == recording
 
 
 def test_jobs_that_ended_are_in_the_books_and_not_in_the_snapshot(slurm):

@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from headrace.errors import ClusterRequestError
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "Executor",
     "JobState",
     "JobStatus",
+    "SchedulerUnavailable",
     "Submission",
     "executor",
     "executor_name",
@@ -28,7 +30,12 @@ __all__ = [
     "follow_file",
     "pattern_facts",
     "read_file",
+    "split_id",
 ]
+
+
+class SchedulerUnavailable(ClusterError):
+    """The scheduler is away or too busy: the same may work a little later."""
 
 
 class JobState(StrEnum):
@@ -58,19 +65,10 @@ class JobState(StrEnum):
         return self in _OVER
 
 
-_OVER = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.OUT_OF_MEMORY,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-    }
-)
+_OVER = frozenset(JobState) - {
+    JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING, JobState.SUSPENDED,
+    JobState.REQUEUED, JobState.UNKNOWN,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,43 +121,118 @@ class JobStatus:
     output: Path | None = None
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Submits jobs and looks after them.
 
     Every call ends within a stated time and raises `ClusterError` with what the executor said.
     """
 
     name: str
+    poll_s: tuple[float, float, float]
+    """The first and the longest pause between two looks at jobs, and how much longer each is than the last."""
 
+    outage_s: float = 0.0
+    """How long `wait` bears that a scheduler does not answer."""
+
+    @abstractmethod
     def submit(self, submission: Submission) -> str:
         """Queue a job (or array, or one that depends on others: by its options); its id."""
-        ...
 
+    @abstractmethod
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         """By id asked for; an array has an entry for each task. A job that is not known has none."""
-        ...
 
+    @abstractmethod
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs, or only send their scripts a signal. Jobs that are over already are no error."""
-        ...
 
+    @abstractmethod
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again under their numbers: those that run are ended first."""
-        ...
 
+    @abstractmethod
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
         """What the job printed, piece by piece; with `follow` until it is over."""
-        ...
+
+    @abstractmethod
+    def forgotten(self, job_id: str) -> JobStatus:
+        """What stands for a job that is not known, or not any more: its state is UNKNOWN."""
+
+    @abstractmethod
+    def not_known(self, job_id: str) -> ClusterError:
+        """The error where somebody asks for such a job."""
 
     def wait(
         self, job_ids: Sequence[str], timeout_s: float | None = None
     ) -> dict[str, list[JobStatus]]:
-        """Return when all are over.
+        """Return when all are over, or not known any more.
 
         Raises:
             ClusterTimeout: some are not, after so long.
+            ClusterError: the scheduler was away for longer than `outage_s`.
         """
-        ...
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause, longest, growth = self.poll_s
+        away_since: float | None = None
+        while True:
+            unfinished: list[JobStatus] = []
+            try:
+                statuses = {
+                    job_id: known or [self.forgotten(job_id)]
+                    for job_id, known in self.status(job_ids).items()
+                }
+                away_since = None
+                unfinished = [
+                    s for known in statuses.values() for s in known
+                    if not s.state.is_over and s.state is not JobState.UNKNOWN
+                ]  # fmt: skip
+                if not unfinished:
+                    return statuses
+            except (SchedulerUnavailable, ClusterTimeout):
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > self.outage_s:
+                    raise
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                states = ", ".join(f"{s.job_id} is {s.state}" for s in unfinished[:5])
+                raise ClusterTimeout(
+                    f"not all jobs are over after {timeout_s:g} s: {states or 'Slurm is away'}."
+                )
+            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
+            pause = min(pause * growth, longest)
+
+    def one(self, job_id: str) -> JobStatus:
+        """The status of a job that is no array.
+
+        Raises:
+            ClusterRequestError: it is an array.
+            ClusterError: it is not known.
+        """
+        known = self.status([job_id])[job_id]
+        if not known:
+            raise self.not_known(job_id)
+        if len(known) > 1:
+            raise ClusterRequestError(
+                f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
+                next_step=f"Name one: {known[0].job_id}.",
+            )
+        return known[0]
+
+
+_ID = re.compile(r"(\d+)(?:_(\d+)|_\[([\d,:%-]+)\])?\Z")
+
+
+def split_id(job_id: str) -> tuple[str, str | None]:
+    """Of "17_3" the job's number, "17", and the task's, "3".
+
+    Raises:
+        ClusterRequestError: it is no id of a job.
+    """
+    if (match := _ID.match(job_id)) is None:
+        raise ClusterRequestError(
+            f"{job_id!r} is no job id, expected a number, or number_task for a task of an array."
+        )
+    return match[1], match[2] or match[3]
 
 
 # -- what a job prints ---------------------------------------------------------------------------------
@@ -249,8 +322,8 @@ def fill_pattern(pattern: str, facts: Mapping[str, str]) -> str:
         width, letter = place.groups()
         if letter not in facts:
             return place[0]
-        found = facts[letter]
-        return found.zfill(min(int(width), _WIDTH_MAX)) if width and found.isdigit() else found
+        value = facts[letter]
+        return value.zfill(min(int(width), _WIDTH_MAX)) if width and value.isdigit() else value
 
     return _PLACE.sub(fill, pattern)
 

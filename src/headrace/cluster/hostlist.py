@@ -54,23 +54,25 @@ def compress_hosts(names: Iterable[str]) -> str:
     plain: list[str] = []
     parts: list[tuple[str, str, str]] = []
     for name in dict.fromkeys(names):
-        if (found := _NUMBERED.match(name)) is None:
+        if (match := _NUMBERED.match(name)) is None:
             plain.append(name)
         else:
-            head, digits, tail = found.groups()
+            head, digits, tail = match.groups()
             parts.append((head, digits, tail))
     # Numbers with leading zeros have a width of their own: node01 is not node1, and is beside node10.
     padded = {(a, c, len(b)) for a, b, c in parts if len(b) > 1 and b.startswith("0")}
     for head, digits, tail in parts:
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
-    said = list(plain)
+    groups_text = list(plain)
     for (head, tail, width), numbers in groups.items():
         ranges = list(_ranges(sorted(numbers)))
         texts = [f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}" for a, b in ranges]
         single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
-        said.append(f"{head}{texts[0]}{tail}" if single else f"{head}[{','.join(texts)}]{tail}")
-    return ",".join(said)
+        groups_text.append(
+            f"{head}{texts[0]}{tail}" if single else f"{head}[{','.join(texts)}]{tail}"
+        )
+    return ",".join(groups_text)
 
 
 def _split(text: str) -> Iterator[str]:
@@ -108,9 +110,9 @@ def _expand(part: str) -> list[str]:
 
 
 def _numbers(span: str) -> list[str]:
-    if (found := _RANGE.match(span)) is None:
+    if (match := _RANGE.match(span)) is None:
         raise ValueError(f"{span[:80]!r} is no number or range of numbers")
-    first, last, step = found[1], found[2] or found[1], int(found[3] or 1)
+    first, last, step = match[1], match[2] or match[1], int(match[3] or 1)
     count = int(last) - int(first) + 1
     if count < 1 or count > NAMES_MAX or step < 1:
         raise ValueError(f"{span[:80]!r} is no range of numbers, or too large a one")

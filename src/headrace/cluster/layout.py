@@ -89,20 +89,20 @@ def is_away(node: Node) -> bool:
 
 def eligible(nodes: Sequence[Node], request: Request, site: Site) -> list[Node]:
     """The nodes that have what is asked for, apart from sizes."""
-    found = [node for node in nodes if "future" not in node.states]
+    able = [node for node in nodes if "future" not in node.states]
     if request.gpu_type:
-        found = [n for n in found if n.gpu_type.lower() == request.gpu_type.lower()]
+        able = [n for n in able if n.gpu_type.lower() == request.gpu_type.lower()]
     features = request.constraint
     if request.node_type in site.node_types:
         features = ",".join(filter(None, (features, site.node_types[request.node_type].constraint)))
     elif request.node_type:
         kind = ARCHITECTURES.get(request.node_type.lower(), "?")
-        found = [n for n in found if n.architecture == kind or request.node_type in n.features]
+        able = [n for n in able if n.architecture == kind or request.node_type in n.features]
     if _FEATURES.fullmatch(features):
         # Anything else ("[a|b]", "a*2") is for Slurm to judge.
         wanted = set(re.split("[&,]", features))
-        found = [n for n in found if wanted <= set(n.features)]
-    return found
+        able = [n for n in able if wanted <= set(n.features)]
+    return able
 
 
 def fit_gpus(
@@ -329,20 +329,20 @@ class Layout:
     def words(self) -> list[Word]:
         """As options of `sbatch`, sizes first."""
         kind = f"{self.gpu_type}:" if self.gpu_type else ""
-        said: list[tuple[str, object]] = [("partition", self.partition), ("nodes", self.nodes)]
+        options: list[tuple[str, object]] = [("partition", self.partition), ("nodes", self.nodes)]
         if self.tasks_per_node is None:
-            said += [("ntasks", self.tasks), ("gpus-per-task", f"{kind}1")]
+            options += [("ntasks", self.tasks), ("gpus-per-task", f"{kind}1")]
         else:
-            said += [("ntasks-per-node", self.tasks_per_node)]
+            options += [("ntasks-per-node", self.tasks_per_node)]
             # --gres works with every select plugin, --gpus-per-node with cons_tres only.
-            said += [("gres", f"gpu:{kind}{self.gpus_per_node}" if self.gpus else "")]
-        said += [("cpus-per-task", self.cpus_per_task)]
+            options += [("gres", f"gpu:{kind}{self.gpus_per_node}" if self.gpus else "")]
+        options += [("cpus-per-task", self.cpus_per_task)]
         if self.memory_per_node is not None:
-            said += [("mem", f"{self.memory_per_node}M" if self.memory_per_node else "0")]
+            options += [("mem", f"{self.memory_per_node}M" if self.memory_per_node else "0")]
         elif self.memory_per_gpu is not None:
-            said += [("mem-per-gpu", f"{self.memory_per_gpu}M")]
-        said += [("time", self.time)]
-        return [Word(name, str(value)) for name, value in said if value not in (None, "")]
+            options += [("mem-per-gpu", f"{self.memory_per_gpu}M")]
+        options += [("time", self.time)]
+        return [Word(name, str(value)) for name, value in options if value not in (None, "")]
 
 
 def lay_out(
@@ -374,13 +374,13 @@ def lay_out(
     capped: Layout | None = None
     for partition in candidates(request, snapshot, site, minutes=wish.minutes):
         try:
-            found, is_capped = wish.inside(partition)
+            layout, is_capped = wish.inside(partition)
         except Refused as e:
             tried.append(e)
             continue
         if not is_capped or request.partition:
-            return _with_remarks(found, remarks)
-        capped = capped or found
+            return _with_remarks(layout, remarks)
+        capped = capped or layout
     if capped is not None:
         return _with_remarks(capped, remarks)
     raise _best_of(tried)
@@ -479,15 +479,15 @@ class _Wish:
             f"the features {request.constraint}" if request.constraint else "",
             f"type {request.node_type}" if request.node_type else "",
         ]
-        found: list[str] = []
+        present: list[str] = []
         if request.gpu_type:
-            found = sorted({n.gpu_type or "without a type" for n in everything if n.gpus})
+            present = sorted({n.gpu_type or "without a type" for n in everything if n.gpus})
         elif request.constraint:
-            found = sorted({feature for n in everything for feature in n.features})
+            present = sorted({feature for n in everything for feature in n.features})
         elif request.node_type:
-            found = sorted({n.architecture or "not known" for n in everything})
+            present = sorted({n.architecture or "not known" for n in everything})
         what = " and ".join(filter(None, wanted)) or "anything"
-        has = f"; found: {', '.join(found[:8])}" if found else ""
+        has = f"; found: {', '.join(present[:8])}" if present else ""
         return Refused(f"{where}: no node has {what}{has}.", near=0)
 
     def _too_many_gpus(

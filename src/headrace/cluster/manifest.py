@@ -251,12 +251,12 @@ class Difference:
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """What differs between two manifests, sorted by key; what may change results comes first."""
     flat_a, flat_b = _flat(a), _flat(b)
-    found = [
+    differences = [
         Difference(key, flat_a.get(key), flat_b.get(key), _matches(key, _INCIDENTAL))
         for key in flat_a.keys() | flat_b.keys()
         if flat_a.get(key) != flat_b.get(key)
     ]
-    return sorted(found, key=lambda d: (d.incidental, d.key))
+    return sorted(differences, key=lambda d: (d.incidental, d.key))
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:

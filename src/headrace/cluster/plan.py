@@ -197,8 +197,8 @@ def plan_batch(
     if written.is_open(nearer, request, cluster.snapshot):
         layout = _lay_out(request, cluster)
         remarks += layout.remarks
-    made = _Directives(request, nearer.over(site), written, layout, cluster, name)
-    words, disabled = made.words(remarks)
+    directives = _Directives(request, nearer.over(site), written, layout, cluster, name)
+    words, disabled = directives.words(remarks)
     preamble = _preamble(request, script, layout, cluster, remarks)
     if preamble and not script.is_shell:
         text = _wrapped(script, words, preamble, disabled)
@@ -327,20 +327,20 @@ class _Directives:
         if self.written.names & PARTS:
             return words
         if self.request.time or self.request.partition:
-            found = candidates(
+            partitions = candidates(
                 dataclasses.replace(self.request, node_type=""),
                 self.cluster.snapshot,
                 self.cluster.site,
                 minutes=None,
             )
-            is_default = [p for p in found if p.is_default]
-            partition = found[0] if self.request.partition or not is_default else is_default[0]
-            said: list[str] = []
+            is_default = [p for p in partitions if p.is_default]
+            partition = partitions[0] if self.request.partition or not is_default else is_default[0]
+            time_remarks: list[str] = []
             time, capped = time_limit(
-                partition, self.request.time, self.cluster.site, said, bare_hours=False
+                partition, self.request.time, self.cluster.site, time_remarks, bare_hours=False
             )
             if capped or (self.nearer.time and time):
-                remarks += said
+                remarks += time_remarks
                 words.append(Word("time", time))
         return words
 
@@ -352,26 +352,26 @@ class _Directives:
             if not each.ours and each.line not in disabled
             for word in each.words
         }
-        found: list[Word] = []
-        said = self.request.said()
+        words: list[Word] = []
+        given = self.request.said()
         for ask in ASKS:
             value = getattr(self.request, ask.field)
             left = _LAID_OUT if self.layout is not None else {"partition", "time"}
-            if not ask.slurm or ask.field in left or ask.field not in said:
+            if not ask.slurm or ask.field in left or ask.field not in given:
                 continue
             nearer = getattr(self.nearer, ask.field) == value
             if nearer or ask.slurm not in of_lines:
                 unit = "M" if ask.kind is Kind.MEMORY and value else ""
-                found.append(Word(ask.slurm, None if value is True else f"{value}{unit}"))
+                words.append(Word(ask.slurm, None if value is True else f"{value}{unit}"))
         if self.layout is not None:
             kind = ",".join(filter(None, [self.request.constraint, self.layout.constraint]))
             away = ",".join([*filter(None, [self.request.exclude]), *self.layout.exclude])
-            found = [w for w in found if w.name not in ("constraint", "exclude")]
-            found += [Word("constraint", kind)] if kind else []
-            found += [Word("exclude", away)] if away else []
+            words = [w for w in words if w.name not in ("constraint", "exclude")]
+            words += [Word("constraint", kind)] if kind else []
+            words += [Word("exclude", away)] if away else []
         if not self.request.name:
-            found.append(Word("job-name", Path(self.name).name))
-        return found
+            words.append(Word("job-name", Path(self.name).name))
+        return words
 
 
 def _preamble(

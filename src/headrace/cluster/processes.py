@@ -69,8 +69,8 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
 
 def start_time(pid: int) -> int | None:
     """When a process began, in ticks since boot: with its id it names one process only."""
-    found = _stat(pid)
-    return None if found is None or found[0] in "ZX" else found[2]
+    status = _stat(pid)
+    return None if status is None or status[0] in "ZX" else status[2]
 
 
 def _all() -> list[int]:
@@ -88,9 +88,9 @@ def descendants(
     """
     below: dict[int, list[tuple[int, int]]] = {}
     for pid in _all():
-        found = _stat(pid)
-        if found is not None and found[0] not in "ZX":
-            below.setdefault(found[1], []).append((pid, found[2]))
+        status = _stat(pid)
+        if status is not None and status[0] not in "ZX":
+            below.setdefault(status[1], []).append((pid, status[2]))
     left_out = except_for if callable(except_for) else set(except_for).__contains__
     out: dict[int, int] = {}
     parents = [os.getpid() if root is None else root]
@@ -153,7 +153,7 @@ def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
     """Living processes of this user that inherited `mark` ("NAME=value") in their environment."""
     left_out = {os.getpid(), *except_for}
     wanted = os.fsencode(mark)
-    found = {}
+    processes = {}
     for pid in _all():
         if pid in left_out:
             continue
@@ -163,8 +163,8 @@ def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
                 continue
             inherited = (process / "environ").read_bytes().split(b"\0")
             if wanted in inherited and (began := start_time(pid)) is not None:
-                found[pid] = began
-    return found
+                processes[pid] = began
+    return processes
 
 
 def end_marked(mark: str, grace_s: float) -> tuple[int, int]:

@@ -351,16 +351,16 @@ def _user_rows(
     running: Iterable[Job], waiting: Iterable[Job], arrays: Mapping[str, int]
 ) -> tuple[UserRow, ...]:
     """Those with the most GPUs first."""
-    found: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    counts_by_user: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for job in running:
-        counts = found[job.user]
+        counts = counts_by_user[job.user]
         counts[0] += 1
         counts[1] += job.gpu_count
         counts[2] += job.cpu_count
     for job in waiting:
-        counts = found[job.user]
+        counts = counts_by_user[job.user]
         tasks = arrays.get(job.job_id, 1)
         counts[3] += tasks
         counts[4] += job.gpu_count * tasks
-    rows = [UserRow(user, *counts) for user, counts in found.items()]
+    rows = [UserRow(user, *counts) for user, counts in counts_by_user.items()]
     return tuple(sorted(rows, key=lambda row: (-row.gpus, -row.gpus_wanted, -row.cpus, row.user)))

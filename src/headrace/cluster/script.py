@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LETTERS",
     "PARTS",
+    "SBATCH_OPTIONS",
     "Directive",
     "Script",
     "Word",
@@ -69,6 +70,9 @@ _LONG_ONLY: Final = frozenset({
 """Take a value, and have no letter."""
 
 _VALUED: Final = _LONG_ONLY | (frozenset(LETTERS.values()) - _FLAGS - _OPTIONAL)
+
+SBATCH_OPTIONS: Final = _VALUED | _FLAGS | _OPTIONAL
+"""All long ones."""
 
 PARTS: Final = frozenset({"hetjob", "packjob"})
 """Stand alone in a line, between the parts of a job that have directives of their own."""
@@ -131,19 +135,19 @@ def read_words(words: Sequence[str], also: Collection[str] = ()) -> list[Word]:
         words: as `split` made them.
         also: long options with values beside Slurm's own.
     """
-    found: list[Word] = []
+    options: list[Word] = []
     rest = iter(words)
     for word in rest:
         if word == "--":
             break
         if word.startswith("--"):
-            found.append(_long(word[2:], rest, also))
+            options.append(_long(word[2:], rest, also))
         elif word.startswith("-") and len(word) > 1:
-            found.extend(_short(word[1:], rest))
+            options.extend(_short(word[1:], rest))
         elif word in PARTS:
-            found.append(Word(word))
+            options.append(Word(word))
         # What else stands there, sbatch does not look at either.
-    return found
+    return options
 
 
 def _long(text: str, rest: Iterator[str], also: Collection[str]) -> Word:
@@ -158,28 +162,27 @@ def _long(text: str, rest: Iterator[str], also: Collection[str]) -> Word:
 
 def _whole(written: str, also: Collection[str]) -> str:
     """A long option may be cut short where no other of Slurm's begins like it."""
-    known = _VALUED | _FLAGS | _OPTIONAL
-    if written in known or written in also:
+    if written in SBATCH_OPTIONS or written in also:
         return written
-    meant = [name for name in known if name.startswith(written)]
+    meant = [name for name in SBATCH_OPTIONS if name.startswith(written)]
     return meant[0] if len(meant) == 1 else written
 
 
 def _short(letters: str, rest: Iterator[str]) -> list[Word]:
-    found: list[Word] = []
+    options: list[Word] = []
     while letters:
         letter, letters = letters[0], letters[1:]
         name = LETTERS.get(letter, letter)
         if name in _FLAGS:
-            found.append(Word(name))
+            options.append(Word(name))
         elif name in _OPTIONAL:
-            found.append(Word(name, letters or None))
+            options.append(Word(name, letters or None))
             break
         else:
             # getopt takes "-p=gpu" as the value "=gpu"; Slurm leaves the sign out.
-            found.append(Word(name, letters.removeprefix("=") if letters else next(rest, None)))
+            options.append(Word(name, letters.removeprefix("=") if letters else next(rest, None)))
             break
-    return found
+    return options
 
 
 def quoted(word: Word) -> str:
@@ -300,15 +303,15 @@ def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
         data = _without_returns(data, name)
         remarks = (f"{name}: lines end as on Windows (CR LF), which Slurm refuses; sent with LF.",)
     lines = _lines(data)
-    found: list[Directive] = []
+    directives: list[Directive] = []
     insert_at = 1
     for number, line in enumerate(lines, 1):
         if (directive := _directive(line, number, name, also)) is not None:
-            found.append(directive)
+            directives.append(directive)
             insert_at = number
         elif line.strip() and not line.lstrip().startswith(b"#"):
             break
-    return Script(name, lines, tuple(found), insert_at, remarks)
+    return Script(name, lines, tuple(directives), insert_at, remarks)
 
 
 def _lines(data: bytes) -> tuple[bytes, ...]:
@@ -326,7 +329,7 @@ def _refuse(data: bytes, name: str) -> None:
         )  # fmt: skip
     if b"\0" in data:
         raise ClusterRequestError(
-            f"{name}: byte {data.index(0):,} is zero; Slurm takes text only.", path=name,
+            f"{name}: byte {data.index(0):,} is a zero byte; Slurm takes text only.", path=name,
             next_step="Submit a script that starts this program.",
         )  # fmt: skip
     if not data.startswith(b"#!"):
@@ -365,16 +368,16 @@ def _directive(line: bytes, number: int, name: str, also: Collection[str]) -> Di
 
 def _own_words(words: Sequence[str]) -> list[Word]:
     """Long options only: a letter means another thing to `sbatch` than to us."""
-    found: list[Word] = []
+    options: list[Word] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            found.append(Word(name, value if equals else None))
-        elif found and found[-1].value is None and not word.startswith("-"):
-            found[-1] = Word(found[-1].name, word)
+            options.append(Word(name, value if equals else None))
+        elif options and options[-1].value is None and not word.startswith("-"):
+            options[-1] = Word(options[-1].name, word)
         else:
             raise ValueError(f"{word!r} is no long option")
-    return found
+    return options
 
 
 def node_daemon_lines(program: str, arguments: list[str]) -> str:

@@ -237,12 +237,12 @@ def _site(data: Any, path: Path) -> Site:
     partitions = {name: PartitionSite(**values) for name, values in named.items()}
     named = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
     node_types = {name: NodeType(**values) for name, values in named.items()}
-    found = _read(tree, KEYS, "", path)
-    found.pop("version", None)
+    keys = _read(tree, KEYS, "", path)
+    keys.pop("version", None)
     everywhere = PartitionSite(
-        **{key.path: found.pop(key.path) for key in PARTITION_KEYS if key.path in found}
+        **{key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
     )
-    fields = {_FIELDS.get(name, name): value for name, value in found.items()}
+    fields = {_FIELDS.get(name, name): value for name, value in keys.items()}
     return Site(
         path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields
     )
@@ -262,11 +262,11 @@ _NODE_TYPE_KEYS: Final = (
 
 def _named(value: Any, group: str, keys: tuple[Key, ...], path: Path) -> dict[str, dict[str, Any]]:
     """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for name, inner in _mapping(value, group, path).items():
         where = f"{group}.{name}"
-        found[str(name)] = _read(_mapping(inner, where, path), keys, f"{where}.", path)
-    return found
+        by_name[str(name)] = _read(_mapping(inner, where, path), keys, f"{where}.", path)
+    return by_name
 
 
 def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
@@ -291,7 +291,7 @@ def _read(tree: dict[Any, Any], keys: tuple[Key, ...], prefix: str, path: Path) 
         else:
             flat[str(name)] = value
     known = {key.path: key for key in keys}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in flat.items():
         if name not in known:
             more = () if prefix else ("partitions", "node_types", *groups)
@@ -299,12 +299,12 @@ def _read(tree: dict[Any, Any], keys: tuple[Key, ...], prefix: str, path: Path) 
             hint = f"did you mean {prefix}{close[0]}?" if close else f"expected {', '.join(known)}"
             raise ClusterRequestError(f"{path}: {prefix}{name} is no key; {hint}", path=str(path))
         try:
-            found[name] = known[name].read(value)
+            values[name] = known[name].read(value)
         except ValueError as e:
             raise ClusterRequestError(
                 f"{path}: {prefix}{name} is {value!r}: {e}.", path=str(path)
             ) from None
-    return found
+    return values
 
 
 # -- the file that `headrace cluster init` writes ------------------------------------------------------
@@ -367,12 +367,12 @@ def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
     gpu = [p for p in usable if with_gpus.intersection(p.nodes)]
     cpu = [p for p in usable if not with_gpus.intersection(p.nodes)]
     cpu = cpu or [p for p in usable if "cpu" in p.name.lower()]
-    found = {"cluster": snapshot.cluster}
+    derived = {"cluster": snapshot.cluster}
     if gpu:
-        found["gpu_partition"] = next((p for p in gpu if p.is_default), gpu[0]).name
+        derived["gpu_partition"] = next((p for p in gpu if p.is_default), gpu[0]).name
     if cpu:
-        found["cpu_partition"] = cpu[0].name
-    return {name: value for name, value in found.items() if value}
+        derived["cpu_partition"] = cpu[0].name
+    return {name: value for name, value in derived.items() if value}
 
 
 def _fact_lines(snapshot: ClusterSnapshot) -> list[str]:

@@ -275,14 +275,14 @@ _NO_LIMIT_HOURS = 168
 
 def manifest_yml(name: str, description: str) -> str:
     """What the portal's menu shows."""
-    told = {
+    document = {
         "name": name,
         "category": "Interactive Apps",
         "subcategory": "Machine Learning",
         "role": "batch_connect",
         "description": description,
     }
-    return _yaml(told)
+    return _yaml(document)
 
 
 def form_yml(facts: SiteFacts, own: Mapping[str, Mapping[str, Any]]) -> str:

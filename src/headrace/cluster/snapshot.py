@@ -200,32 +200,32 @@ def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapsh
         )
     expected = FORMAT if sums is not None else _UNCHECKED
     try:
-        found: _File = msgspec.json.decode(data, type=_File)
+        content: _File = msgspec.json.decode(data, type=_File)
     except msgspec.ValidationError as e:
         _refuse_format(data, name, expected)
         raise ClusterError(f"{name}: {e}.", path=name) from e
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ClusterError(f"{name}: it is no JSON: {e}.", path=name) from e
-    if found.format != expected:
+    if content.format != expected:
         _refuse_format(data, name, expected)
-    return found.snapshot
+    return content.snapshot
 
 
 def _refuse_format(data: bytes, name: str, expected: str) -> None:
     msgspec = _msgspec()
     try:
-        found = msgspec.json.decode(data, type=_Head).format
+        written = msgspec.json.decode(data, type=_Head).format
     except msgspec.ValidationError:
-        found = ""
-    if found == FORMAT != expected:
+        written = ""
+    if written == FORMAT != expected:
         raise ClusterError(
             f"{name}: the snapshot's checksum is missing or damaged.",
             path=name,
             next_step=_WRITE_ONE,
         )
-    if found != expected:
+    if written != expected:
         raise ClusterError(
-            f"{name}: format is {found!r}, expected {FORMAT!r}.", path=name, next_step=_WRITE_ONE
+            f"{name}: format is {written!r}, expected {FORMAT!r}.", path=name, next_step=_WRITE_ONE
         )
 
 

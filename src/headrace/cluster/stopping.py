@@ -178,10 +178,10 @@ class Resumed:
             tree = checkpoint.load(self.folder, like={"parts": like}).tree
         except CheckpointNotFound:
             return
-        found, expected = set(tree["parts"]), set(self._parts)
-        if found != expected:
+        names, expected = set(tree["parts"]), set(self._parts)
+        if names != expected:
             raise ValueError(
-                f"{self.folder}: the checkpoint has the parts {sorted(found)}, expected {sorted(expected)}"
+                f"{self.folder}: the checkpoint has the parts {sorted(names)}, expected {sorted(expected)}"
             )
         for name, part in self._parts.items():
             part.load_state_dict(tree["parts"][name])

@@ -324,12 +324,12 @@ class Conductor:
             if self._failure or lost:
                 failed_s = failed_s or now_s
                 # A dead node shows by its silence; what fails on the others may be sooner.
-                heard = all(
+                all_answer = all(
                     n.connection.silent_s() < now_s - failed_s
                     for n in self.nodes.all
                     if n.there and n.connection is not None
                 )
-                if now_s - failed_s > _FAILED_S and (lost or heard):
+                if now_s - failed_s > _FAILED_S and (lost or all_answer):
                     if lost:  # ranks that fail together with a node fail because of it
                         raise self._lost()
                     return

@@ -78,8 +78,8 @@ def base_folder(local: Path) -> Path:
     base = local / f"headrace-launch-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         base.mkdir(mode=0o700)
-    found = base.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = base.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise LaunchError(
             f"{base}: expected a folder of mode 0700 of user {os.geteuid()}.",
             path=str(base),
@@ -156,8 +156,8 @@ def sweep(local: Path) -> list[Leftover]:
                 continue
             if folder.name.startswith(".new-") and time.time() - folder.stat().st_mtime < _NEW_S:
                 continue  # about to be locked
-            if (found := _sweep_one(folder)) is not None:
-                removed.append(found)
+            if (leftover := _sweep_one(folder)) is not None:
+                removed.append(leftover)
     return removed
 
 

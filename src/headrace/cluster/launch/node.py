@@ -67,16 +67,16 @@ def free_ports(count: int) -> list[int]:
     Raises:
         OSError: none is free.
     """
-    found: list[int] = []
+    ports: list[int] = []
     with contextlib.ExitStack() as held:
         for _ in range(_TRIES * count):
             port = random.randrange(_LOW, _HIGH)  # noqa: S311 - no secret
             taken = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 taken.bind(("", port))
-                found.append(port)
-            if len(found) == count:
-                return found
+                ports.append(port)
+            if len(ports) == count:
+                return ports
     raise OSError(f"no {count} free ports between {_LOW} and {_HIGH}")
 
 
@@ -86,8 +86,8 @@ def interface_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):
-                found = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return "lo" if address.startswith("127.") else None
 
@@ -414,8 +414,8 @@ def _wait(pid: int) -> int:
     """The supervisor's status; orphans that come to us meanwhile are reaped."""
     while True:
         with contextlib.suppress(InterruptedError):
-            found, status = os.waitpid(-1, 0)
-            if found == pid:
+            ended, status = os.waitpid(-1, 0)
+            if ended == pid:
                 return status
 
 

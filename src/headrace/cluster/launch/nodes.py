@@ -13,13 +13,12 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.cluster.launch.connection import SPEC_VARIABLE, Connection
-from headrace.cluster.launch.ranks import NodeFacts
+from headrace.cluster.launch.ranks import NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.cluster.launch.connection import Message, NodeSpec
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = ["NodeStarts", "NodeState", "Nodes", "node_command", "srun_command"]
+__all__ = ["NodeStarts", "NodeState", "Nodes"]
 
 
 _BEAT_S = 2.0
@@ -202,25 +201,6 @@ class Nodes:
 # -- how they are started ------------------------------------------------------------------------------
 
 _TERMINATE_S = 5.0
-
-
-def node_command() -> list[str]:
-    """What runs on each node."""
-    return [sys.executable, "-m", "headrace.cluster.launch.node"]
-
-
-def srun_command(place: JobPlace, nodes: tuple[str, ...]) -> list[str]:
-    """The job step: one task on each node, with all that the job has there."""
-    count = str(len(nodes))
-    return [
-        "srun", "--overlap",  # beside other steps of the job, a second launch among them
-        f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}",
-        f"--cpus-per-task={place.cpus_per_node}", "--cpu-bind=none", "--mem=0",
-        "--kill-on-bad-exit=0", "--wait=0",  # how nodes end is the first node's to judge
-        "--input=none", "--unbuffered", "--job-name=headrace-launch",
-        *node_command(),
-    ]  # fmt: skip
 
 
 class NodeStarts:

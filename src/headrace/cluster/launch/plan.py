@@ -108,11 +108,11 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
             f"SLURM_JOB_ID is {given['SLURM_JOB_ID']!r}, but SLURM_JOB_NODELIST names no nodes.",
             next_step=_INSIDE,
         )
-    said = _number(given, "SLURM_JOB_NUM_NODES")
-    if said is not None and said != len(nodes):
+    node_count = _number(given, "SLURM_JOB_NUM_NODES")
+    if node_count is not None and node_count != len(nodes):
         raise LaunchError(
             f"SLURM_JOB_NODELIST={given.get('SLURM_JOB_NODELIST')!r} names {len(nodes)} nodes, "
-            f"SLURM_JOB_NUM_NODES says {said}.",
+            f"SLURM_JOB_NUM_NODES says {node_count}.",
             next_step="One of them was changed in the script; Slurm sets both.",
         )
     gpus = _number(given, "SLURM_GPUS_ON_NODE")
@@ -180,8 +180,8 @@ def _seconds(given: Mapping[str, str], name: str) -> float | None:
 
 def _least(given: Mapping[str, str], name: str) -> int | None:
     """The smallest number of Slurm's "8(x4),4": what every node has."""
-    found = re.findall(r"(?:^|,)(\d+)", given.get(name, ""))
-    return min(map(int, found), default=None)
+    counts = re.findall(r"(?:^|,)(\d+)", given.get(name, ""))
+    return min(map(int, counts), default=None)
 
 
 def _count(indices: str) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cluster.launch import rank_start
-from headrace.cluster.launch.nodes import node_command, srun_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -283,12 +282,31 @@ def _mpi_kind() -> str:
     """Which MPI `mpirun` belongs to, by where it lies and what lies beside it."""
     import shutil
 
-    found = shutil.which("mpirun")
-    if found is None:
+    program = shutil.which("mpirun")
+    if program is None:
         return "openmpi"
-    beside = Path(found).resolve()
+    beside = Path(program).resolve()
     hydra = beside.name.startswith("mpiexec.hydra") or (beside.parent / "mpiexec.hydra").exists()
     return "hydra" if hydra else "openmpi"
+
+
+def node_command() -> list[str]:
+    """What runs on each node."""
+    return [sys.executable, "-m", "headrace.cluster.launch.node"]
+
+
+def srun_command(place: JobPlace, nodes: tuple[str, ...]) -> list[str]:
+    """The job step: one task on each node, with all that the job has there."""
+    count = str(len(nodes))
+    return [
+        "srun", "--overlap",  # beside other steps of the job, a second launch among them
+        f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        f"--cpus-per-task={place.cpus_per_node}", "--cpu-bind=none", "--mem=0",
+        "--kill-on-bad-exit=0", "--wait=0",  # how nodes end is the first node's to judge
+        "--input=none", "--unbuffered", "--job-name=headrace-launch",
+        *node_command(),
+    ]  # fmt: skip
 
 
 # -- the preview ---------------------------------------------------------------------------------------

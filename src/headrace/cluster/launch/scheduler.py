@@ -53,10 +53,10 @@ def time_left_s(place: JobPlace) -> float | None:
 
 def duration_s(text: str) -> float | None:
     """Slurm's [DAYS-][[HOURS:]MINUTES:]SECONDS; None for "UNLIMITED", "INVALID" and the like."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

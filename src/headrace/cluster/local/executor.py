@@ -14,14 +14,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.executor import JobState, JobStatus, follow_file, read_file
+from headrace.cluster.executor import (
+    Executor,
+    JobState,
+    JobStatus,
+    follow_file,
+    read_file,
+    split_id,
+)
 from headrace.cluster.launch.plan import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, jobs_folder, read_request
 from headrace.cluster.local.keeper import node_names, schedule
 from headrace.cluster.processes import send, start_time
-from headrace.cluster.slurm.executor import split_id
 from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
-from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,10 +41,8 @@ __all__ = ["LocalExecutor", "foreground_environment", "local_snapshot", "with_lo
 
 # -- the executor --------------------------------------------------------------------------------------
 
-_POLL_S = (0.02, 0.5)
 
-
-class LocalExecutor:
+class LocalExecutor(Executor):
     """This machine.
 
     Args:
@@ -46,6 +50,7 @@ class LocalExecutor:
     """
 
     name = "local"
+    poll_s = (0.02, 0.5, 1.2)
 
     def __init__(self, folder: Path | None = None) -> None:
         self.jobs = jobs_folder() if folder is None else JobsFolder(folder)
@@ -90,15 +95,15 @@ class LocalExecutor:
         Raises:
             ClusterRequestError: it is no id.
         """
-        asked = {job_id: _split(job_id) for job_id in job_ids}
+        asked = {job_id: split_id(job_id) for job_id in job_ids}
         if not self.jobs.path.is_dir():
             return {job_id: [] for job_id in asked}
-        found = self._read(asked)
+        statuses_by_id = self._read(asked)
         # A keeper that was killed is seen by whoever looks.
-        if any(not s.state.is_over for statuses in found.values() for s in statuses):
+        if any(not s.state.is_over for statuses in statuses_by_id.values() for s in statuses):
             schedule(self.jobs)
-            found = self._read(asked)
-        return found
+            statuses_by_id = self._read(asked)
+        return statuses_by_id
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal.
@@ -106,7 +111,7 @@ class LocalExecutor:
         Raises:
             ClusterRequestError: it is no id.
         """
-        asked = {job_id: _split(job_id) for job_id in job_ids}
+        asked = {job_id: split_id(job_id) for job_id in job_ids}
         if not self.jobs.path.is_dir():
             return
         with self.jobs.locked():
@@ -135,7 +140,7 @@ class LocalExecutor:
             ClusterRequestError: it is no id, or none that is known.
         """
         for job_id in job_ids:
-            _split(job_id)
+            split_id(job_id)
             self._known(job_id)
         with self.jobs.locked():
             for job_id in job_ids:
@@ -160,15 +165,15 @@ class LocalExecutor:
             ClusterRequestError: it is an array; its tasks have logs.
             ClusterError: it is not known, or its output cannot be read.
         """
-        status = self._one(job_id)
+        status = self.one(job_id)
         try:
             while status.output is None:
                 if status.state.is_over or not follow:
                     return
                 time.sleep(0.1)
-                status = self._one(job_id)
+                status = self.one(job_id)
             if follow:
-                yield from follow_file(status.output, lambda: self._one(job_id).state.is_over)
+                yield from follow_file(status.output, lambda: self.one(job_id).state.is_over)
             else:
                 yield from read_file(status.output)
         except OSError as e:
@@ -179,31 +184,15 @@ class LocalExecutor:
                     path=str(status.output),
                 ) from e
 
-    def wait(
-        self, job_ids: Sequence[str], timeout_s: float | None = None
-    ) -> dict[str, list[JobStatus]]:
-        """Return when all are over; one that is not known is UNKNOWN.
+    def forgotten(self, job_id: str) -> JobStatus:
+        """It may have been over for a day."""
+        return JobStatus(
+            job_id, "", JobState.UNKNOWN, "it is not known, or was over more than a day ago"
+        )
 
-        Raises:
-            ClusterTimeout: some are not, after so long.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause, longest = _POLL_S
-        while True:
-            found = self.status(job_ids)
-            waited_for = [s for known in found.values() for s in known if not s.state.is_over]
-            if not waited_for:
-                lost = "it is not known, or was over more than a day ago"
-                return {
-                    job_id: known or [JobStatus(job_id, "", JobState.UNKNOWN, lost)]
-                    for job_id, known in found.items()
-                }
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                said = ", ".join(f"{s.job_id} is {s.state}" for s in waited_for[:5])
-                raise ClusterTimeout(f"not all jobs are over after {timeout_s:g} s: {said}.")
-            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
-            pause = min(pause * 1.2, longest)
+    def not_known(self, job_id: str) -> ClusterError:
+        """Names it."""
+        return ClusterError(f"there is no local job {job_id}, or not any more.")
 
     # -- one job -----------------------------------------------------------------------------------
 
@@ -225,7 +214,7 @@ class LocalExecutor:
         job.save()
 
     def _tasks(self, job_id: str) -> list[tuple[LocalJob, Task]]:
-        number, task = _split(job_id)
+        number, task = split_id(job_id)
         try:
             job = self.jobs.load(number)
         except (FileNotFoundError, NotADirectoryError):
@@ -240,17 +229,6 @@ class LocalExecutor:
         return {
             job_id: [_status(job, task) for job, task in self._tasks(job_id)] for job_id in asked
         }
-
-    def _one(self, job_id: str) -> JobStatus:
-        known = self.status([job_id])[job_id]
-        if not known:
-            raise ClusterError(f"there is no local job {job_id}, or not any more.")
-        if len(known) > 1:
-            raise ClusterRequestError(
-                f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
-                next_step=f"Name one: {known[0].job_id}.",
-            )
-        return known[0]
 
 
 def _status(job: LocalJob, task: Task) -> JobStatus:
@@ -281,13 +259,6 @@ def _wake(state: TaskState) -> None:
     """Have the keeper look at once, not within a second."""
     if state.keeper:
         send(state.keeper, state.keeper_started, signals.SIGHUP)
-
-
-def _split(job_id: str) -> tuple[str, str | None]:
-    try:
-        return split_id(job_id)
-    except ValueError as e:
-        raise ClusterRequestError(f"{e}.") from e
 
 
 def _user() -> str:
@@ -331,18 +302,18 @@ def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None)
         folder: of the jobs; None: this user's.
     """
     node = snapshot.nodes[0]
-    found = [
-        made
+    jobs = [
+        seen
         for job in (folder or jobs_folder()).jobs()
         for task in job.tasks
-        if (made := _job(job, task, node.name)) is not None
+        if (seen := _job(job, task, node.name)) is not None
     ]
-    running = [job for job in found if job.nodes]
+    running = [job for job in jobs if job.nodes]
     cpus = min(node.cpus, sum(job.cpu_count for job in running))
     gpus = tuple(sorted({i for job in running for part in job.allocations for i in part.gpus}))
     state = "idle" if not running else "allocated" if cpus == node.cpus else "mixed"
     busy = dataclasses.replace(node, states=(state,), cpus_allocated=cpus, gpus_allocated=gpus)
-    return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(found))
+    return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(jobs))
 
 
 def _job(job: LocalJob, task: Task, node: str) -> Job | None:

@@ -35,12 +35,12 @@ from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, replace_file
 from headrace.cluster.executor import JobState
 from headrace.cluster.hostlist import expand_indices
-from headrace.cluster.script import LETTERS, Word, read_words, split
+from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
 from headrace.cluster.slurm.text import gpu_count, seconds
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "Dependency",
@@ -59,22 +59,6 @@ __all__ = [
 TASKS_MAX = 10_000
 """The largest array."""
 
-_DONE = frozenset({
-    "array", "chdir", "cpus-per-task", "dependency", "error", "gpus", "gpus-per-node", "gpus-per-task", "gres",
-    "input", "job-name", "kill-on-invalid-dep", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode",
-    "output", "requeue", "signal", "time",
-})  # fmt: skip
-_MEANINGLESS = frozenset(LETTERS.values()) | frozenset({
-    "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "comment", "consolidate-segments", "container",
-    "contiguous", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "exclusive",
-    "export", "export-file", "extra", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus-per-socket",
-    "gres-flags", "hint", "ignore-pbs", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu",
-    "mem-per-gpu", "mincpus", "network", "nice", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket",
-    "parsable", "power", "prefer", "priority", "profile", "propagate", "reboot", "reservation", "segment",
-    "sockets-per-node", "spread-job", "spread-segments", "stepmgr", "switches", "thread-spec",
-    "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "use-min-nodes",
-    "wait-all-nodes", "wckey",
-})  # fmt: skip
 _NOT_HERE = frozenset({"begin", "hold", "wrap", "test-only", "help", "usage", "version", "wait"})
 _KINDS = {"afterok", "afternotok", "afterany", "after", "aftercorr", "singleton"}
 _SIGNALS = re.compile(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@(\d+))?\Z")
@@ -138,12 +122,12 @@ class Request:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_plain(cls, said: dict[str, Any]) -> Request:
+    def from_plain(cls, fields: dict[str, Any]) -> Request:
         """Of what `as_plain` gave."""
-        said = dict(said)
-        said["dependencies"] = tuple(Dependency(**d) for d in said["dependencies"])
-        said["tasks"] = None if said["tasks"] is None else tuple(said["tasks"])
-        return cls(**said)
+        fields = dict(fields)
+        fields["dependencies"] = tuple(Dependency(**d) for d in fields["dependencies"])
+        fields["tasks"] = None if fields["tasks"] is None else tuple(fields["tasks"])
+        return cls(**fields)
 
 
 def read_request(script: bytes, options: Sequence[str]) -> Request:
@@ -152,93 +136,71 @@ def read_request(script: bytes, options: Sequence[str]) -> Request:
     Raises:
         ClusterRequestError: sbatch would refuse it, or it cannot be done here.
     """
-    _check_script(script)
-    words = [*_directives(script), *read_words(options)]
-    said: dict[str, str | None] = {}
+    if script.partition(b"\n")[0].endswith(b"\r"):
+        raise ClusterRequestError(
+            "The script's lines end as on Windows (CRLF): no interpreter would be found.",
+            next_step="Convert it: sed -i 's/\\r$//' SCRIPT.",
+        )
+    directives = (d for d in read_script(script, "the script").directives if not d.ours)
+    words = [*(word for d in directives for word in d.words), *read_words(options)]
+    options_by_name: dict[str, str | None] = {}
     for word in words:
         if word.name in _NOT_HERE:
             raise ClusterRequestError(
                 f"--{word.name} is not done by the local executor.",
                 next_step="Leave it out, or use Slurm (HEADRACE_EXECUTOR=slurm).",
             )
-        if word.name not in _MEANINGLESS and word.name not in _DONE:
+        if word.name not in SBATCH_OPTIONS:
             raise ClusterRequestError(
                 f"sbatch has no option --{word.name}.", next_step="See `man sbatch`."
             )
-        said[word.name] = word.value
+        options_by_name[word.name] = word.value
     try:
-        return _request(said)
+        return _request(options_by_name)
     except (ValueError, TypeError) as e:
         raise ClusterRequestError(f"{e}.") from e
 
 
-def _check_script(script: bytes) -> None:
-    first = script.partition(b"\n")[0]
-    if not first.startswith(b"#!"):
-        raise ClusterRequestError(
-            f"The script begins {first[:60]!r}, expected #! and an interpreter.",
-            next_step="Begin it with #!/bin/bash.",
-        )
-    if first.endswith(b"\r"):
-        raise ClusterRequestError(
-            "The script's lines end as on Windows (CRLF): no interpreter would be found.",
-            next_step="Convert it: sed -i 's/\\r$//' SCRIPT.",
-        )
-    if b"\0" in script:
-        raise ClusterRequestError("The script holds a zero byte: it is no text.")
-
-
-def _directives(script: bytes) -> Iterable[Word]:
-    for line in script.split(b"\n"):
-        if line.strip() and not line.startswith(b"#"):
-            return
-        if line.startswith(b"#SBATCH"):
-            try:
-                yield from read_words(split(line[7:].decode(errors="surrogateescape")))
-            except ValueError as e:
-                raise ClusterRequestError(f"{line[:80]!r}: {e}.") from e
-
-
-def _request(said: dict[str, str | None]) -> Request:
-    nodes = _count(said, "nodes") or 1
-    per_node = _count(said, "ntasks-per-node")
-    tasks = _count(said, "ntasks")
+def _request(options: dict[str, str | None]) -> Request:
+    nodes = _count(options, "nodes") or 1
+    per_node = _count(options, "ntasks-per-node")
+    tasks = _count(options, "ntasks")
     per_node = per_node or (-(-tasks // nodes) if tasks else 1)
-    gpus = gpu_count(f"gpu:{said['gpus-per-node']}") if said.get("gpus-per-node") else 0
-    gpus = gpus or gpu_count(said.get("gres") or "")
-    if not gpus and said.get("gpus"):
-        gpus = -(-gpu_count(f"gpu:{said['gpus']}") // nodes)
-    if not gpus and said.get("gpus-per-task"):
-        gpus = gpu_count(f"gpu:{said['gpus-per-task']}") * per_node
-    array, together = _array(said.get("array"))
-    dependencies, all_of = _dependencies(said.get("dependency"))
-    warn_script, warn_signal, warn_s = _warning(said.get("signal"))
+    gpus = gpu_count(f"gpu:{options['gpus-per-node']}") if options.get("gpus-per-node") else 0
+    gpus = gpus or gpu_count(options.get("gres") or "")
+    if not gpus and options.get("gpus"):
+        gpus = -(-gpu_count(f"gpu:{options['gpus']}") // nodes)
+    if not gpus and options.get("gpus-per-task"):
+        gpus = gpu_count(f"gpu:{options['gpus-per-task']}") * per_node
+    array, together = _array(options.get("array"))
+    dependencies, all_of = _dependencies(options.get("dependency"))
+    warn_script, warn_signal, warn_s = _warning(options.get("signal"))
     return Request(
-        name=said.get("job-name") or "",
-        output=said.get("output") or "",
-        error=said.get("error") or "",
-        input=said.get("input") or "",
-        append=said.get("open-mode") in {"append", "a"},
+        name=options.get("job-name") or "",
+        output=options.get("output") or "",
+        error=options.get("error") or "",
+        input=options.get("input") or "",
+        append=options.get("open-mode") in {"append", "a"},
         tasks=array,
         together=together,
         dependencies=dependencies,
         all_of=all_of,
-        kill_on_invalid_dependency=said.get("kill-on-invalid-dep") in {"yes", "y"},
-        time_s=seconds(said.get("time") or "") or None,
+        kill_on_invalid_dependency=options.get("kill-on-invalid-dep") in {"yes", "y"},
+        time_s=seconds(options.get("time") or "") or None,
         warn_signal=warn_signal,
         warn_s=warn_s,
         warn_script=warn_script,
-        requeue="requeue" in said and "no-requeue" not in said,
-        directory=said.get("chdir") or "",
+        requeue="requeue" in options and "no-requeue" not in options,
+        directory=options.get("chdir") or "",
         nodes=nodes,
         gpus_per_node=gpus,
         tasks_per_node=per_node,
-        cpus_per_task=_count(said, "cpus-per-task") or 1,
+        cpus_per_task=_count(options, "cpus-per-task") or 1,
     )
 
 
-def _count(said: dict[str, str | None], name: str) -> int | None:
-    text = said.get(name)
+def _count(options: dict[str, str | None], name: str) -> int | None:
+    text = options.get(name)
     if text is None:
         return None
     first = text.partition("-")[0]  # --nodes=2-4: the fewest
@@ -262,14 +224,14 @@ def _array(text: str | None) -> tuple[tuple[int, ...] | None, int]:
 def _dependencies(text: str | None) -> tuple[tuple[Dependency, ...], bool]:
     if not text:
         return (), True
-    found = []
+    dependencies = []
     for part in re.split("[,?]", text):
         kind, *job_ids = part.split(":")
         bad = kind not in _KINDS or (kind == "singleton") == bool(job_ids)
         if bad or not all(re.fullmatch(r"\d+(_\d+)?(\+\d+)?", job_id) for job_id in job_ids):
             raise ValueError(f"--dependency is {text!r}, expected like afterok:17:18,afterany:19")
-        found += [Dependency(kind, job_id.partition("+")[0]) for job_id in job_ids or [""]]
-    return tuple(found), "?" not in text
+        dependencies += [Dependency(kind, job_id.partition("+")[0]) for job_id in job_ids or [""]]
+    return tuple(dependencies), "?" not in text
 
 
 def _warning(text: str | None) -> tuple[bool, int, float]:
@@ -277,14 +239,14 @@ def _warning(text: str | None) -> tuple[bool, int, float]:
         return False, 0, 60.0
     import signal
 
-    found = _SIGNALS.match(text)
-    named = found and (found[2] if found[2].isdigit() else f"SIG{found[2].upper()}")
+    match = _SIGNALS.match(text)
+    named = match and (match[2] if match[2].isdigit() else f"SIG{match[2].upper()}")
     numbers = {s.name: int(s) for s in signal.Signals} | {
         str(int(s)): int(s) for s in signal.Signals
     }
-    if not found or named not in numbers:
+    if not match or named not in numbers:
         raise ValueError(f"--signal is {text!r}, expected like USR1@60 or B:TERM@120")
-    return "B" in (found[1] or ""), numbers[named], float(found[3] or 60)
+    return "B" in (match[1] or ""), numbers[named], float(match[3] or 60)
 
 
 # -- what is known -------------------------------------------------------------------------------------
@@ -430,12 +392,12 @@ class LocalJob:
 
     def save(self) -> None:
         """Write it."""
-        said = {
+        fields = {
             name: getattr(self, name)
             for name in ("name", "user", "directory", "arguments", "submitted_s", "key")
         }
-        said |= {"request": self.request.as_plain(), "environment": dict(self.environment)}
-        _write(self.folder / "job.json", said)
+        fields |= {"request": self.request.as_plain(), "environment": dict(self.environment)}
+        _write(self.folder / "job.json", fields)
 
     @classmethod
     def load(cls, folder: Path) -> LocalJob:
@@ -446,10 +408,10 @@ class LocalJob:
             ValueError: it cannot be read.
         """
         path = folder / "job.json"
-        said = _KIND.decode(path.read_bytes(), str(path)).plain()
-        said["request"] = Request.from_plain(said["request"])
-        said["arguments"] = tuple(said["arguments"])
-        return cls(number=int(folder.name), folder=folder, **said)
+        fields = _KIND.decode(path.read_bytes(), str(path)).plain()
+        fields["request"] = Request.from_plain(fields["request"])
+        fields["arguments"] = tuple(fields["arguments"])
+        return cls(number=int(folder.name), folder=folder, **fields)
 
 
 class JobsFolder:
@@ -466,13 +428,13 @@ class JobsFolder:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = self.path.lstat()
+            status = self.path.lstat()
         except OSError as e:
             raise self._error(f"cannot be made: {e.strerror}") from e
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise self._error(f"is not this user's ({os.geteuid()})")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise self._error(f"has mode {stat.S_IMODE(found.st_mode):04o}, expected 0700")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise self._error(f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700")
 
     def _error(self, what: str) -> ClusterError:
         return ClusterError(
@@ -503,13 +465,13 @@ class JobsFolder:
 
     def jobs(self) -> list[LocalJob]:
         """All that are not over, oldest first."""
-        found = []
+        jobs = []
         for number in sorted(self._numbers()):
             if (self.path / str(number) / "over").exists():
                 continue
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found.append(self.load(str(number)))
-        return found
+                jobs.append(self.load(str(number)))
+        return jobs
 
     def load(self, number: str) -> LocalJob:
         """One.
@@ -543,8 +505,8 @@ class JobsFolder:
                     yield int(entry.name)
 
 
-def _write(path: Path, said: dict[str, Any]) -> None:
-    _replace(path, _KIND.encode(said).decode())
+def _write(path: Path, fields: dict[str, Any]) -> None:
+    _replace(path, _KIND.encode(fields).decode())
 
 
 def _replace(path: Path, text: str) -> None:

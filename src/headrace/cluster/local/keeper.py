@@ -265,8 +265,10 @@ class Keeper:
         self._script = 0
         self._status: int | None = None
         self._ending = ""
-        said = os.environ.get(KILL_WAIT_VARIABLE, "")
-        self._kill_wait_s = float(said) if said.replace(".", "", 1).isdigit() else KILL_WAIT_S
+        kill_wait = os.environ.get(KILL_WAIT_VARIABLE, "")
+        self._kill_wait_s = (
+            float(kill_wait) if kill_wait.replace(".", "", 1).isdigit() else KILL_WAIT_S
+        )
         self._kill_at = float("inf")
         limit = job.request.time_s
         self._end_at = float("inf") if limit is None else time.monotonic() + limit
@@ -444,14 +446,19 @@ class Keeper:
         exit_code: int | None = None,
         number: int | None = None,
     ) -> None:
-        said = self.state
-        said.state, said.reason, said.exit_code, said.signal = state, reason, exit_code, number
+        record = self.state
+        record.state, record.reason, record.exit_code, record.signal = (
+            state,
+            reason,
+            exit_code,
+            number,
+        )
         if state == JobState.PENDING:
-            said.restarts += 1
-            said.started_s = None
+            record.restarts += 1
+            record.started_s = None
         else:
-            said.ended_s = time.time()
-        self.task.write(said)
+            record.ended_s = time.time()
+        self.task.write(record)
 
 
 def _in_the_child() -> None:

@@ -132,19 +132,19 @@ def make_project(recipe: Recipe, folder: str | os.PathLike[str]) -> Project:
     target = Path(folder).absolute()
     _check_free(target)
     files = recipe.files
-    made: Path | None = None
+    temporary: Path | None = None
     mask = _umask()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         for name, source in files.items():
-            shutil.copyfile(source, made / name)
-            (made / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
-        made.chmod(0o777 & ~mask)  # mkdtemp keeps others out
-        made.rename(target)  # refuses a folder that got files meanwhile
+            shutil.copyfile(source, temporary / name)
+            (temporary / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
+        temporary.chmod(0o777 & ~mask)  # mkdtemp keeps others out
+        temporary.rename(target)  # refuses a folder that got files meanwhile
     except OSError as e:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise ClusterError(
             f"{target}: the project cannot be written: {e.strerror or e}.",
             path=str(target),
@@ -157,10 +157,10 @@ def _check_free(target: Path) -> None:
     if not os.path.lexists(target):
         return
     if target.is_dir() and not target.is_symlink():
-        found = sorted(path.name for path in target.iterdir())
-        if not found:
+        names = sorted(path.name for path in target.iterdir())
+        if not names:
             return
-        what = f"a folder with {', '.join(found[:3])}{' and more' if len(found) > 3 else ''}"
+        what = f"a folder with {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
     else:
         what = "no folder"
     raise ClusterError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.cluster.slurm.accounting import AccountedJob, NoAccounting, read_accounting
-    from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
+    from headrace.cluster.slurm.commands import Commands
     from headrace.cluster.slurm.executor import SlurmExecutor
     from headrace.cluster.slurm.snapshot import Recording, read_snapshot, record
 
@@ -21,7 +21,6 @@ __all__ = [
     "NoAccounting",
     "Recording",
     "SlurmExecutor",
-    "SlurmUnavailable",
     "read_accounting",
     "read_snapshot",
     "record",
@@ -29,7 +28,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("AccountedJob", "NoAccounting", "read_accounting"), "accounting"),
-    **dict.fromkeys(("Commands", "SlurmUnavailable"), "commands"),
+    "Commands": "commands",
     "SlurmExecutor": "executor",
     **dict.fromkeys(("Recording", "read_snapshot", "record"), "snapshot"),
 }

@@ -215,53 +215,53 @@ def read_sacct(text: str, fields: Sequence[str] = FIELDS) -> list[AccountedJob]:
                 f"sacct says {line[:160]!r}, expected {len(fields)} fields.",
                 next_step="Please report it with the version (`sacct --version`).",
             )
-        said = dict(zip(fields, cells, strict=True))
-        job_id, step, _ = said["JobID"].partition(".")
+        row = dict(zip(fields, cells, strict=True))
+        job_id, step, _ = row["JobID"].partition(".")
         if step:
-            used.setdefault(job_id, []).append(said)
+            used.setdefault(job_id, []).append(row)
             continue
         times[job_id] = times.get(job_id, 0) + 1
-        jobs[job_id] = said
+        jobs[job_id] = row
         used[job_id] = []
-    made = []
-    for job_id, said in jobs.items():
+    accounted = []
+    for job_id, row in jobs.items():
         try:
-            made.append(_accounted(said, used[job_id], times[job_id] - 1))
+            accounted.append(_accounted(row, used[job_id], times[job_id] - 1))
         except (KeyError, ValueError) as e:
             raise ClusterError(f"sacct says of job {job_id} what cannot be read: {e!r}.") from e
-    return made
+    return accounted
 
 
-def _accounted(said: dict[str, str], steps: list[dict[str, str]], repeats: int) -> AccountedJob:
-    state = job_state(said["State"])
-    exit_code, signal = _ending(said["ExitCode"])
+def _accounted(row: dict[str, str], steps: list[dict[str, str]], repeats: int) -> AccountedJob:
+    state = job_state(row["State"])
+    exit_code, signal = _ending(row["ExitCode"])
     rss = [mib(step["MaxRSS"]) if step["MaxRSS"][-1:].isalpha() else int(step["MaxRSS"] or 0) >> 20
            for step in steps if step.get("MaxRSS")]  # fmt: skip
-    restarts = said.get("Restarts", "")
-    limit = said["TimelimitRaw"]
+    restarts = row.get("Restarts", "")
+    limit = row["TimelimitRaw"]
     return AccountedJob(
-        job_id=said["JobID"],
-        name=said["JobName"],
-        user=said["User"],
-        account=said["Account"],
-        partition=said["Partition"],
+        job_id=row["JobID"],
+        name=row["JobName"],
+        user=row["User"],
+        account=row["Account"],
+        partition=row["Partition"],
         state=state,
         exit_code=known_exit_code(state, exit_code, signal),
         signal=signal or None,
-        submitted_s=unix_seconds(said["Submit"]),
-        started_s=unix_seconds(said["Start"]),
-        ended_s=unix_seconds(said["End"]),
-        elapsed_s=float(said["ElapsedRaw"] or 0),
+        submitted_s=unix_seconds(row["Submit"]),
+        started_s=unix_seconds(row["Start"]),
+        ended_s=unix_seconds(row["End"]),
+        elapsed_s=float(row["ElapsedRaw"] or 0),
         limit_minutes=int(limit) if limit.isdigit() else None,
-        cpu_count=int(said["NCPUS"] or 0),
-        gpu_count=gpu_count(said["AllocTRES"]),
-        node_count=int(said["NNodes"] or 0),
-        nodes=expand_hosts(said["NodeList"]),
-        cpu_s=_cpu_seconds(said["TotalCPU"]),
+        cpu_count=int(row["NCPUS"] or 0),
+        gpu_count=gpu_count(row["AllocTRES"]),
+        node_count=int(row["NNodes"] or 0),
+        nodes=expand_hosts(row["NodeList"]),
+        cpu_s=_cpu_seconds(row["TotalCPU"]),
         memory_peak_mib=max(rss) if rss else None,
-        qos=said["QOS"],
+        qos=row["QOS"],
         restarts=int(restarts) if restarts.isdigit() else repeats,
-        directory=said["WorkDir"],
+        directory=row["WorkDir"],
     )
 
 
@@ -293,14 +293,14 @@ _KEY = re.compile(
 
 def _completed(commands: Commands) -> list[AccountedJob]:
     config = commands.query("scontrol", "show", "config")
-    said = dict(re.findall(r"^(\w+)\s*= (.*)$", config, re.MULTILINE))
-    if "filetxt" not in said.get("JobCompType", ""):
+    settings = dict(re.findall(r"^(\w+)\s*= (.*)$", config, re.MULTILINE))
+    if "filetxt" not in settings.get("JobCompType", ""):
         raise NoAccounting(
             "This cluster has neither accounting storage nor a list of jobs completed: nothing is known of "
             "jobs that slurmctld forgot.",
             next_step="The history of headrace's agents knows those that it saw.",
         )
-    path = Path(said.get("JobCompLoc", "").strip())
+    path = Path(settings.get("JobCompLoc", "").strip())
     try:
         with path.open("rb") as f:
             size = f.seek(0, 2)
@@ -322,38 +322,38 @@ def read_completed(lines: Iterable[str]) -> Iterator[AccountedJob]:
     for line in lines:
         # A name may hold blanks: a value ends where the next key begins.
         parts = _KEY.split(line)[1:]
-        said = {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
-        if "JobId" not in said or "ExitCode" not in said:
+        row = {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
+        if "JobId" not in row or "ExitCode" not in row:
             continue
         try:
-            yield _of_line(said)
+            yield _of_line(row)
         except (KeyError, ValueError):
             continue
 
 
-def _of_line(said: dict[str, str]) -> AccountedJob:
-    state = job_state(said["JobState"])
-    exit_code, signal = _ending(said["ExitCode"])
-    started, ended = unix_seconds(said["StartTime"]), unix_seconds(said["EndTime"])
-    tres = said.get("Tres", "")
+def _of_line(row: dict[str, str]) -> AccountedJob:
+    state = job_state(row["JobState"])
+    exit_code, signal = _ending(row["ExitCode"])
+    started, ended = unix_seconds(row["StartTime"]), unix_seconds(row["EndTime"])
+    tres = row.get("Tres", "")
     return AccountedJob(
-        job_id=task_id(said["JobId"], said.get("ArrayJobId"), said.get("ArrayTaskId")),
-        name=said.get("Name", ""),
-        user=said.get("UserId", "").partition("(")[0],
-        account=said.get("Account", ""),
-        partition=said.get("Partition", ""),
+        job_id=task_id(row["JobId"], row.get("ArrayJobId"), row.get("ArrayTaskId")),
+        name=row.get("Name", ""),
+        user=row.get("UserId", "").partition("(")[0],
+        account=row.get("Account", ""),
+        partition=row.get("Partition", ""),
         state=state,
         exit_code=known_exit_code(state, exit_code, signal),
         signal=signal or None,
-        submitted_s=unix_seconds(said.get("SubmitTime", "")),
+        submitted_s=unix_seconds(row.get("SubmitTime", "")),
         started_s=started,
         ended_s=ended,
         elapsed_s=max(0.0, ended - started) if started and ended else 0.0,
-        limit_minutes=minutes(said.get("TimeLimit", "")),
-        cpu_count=int(said.get("ProcCnt") or 0),
-        gpu_count=gpu_count(tres) or gpu_count(said.get("Gres", "")),
-        node_count=int(said.get("NodeCnt") or 0),
-        nodes=expand_hosts(said.get("NodeList", "")),
-        qos=said.get("QOS", ""),
-        directory=said.get("WorkDir", ""),
+        limit_minutes=minutes(row.get("TimeLimit", "")),
+        cpu_count=int(row.get("ProcCnt") or 0),
+        gpu_count=gpu_count(tres) or gpu_count(row.get("Gres", "")),
+        node_count=int(row.get("NodeCnt") or 0),
+        nodes=expand_hosts(row.get("NodeList", "")),
+        qos=row.get("QOS", ""),
+        directory=row.get("WorkDir", ""),
     )

@@ -12,12 +12,13 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.cluster.executor import SchedulerUnavailable
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Commands", "SlurmUnavailable", "refusal"]
+__all__ = ["Commands", "refusal"]
 
 
 _SAID_MAX = 2000
@@ -48,10 +49,6 @@ _REQUEST = re.compile(
     r"Node count specification|Pathname|Invalid (?!job id)",
     re.IGNORECASE,
 )
-
-
-class SlurmUnavailable(ClusterError):
-    """slurmctld is away or too busy: the same may work a little later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,35 +110,35 @@ class Commands:
                 "or cannot be reached.",
                 next_step="Ask `scontrol ping`, and try again.",
             ) from e
-        said = ended.stderr.decode(errors="replace").strip()
+        message = ended.stderr.decode(errors="replace").strip()
         if ended.returncode != 0:
             raise refusal(
-                command[0], ended.returncode, said or ended.stdout.decode(errors="replace")
+                command[0], ended.returncode, message or ended.stdout.decode(errors="replace")
             )
-        return ended.stdout, said
+        return ended.stdout, message
 
 
-def refusal(program: str, status: int, said: str) -> ClusterError:
+def refusal(program: str, status: int, message: str) -> ClusterError:
     """What a program's failure means, from what it said."""
-    text = " ".join(line.strip() for line in said.splitlines())[:_SAID_MAX]
+    text = " ".join(line.strip() for line in message.splitlines())[:_SAID_MAX]
     text = text.replace(f"{program}: error: ", "").replace(f"{program}: fatal: ", "")
-    if _UNREACHABLE.search(said):
-        return SlurmUnavailable(
+    if _UNREACHABLE.search(message):
+        return SchedulerUnavailable(
             f"{program}: {text}.",
             next_step="slurmctld is down: ask `scontrol ping`, and try again.",
         )
-    if _SLOW.search(said):
+    if _SLOW.search(message):
         return ClusterTimeout(
             f"{program}: {text}.",
             next_step="slurmctld is overloaded. Look with squeue whether it was done, and try again.",
         )
     # Before the configuration: "Invalid authentication" and the like are no requests.
-    if _UNCONFIGURED.search(said) and not re.search(r"submission failed", said):
+    if _UNCONFIGURED.search(message) and not re.search(r"submission failed", message):
         return ClusterError(
             f"{program} cannot find this cluster: {text}.",
             next_step="Slurm is installed but not set up here (SLURM_CONF, /etc/slurm/slurm.conf, munge); "
             "HEADRACE_EXECUTOR=local runs jobs on this machine.",
         )
-    if _REQUEST.search(said):
+    if _REQUEST.search(message):
         return ClusterRequestError(f"{program}: {text}.")
-    return ClusterError(f"{program} failed with status {status}: {text or 'it said nothing'}.")
+    return ClusterError(f"{program} failed with status {status}: {text or 'it message nothing'}.")

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import (
+    Executor,
     JobState,
     JobStatus,
+    SchedulerUnavailable,
     fill_pattern,
     follow_file,
     pattern_facts,
     read_file,
+    split_id,
 )
 from headrace.cluster.hostlist import expand_hosts, expand_indices
-from headrace.cluster.slurm.commands import Commands, SlurmUnavailable
+from headrace.cluster.slurm.commands import Commands
 from headrace.cluster.slurm.text import blocks, job_state, task_id, unix_seconds, value
-from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+from headrace.errors import ClusterError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,7 +39,6 @@ __all__ = [
     "is_unknown_job",
     "known_exit_code",
     "read_statuses",
-    "split_id",
 ]
 
 
@@ -45,23 +47,9 @@ __all__ = [
 TASKS_MAX = 10_000
 """So many tasks of an array that wait have an entry each; those of a larger one are one entry together."""
 
-_ID = re.compile(r"(\d+)(?:_(\d+)|_\[([\d,:%-]+)\])?\Z")
 _WORD = re.compile(r"(\w+)=(\S*)")
 _NO_TASK = "4294967294"
 """What scontrol fills in as the number of a task that has none yet."""
-
-
-def split_id(job_id: str) -> tuple[str, str | None]:
-    """Of "17_3" the job's number, "17", and the task's, "3".
-
-    Raises:
-        ValueError: it is no id of a job.
-    """
-    if (found := _ID.match(job_id)) is None:
-        raise ValueError(
-            f"{job_id!r} is no job id, expected a number, or number_task for a task of an array"
-        )
-    return found[1], found[2] or found[3]
 
 
 def is_unknown_job(error: ClusterError) -> bool:
@@ -89,10 +77,10 @@ def ask_for_all(commands: Commands, numbers: Collection[str]) -> dict[str, list[
     Raises:
         ClusterError: it cannot be asked.
     """
-    found: dict[str, list[JobStatus]] = {number: [] for number in numbers}
+    statuses: dict[str, list[JobStatus]] = {number: [] for number in numbers}
     for status in read_statuses(commands.query("scontrol", "--details", "show", "job")):
-        found.get(status.job_id.partition("_")[0], []).append(status)
-    return found
+        statuses.get(status.job_id.partition("_")[0], []).append(status)
+    return statuses
 
 
 def read_statuses(text: str) -> Iterator[JobStatus]:
@@ -101,33 +89,33 @@ def read_statuses(text: str) -> Iterator[JobStatus]:
     Raises:
         ClusterError: it prints something else.
     """
-    found = blocks(text, "JobId")
-    if not found and text.strip() and "No jobs" not in text:
+    records = blocks(text, "JobId")
+    if not records and text.strip() and "No jobs" not in text:
         raise ClusterError(f"scontrol says of a job what cannot be read: {text.strip()[:160]!r}.")
-    for block in found:
+    for block in records:
         yield from _statuses(block)
 
 
 def _statuses(block: str) -> Iterator[JobStatus]:
     first, _, rest = block.partition("\n")
     ids, _, name = first.partition(" JobName=")
-    said = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
+    fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
     try:
-        exit_code, signal = (int(part) for part in said.get("ExitCode", "0:0").split(":"))
-        state = job_state(said["JobState"])
-        reason = said.get("Reason", "").replace("_", " ")
+        exit_code, signal = (int(part) for part in fields.get("ExitCode", "0:0").split(":"))
+        state = job_state(fields["JobState"])
+        reason = fields.get("Reason", "").replace("_", " ")
         status = JobStatus(
-            job_id=said["JobId"],
+            job_id=fields["JobId"],
             name=name,
             state=state,
             reason="" if reason == "None" else reason,
             nodes=expand_hosts(value(block, "NodeList")),
             exit_code=known_exit_code(state, exit_code, signal),
             signal=signal or None,
-            restarts=int(said.get("Restarts", 0)),
-            submitted_s=unix_seconds(said.get("SubmitTime", "")),
-            started_s=unix_seconds(said.get("StartTime", "")),
-            ended_s=unix_seconds(said.get("EndTime", "")) if state.is_over else None,
+            restarts=int(fields.get("Restarts", 0)),
+            submitted_s=unix_seconds(fields.get("SubmitTime", "")),
+            started_s=unix_seconds(fields.get("StartTime", "")),
+            ended_s=unix_seconds(fields.get("EndTime", "")) if state.is_over else None,
         )
     except (KeyError, ValueError) as e:
         raise ClusterError(
@@ -135,7 +123,7 @@ def _statuses(block: str) -> Iterator[JobStatus]:
         ) from e
     pattern = value(block, "StdOut")
     user = value(block, "UserId").partition("(")[0]
-    array_id, tasks = said.get("ArrayJobId"), said.get("ArrayTaskId")
+    array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
     if not array_id or tasks is None:
         yield dataclasses.replace(status, output=_output_path(pattern, status, user))
         return
@@ -153,16 +141,16 @@ def _statuses(block: str) -> Iterator[JobStatus]:
 
 def known_exit_code(state: JobState, exit_code: int, signal: int) -> int | None:
     """None where Slurm says 0 of a script that did not end by itself."""
-    told = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
-    return exit_code if told else None
+    is_known = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
+    return exit_code if is_known else None
 
 
 def _tasks(text: str) -> list[int] | None:
     try:
-        found = expand_indices(text.partition("%")[0])
+        numbers = expand_indices(text.partition("%")[0])
     except ValueError:  # "1,3,5,...": cut short, or too many
         return None
-    return list(found) if len(found) <= TASKS_MAX else None
+    return list(numbers) if len(numbers) <= TASKS_MAX else None
 
 
 def _output_path(
@@ -192,7 +180,7 @@ OUTAGE_S = 600.0
 _GONE = "Slurm does not know it any more: it ended longer than MinJobAge ago, and there is no accounting"
 
 
-class SlurmExecutor:
+class SlurmExecutor(Executor):
     """Slurm.
 
     Args:
@@ -202,6 +190,7 @@ class SlurmExecutor:
     """
 
     name = "slurm"
+    poll_s = (*_POLL_S, 1.3)
 
     def __init__(
         self,
@@ -211,7 +200,7 @@ class SlurmExecutor:
     ) -> None:
         self.commands = commands or Commands()
         self._notice = notice
-        self._outage_s = outage_s
+        self.outage_s = outage_s
         self._seen: dict[str, JobStatus] = {}
         # Slurm forgets at once the tasks of an array that are cancelled while they wait.
         self._cancelled: set[str] = set()
@@ -234,7 +223,7 @@ class SlurmExecutor:
         arguments = ("/dev/stdin", *submission.arguments) if submission.arguments else ()
         directory = None if submission.directory is None else str(submission.directory)
         try:
-            said, told = self.commands.run(
+            output, message = self.commands.run(
                 "sbatch", "--parsable", *submission.options, *arguments,
                 stdin=submission.script, environment=environment, directory=directory,
             )  # fmt: skip
@@ -243,11 +232,11 @@ class SlurmExecutor:
                 f"{e.message} Whether the job was submitted is not known.",
                 next_step="Look with squeue before you submit it again.",
             ) from e
-        if told and self._notice is not None:
-            self._notice(told)
-        job_id = said.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
+        if message and self._notice is not None:
+            self._notice(message)
+        job_id = output.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdigit():
-            raise ClusterError(f"sbatch says {said[:160]!r}, expected the number of a job.")
+            raise ClusterError(f"sbatch says {output[:160]!r}, expected the number of a job.")
         return job_id
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
@@ -256,7 +245,7 @@ class SlurmExecutor:
         Raises:
             ClusterError: Slurm does not answer.
         """
-        asked = {job_id: _split(job_id) for job_id in job_ids}
+        asked = {job_id: split_id(job_id) for job_id in job_ids}
         numbers = {number for number, _ in asked.values()}
         if len(numbers) > _SINGLY_MAX:
             known = ask_for_all(self.commands, numbers)
@@ -281,13 +270,16 @@ class SlurmExecutor:
         Raises:
             ClusterError: Slurm does not answer, or they are somebody else's.
         """
-        asked = [job_id for job_id in job_ids if _split(job_id)]
+        asked = [job_id for job_id in job_ids if split_id(job_id)]
         if signal is not None:
             # scancel tries again for a minute to signal a job that has not started.
             running = (JobState.RUNNING, JobState.SUSPENDED)
-            found = self.status(asked)
+            statuses_by_id = self.status(asked)
             asked = [
-                s.job_id for statuses in found.values() for s in statuses if s.state in running
+                s.job_id
+                for statuses in statuses_by_id.values()
+                for s in statuses
+                if s.state in running
             ]
         elif tasks := [job_id for job_id in asked if "_" in job_id]:
             waiting = (JobState.PENDING, JobState.REQUEUED)
@@ -313,7 +305,7 @@ class SlurmExecutor:
             ClusterError: Slurm does not know them, or they may not be requeued.
         """
         for job_id in job_ids:
-            _split(job_id)
+            split_id(job_id)
             self.commands.run("scontrol", "requeue", job_id)
 
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
@@ -328,55 +320,16 @@ class SlurmExecutor:
             try:
                 yield from read_file(path)
             except FileNotFoundError:
-                if self._one(job_id).state.is_over:
+                if self.one(job_id).state.is_over:
                     raise _unreadable(job_id, path, "it is not there") from None
             except OSError as e:
                 raise _unreadable(job_id, path, e.strerror or str(e)) from e
             return
-        watch = _Watch(lambda: self._over(job_id), self._outage_s)
+        watch = _Watch(lambda: self._over(job_id), self.outage_s)
         try:
             yield from follow_file(path, watch.is_over)
         except OSError as e:
             raise _unreadable(job_id, path, e.strerror or str(e)) from e
-
-    def wait(
-        self, job_ids: Sequence[str], timeout_s: float | None = None
-    ) -> dict[str, list[JobStatus]]:
-        """Return when all are over; one that Slurm forgot meanwhile is as it was last seen, or UNKNOWN.
-
-        Raises:
-            ClusterTimeout: some are not, after so long.
-            ClusterError: slurmctld was away for longer than `outage_s`.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause, longest = _POLL_S
-        away_since: float | None = None
-        while True:
-            try:
-                found = {
-                    job_id: self._told(job_id, known)
-                    for job_id, known in self.status(job_ids).items()
-                }
-                away_since = None
-            except (SlurmUnavailable, ClusterTimeout):
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > self._outage_s:
-                    raise
-                found = {}
-            waited_for = [
-                s for known in found.values() for s in known
-                if not s.state.is_over and s.state is not JobState.UNKNOWN
-            ]  # fmt: skip
-            if found and not waited_for:
-                return found
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                said = (
-                    ", ".join(f"{s.job_id} is {s.state}" for s in waited_for[:5]) or "Slurm is away"
-                )
-                raise ClusterTimeout(f"not all jobs are over after {timeout_s:g} s: {said}.")
-            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
-            pause = min(pause * 1.3, longest)
 
     # -- what Slurm forgot -------------------------------------------------------------------------
 
@@ -392,17 +345,17 @@ class SlurmExecutor:
         """From the books, and from what this executor saw itself."""
         from headrace.cluster.slurm.accounting import read_accounting  # submitting needs none of it
 
-        found: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
+        remembered: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
         try:
             books = read_accounting(self.commands, job_ids=numbers)
-        except (SlurmUnavailable, ClusterTimeout):
+        except (SchedulerUnavailable, ClusterTimeout):
             raise
         except ClusterError:  # there are none, or this user may not read them
             books = []
         for job in books:
-            found.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()
+            remembered.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()
         for job_id, seen in self._seen.items():
-            kept = found.get(job_id.partition("_")[0])
+            kept = remembered.get(job_id.partition("_")[0])
             if kept is None or "[" in job_id:
                 continue
             if job_id in kept:
@@ -411,35 +364,23 @@ class SlurmExecutor:
                 kept[job_id] = seen
             elif job_id in self._cancelled:
                 kept[job_id] = dataclasses.replace(seen, state=JobState.CANCELLED, reason="")
-        return {number: list(statuses.values()) for number, statuses in found.items()}
+        return {number: list(statuses.values()) for number, statuses in remembered.items()}
 
-    def _told(self, job_id: str, known: list[JobStatus]) -> list[JobStatus]:
-        if known:
-            return known
-        seen = self._seen.get(job_id)
-        if seen is not None:
-            return [dataclasses.replace(seen, state=JobState.UNKNOWN, reason=_GONE)]
-        return [JobStatus(job_id, "", JobState.UNKNOWN, _GONE)]
+    def forgotten(self, job_id: str) -> JobStatus:
+        """As it was last seen, in the state UNKNOWN."""
+        seen = self._seen.get(job_id) or JobStatus(job_id, "", JobState.UNKNOWN)
+        return dataclasses.replace(seen, state=JobState.UNKNOWN, reason=_GONE)
 
-    # -- one job -----------------------------------------------------------------------------------
-
-    def _one(self, job_id: str) -> JobStatus:
-        known = self.status([job_id])[job_id]
-        if not known:
-            raise ClusterError(
-                f"Slurm does not know job {job_id}, or not any more.",
-                next_step="Its output is where --output said, by default slurm-JOBID.out in the folder "
-                "where it was submitted.",
-            )
-        if len(known) > 1:
-            raise ClusterRequestError(
-                f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
-                next_step=f"Name one: {known[0].job_id}.",
-            )
-        return known[0]
+    def not_known(self, job_id: str) -> ClusterError:
+        """Says where its output may be all the same."""
+        return ClusterError(
+            f"Slurm does not know job {job_id}, or not any more.",
+            next_step="Its output is where --output said, by default slurm-JOBID.out in the folder "
+            "where it was submitted.",
+        )
 
     def _output(self, job_id: str) -> Path:
-        output = self._one(job_id).output
+        output = self.one(job_id).output
         if output is None:
             raise ClusterError(f"Slurm does not say where the output of job {job_id} goes.")
         return output
@@ -467,19 +408,12 @@ class _Watch:
         try:
             self._answer = self._ask()
             self._answered = now
-        except (SlurmUnavailable, ClusterTimeout):
+        except (SchedulerUnavailable, ClusterTimeout):
             if now - self._answered > self._outage_s:
                 raise
         self._pause = min(self._pause * 1.3, self._longest)
         self._next = time.monotonic() + self._pause
         return self._answer
-
-
-def _split(job_id: str) -> tuple[str, str | None]:
-    try:
-        return split_id(job_id)
-    except ValueError as e:
-        raise ClusterRequestError(f"{e}.") from e
 
 
 def _of_task(known: list[JobStatus], job_id: str, task: str | None) -> list[JobStatus]:

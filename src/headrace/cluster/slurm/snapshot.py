@@ -32,7 +32,6 @@ from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from headrace.cluster.executor import JobState
     from headrace.cluster.slurm.text import Gres
@@ -58,28 +57,28 @@ def read_nodes(text: str) -> tuple[Node, ...]:
 def _node(block: str) -> Node:
     # What comes behind is not read, but for the reason.
     end = block.find("\n   BootTime=")
-    said = dict(_WORD.findall(block[:end] if end > 0 else block))
+    fields = dict(_WORD.findall(block[:end] if end > 0 else block))
     try:
-        gres, used = parse_gres(said.get("Gres", "")), parse_gres(said.get("GresUsed", ""))
+        gres, used = parse_gres(fields.get("Gres", "")), parse_gres(fields.get("GresUsed", ""))
         return Node(
-            name=said["NodeName"],
-            states=_node_states(said.get("State", "")),
-            cpus=int(said.get("CPUTot", 0)),
-            sockets=int(said.get("Sockets", 1)),
-            cores_per_socket=int(said.get("CoresPerSocket", 1)),
-            threads_per_core=int(said.get("ThreadsPerCore", 1)),
-            memory_mib=mib(said.get("RealMemory", "")),
+            name=fields["NodeName"],
+            states=_node_states(fields.get("State", "")),
+            cpus=int(fields.get("CPUTot", 0)),
+            sockets=int(fields.get("Sockets", 1)),
+            cores_per_socket=int(fields.get("CoresPerSocket", 1)),
+            threads_per_core=int(fields.get("ThreadsPerCore", 1)),
+            memory_mib=mib(fields.get("RealMemory", "")),
             gpus=sum(gpu.number for gpu in gres),
             gpu_type=next((gpu.type for gpu in gres if gpu.type), ""),
             gpus_allocated=_joined(used),
-            cpus_allocated=int(said.get("CPUAlloc", 0)),
-            cpu_load=_decimal(said.get("CPULoad", "N/A")),
-            memory_allocated_mib=mib(said.get("AllocMem", "")),
-            memory_free_mib=mib(free) if (free := said.get("FreeMem", "N/A")) != "N/A" else None,
-            partitions=_names(said.get("Partitions", "")),
-            features=_names(said.get("ActiveFeatures") or said.get("AvailableFeatures") or ""),
+            cpus_allocated=int(fields.get("CPUAlloc", 0)),
+            cpu_load=_decimal(fields.get("CPULoad", "N/A")),
+            memory_allocated_mib=mib(fields.get("AllocMem", "")),
+            memory_free_mib=mib(free) if (free := fields.get("FreeMem", "N/A")) != "N/A" else None,
+            partitions=_names(fields.get("Partitions", "")),
+            features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
             reason=_REASON_BY.sub("", value(block, "Reason")),
-            architecture=said.get("Arch", ""),
+            architecture=fields.get("Arch", ""),
         )
     except (KeyError, ValueError) as e:
         raise _odd("node", block, e) from e
@@ -108,19 +107,19 @@ def read_partitions(text: str) -> tuple[Partition, ...]:
 
 
 def _partition(block: str) -> Partition:
-    said = dict(_WORD.findall(block))
+    fields = dict(_WORD.findall(block))
     try:
-        most = said.get("MaxNodes", "UNLIMITED")
+        most = fields.get("MaxNodes", "UNLIMITED")
         return Partition(
-            name=said["PartitionName"],
-            nodes=expand_hosts(said.get("Nodes", "")),
-            is_default=said.get("Default") == "YES",
-            state=said.get("State", "UP").lower(),
-            max_minutes=minutes(said.get("MaxTime", "UNLIMITED")),
-            default_minutes=minutes(said.get("DefaultTime", "NONE")),
+            name=fields["PartitionName"],
+            nodes=expand_hosts(fields.get("Nodes", "")),
+            is_default=fields.get("Default") == "YES",
+            state=fields.get("State", "UP").lower(),
+            max_minutes=minutes(fields.get("MaxTime", "UNLIMITED")),
+            default_minutes=minutes(fields.get("DefaultTime", "NONE")),
             max_nodes=int(most) if most.isdigit() else None,
-            default_memory_per_cpu_mib=mib(said.get("DefMemPerCPU", "")) or None,
-            max_memory_per_cpu_mib=mib(said.get("MaxMemPerCPU", "")) or None,
+            default_memory_per_cpu_mib=mib(fields.get("DefMemPerCPU", "")) or None,
+            max_memory_per_cpu_mib=mib(fields.get("MaxMemPerCPU", "")) or None,
         )
     except (KeyError, ValueError) as e:
         raise _odd("partition", block, e) from e
@@ -148,13 +147,13 @@ def read_jobs(text: str) -> tuple[Job, ...]:
     while at >= 0:
         starts.append(at + 1)
         at = text.find("\nJobId=", at + 1)
-    made = []
+    jobs = []
     for begin, end in zip(starts, [*starts[1:], len(text)], strict=False):
         try:
-            made.append(_job(text, begin, end))
+            jobs.append(_job(text, begin, end))
         except ValueError as e:
             raise _odd("job", text[begin:end], e) from e
-    return tuple(made)
+    return tuple(jobs)
 
 
 def _job(text: str, begin: int, end: int) -> Job:
@@ -201,8 +200,8 @@ def _job(text: str, begin: int, end: int) -> Job:
 
 
 def _first(line: str) -> tuple[str, str | None, str | None, str]:
-    number, found, name = line[6:].partition(" JobName=")
-    if found and number.isdigit():
+    number, separator, name = line[6:].partition(" JobName=")
+    if separator and number.isdigit():
         return number, None, None, name
     if (match := _FIRST.match(line)) is None:
         raise ValueError("no JobName")
@@ -212,8 +211,8 @@ def _first(line: str) -> tuple[str, str | None, str | None, str]:
 @functools.lru_cache(maxsize=4096)
 def _paid_by(line: str) -> tuple[str, str]:
     """Of " Nice=0 Account=lab QOS=normal WCKey=*"."""
-    said = dict(_WORD.findall(line))
-    account, qos = said.get("Account", ""), said.get("QOS", "")
+    fields = dict(_WORD.findall(line))
+    account, qos = fields.get("Account", ""), fields.get("QOS", "")
     return "" if account == "(null)" else account, "" if qos == "(null)" else qos
 
 
@@ -232,27 +231,27 @@ def _resources(lines: str) -> tuple[int, int, int, int]:
     GPUs are 0 where TRES does not count them. From 23.02 on there are two lines, of what is asked and of what
     is had.
     """
-    said = dict(_WORD.findall(f"NumNodes={lines}"))
+    fields = dict(_WORD.findall(f"NumNodes={lines}"))
     tres = next(
-        (t for t in map(said.get, ("AllocTRES", "TRES", "ReqTRES")) if t and t != "(null)"), ""
+        (t for t in map(fields.get, ("AllocTRES", "TRES", "ReqTRES")) if t and t != "(null)"), ""
     )
     memory = _MEMORY.search(tres)
-    nodes = int(said["NumNodes"].partition("-")[0])
-    cpus = int(said.get("NumCPUs", "0").partition("-")[0])
+    nodes = int(fields["NumNodes"].partition("-")[0])
+    cpus = int(fields.get("NumCPUs", "0").partition("-")[0])
     return nodes, cpus, mib(memory[1]) if memory else 0, gpu_count(tres)
 
 
 def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
-    made = []
+    allocations = []
     for hosts, cpu_ids, memory, gres in _DETAIL.findall(text, begin, end):
         gpus = parse_gres(gres)
         indices = gpus[0].indices if len(gpus) == 1 else _joined(gpus)
         count = sum([gpu.number for gpu in gpus])
         cpus = _count_indices(cpu_ids)
-        made += [
+        allocations += [
             Allocation(host, cpus, int(memory), count, indices) for host in expand_hosts(hosts)
         ]
-    return tuple(made)
+    return tuple(allocations)
 
 
 def _joined(gpus: tuple[Gres, ...]) -> tuple[int, ...]:
@@ -307,7 +306,6 @@ def _odd(kind: str, block: str, error: Exception | None = None) -> ClusterError:
 # -- snapshots and recordings --------------------------------------------------------------------------
 
 _CONFIG = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
-_FILES = ("nodes", "jobs", "partitions", "config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,34 +322,6 @@ class Recording:
     partitions: str
     config: str
     taken_s: float
-
-    def save(self, folder: Path) -> None:
-        """Write it into a folder, a file each: `nodes`, `jobs`, `partitions`, `config`, `taken`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            (folder / name).write_text(getattr(self, name), encoding="utf-8")
-        (folder / "taken").write_text(f"{self.taken_s!r}\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> Recording:
-        """Read one that was saved.
-
-        Raises:
-            ClusterError: the folder has none.
-        """
-        try:
-            texts = {
-                name: (folder / name).read_text(encoding="utf-8", errors="replace")
-                for name in _FILES
-            }
-            taken_s = float((folder / "taken").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
-            raise ClusterError(
-                f"{folder}: no recording of a cluster ({e}); expected the files {', '.join(_FILES)} and "
-                "taken.",
-                path=str(folder),
-            ) from e
-        return cls(**texts, taken_s=taken_s)
 
     def read(self) -> ClusterSnapshot:
         """What it says. Jobs that are over are left out.
@@ -405,17 +375,14 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> Recording:
         return Recording(**{"jobs": "", **dict(zip(asked, texts, strict=True))}, taken_s=taken_s)
 
 
-def read_snapshot(
-    commands: Commands | None = None, *, recorded: Path | None = None, jobs: bool = True
-) -> ClusterSnapshot:
-    """The cluster as it is now, or as it was recorded.
+def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
+    """The cluster as it is now.
 
     Args:
         commands: how Slurm's commands are called.
-        recorded: a folder that `Recording.save` wrote, in their place.
         jobs: ask for them.
 
     Raises:
         ClusterError: there is no Slurm, it does not answer in time, or says what cannot be read.
     """
-    return (record(commands, jobs=jobs) if recorded is None else Recording.load(recorded)).read()
+    return record(commands, jobs=jobs).read()

@@ -46,8 +46,8 @@ def minutes(text: str) -> int | None:
     Raises:
         ValueError: it is no time.
     """
-    found = seconds(text)
-    return None if found is None else -(-found // 60)
+    duration = seconds(text)
+    return None if duration is None else -(-duration // 60)
 
 
 def seconds(text: str) -> int | None:
@@ -95,9 +95,9 @@ def mib(text: str) -> int:
     """
     if text in _NOTHING or text in _UNLIMITED:
         return 0
-    if (found := _SIZE.match(text)) is None:
+    if (match := _SIZE.match(text)) is None:
         raise ValueError(f"{text!r} is no size of memory")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 @functools.lru_cache(maxsize=16384)
@@ -107,7 +107,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     Raises:
         ValueError: a count or an index is no number.
     """
-    found = []
+    gpus = []
     for part in _outside_brackets(text):
         name, bracket, rest = part.partition("(")
         name = name.removeprefix("gres:").removeprefix("gres/")
@@ -116,12 +116,12 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
             continue
         counted = words[-1][:1].isdigit() and len(words) > 1
         indices: tuple[int, ...] = ()
-        if bracket and (said := re.search(r"IDX:([\d,-]+)", rest)):
-            indices = expand_indices(said[1])
+        if bracket and (match := re.search(r"IDX:([\d,-]+)", rest)):
+            indices = expand_indices(match[1])
         count = _count(words[-1]) if counted else len(indices) or 1
         kind = words[1] if len(words) > 1 + counted else ""
-        found.append(Gres(kind, count, indices))
-    return tuple(found)
+        gpus.append(Gres(kind, count, indices))
+    return tuple(gpus)
 
 
 def gpu_count(tres: str) -> int:
