@@ -329,7 +329,7 @@ def _refuse(data: bytes, name: str) -> None:
         )  # fmt: skip
     if b"\0" in data:
         raise ClusterRequestError(
-            f"{name}: byte {data.index(0):,} is a zero byte; Slurm takes text only.", path=name,
+            f"{name}: byte {data.index(0):,} is zero; Slurm takes text only.", path=name,
             next_step="Submit a script that starts this program.",
         )  # fmt: skip
     if not data.startswith(b"#!"):
