@@ -13,7 +13,7 @@ from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
 from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
-from headrace.cluster.local.jobs import Task, TaskState
+from headrace.cluster.local.jobs import LocalTask, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
@@ -91,7 +91,7 @@ def recording(folder):
 
 
 def local_task(folder):
-    task = Task(folder, None)
+    task = LocalTask(folder, None)
     task.write(TaskState(started_s=1.5, exit_code=0))
     return in_a_file(folder / "state.json", task.read)
 

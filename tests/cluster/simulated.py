@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from headrace.cluster.hostlist import compress_hosts
-from headrace.cluster.slurm.snapshot import Recording
+from headrace.cluster.slurm.snapshot import ScontrolOutput
 
 TAKEN_S = 1795332994.0
 GPUS = 8
@@ -84,7 +84,7 @@ PARTITIONS = """PartitionName=gpu
 """
 
 
-def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> Recording:
+def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> ScontrolOutput:
     """What the commands would print."""
     chance = random.Random(seed)
     names = [f"gpu{i:04d}" for i in range(nodes)]
@@ -129,7 +129,7 @@ def simulated_cluster(nodes: int = 5000, jobs: int = 50_000, seed: int = 7) -> R
             facts |= {"state": "PENDING", "reason": chance.choice(_REASONS), "started": started,
                       "nodes": "", "batch": "", "details": ""}  # fmt: skip
         written.append(_JOB.format(**facts))
-    return Recording(
+    return ScontrolOutput(
         nodes="".join(
             _node(i, name, left) for i, (name, left) in enumerate(zip(names, free, strict=True))
         ),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from headrace.cluster.queue_view import JobRow, NodeRow, QueueBoard, Totals, UserRow
+    from headrace.cluster.queue_view import NodeRow, QueueBoard, QueueJobRow, QueueTotals, UserRow
     from headrace.cluster.snapshot import ClusterSnapshot
 
 __all__ = ["ROWS", "Selection", "queue_view", "show_queue", "span_text"]
@@ -182,7 +182,7 @@ class _Shown:
         )
         return text
 
-    def gpus(self, totals: Totals) -> Text:
+    def gpus(self, totals: QueueTotals) -> Text:
         if not totals.gpus:
             text = Text("CPUs ").append_text(
                 _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
@@ -303,7 +303,7 @@ class _Shown:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def running(self, jobs: Sequence[JobRow]) -> list[RenderableType]:
+    def running(self, jobs: Sequence[QueueJobRow]) -> list[RenderableType]:
         stalls = any(row.stall is not None for row in jobs)
         table = _Rows(
             self.width, "RUNNING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
@@ -322,7 +322,7 @@ class _Shown:
             )  # fmt: skip
         return self._with_rest(table, jobs, "job", "running")
 
-    def waiting(self, jobs: Sequence[JobRow]) -> list[RenderableType]:
+    def waiting(self, jobs: Sequence[QueueJobRow]) -> list[RenderableType]:
         table = _Rows(
             self.width, "WAITING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
             *self.only("NODES>", when=self.wide), *self.only("WAITED>", when=self.middle), "STARTS>", "WHY",
@@ -385,7 +385,7 @@ def _ranges(indices: Sequence[int]) -> str:
     return compress_hosts(str(i) for i in indices).strip("[]")
 
 
-def _where(row: JobRow) -> str:
+def _where(row: QueueJobRow) -> str:
     """`gpu0[0,2] gpu1[0-3]` where the numbers are known and few; else the nodes in short."""
     indices = row.gpu_indices
     if indices and len(row.job.nodes) <= 4:
@@ -581,7 +581,7 @@ def _node_document(row: NodeRow) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _job_document(row: JobRow) -> dict[str, Any]:
+def _job_document(row: QueueJobRow) -> dict[str, Any]:
     job = row.job
     return {
         "job": job.job_id, "name": job.name, "user": job.user, "account": job.account,

@@ -21,7 +21,7 @@ from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
     from headrace.cli.printing import Output
-    from headrace.cluster.layout import Layout
+    from headrace.cluster.layout import JobLayout
     from headrace.cluster.plan import BatchPlan
     from headrace.cluster.snapshot import ClusterSnapshot
 
@@ -174,7 +174,7 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
         ) from e
 
 
-def size_text(layout: Layout) -> str:
+def size_text(layout: JobLayout) -> str:
     """What is asked of the cluster, in a line."""
     nodes = f"{layout.nodes} node{'s' * (layout.nodes != 1)} of {layout.partition}"
     parts = [f"{layout.gpus} GPU{'s' * (layout.gpus != 1)} on {nodes}" if layout.gpus else nodes]
@@ -185,7 +185,7 @@ def size_text(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def _layout_document(layout: Layout | None) -> dict[str, Any] | None:
+def _layout_document(layout: JobLayout | None) -> dict[str, Any] | None:
     if layout is None:
         return None
     return {name: getattr(layout, name) for name in layout.__slots__ if name != "remarks"}

@@ -20,7 +20,7 @@ from headrace.cli.printing import Output, plain_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headrace.cluster.manifest import Difference
+    from headrace.cluster.manifest import ManifestDifference
     from headrace.insight.proof import Proof, Sameness
     from headrace.insight.starving import Group, Starving
     from headrace.insight.usage import Accounted, Usage, UsageRow
@@ -311,7 +311,9 @@ def compare_runs(
     return exit_codes.FINDING if counted else exit_codes.OK
 
 
-def _print_differences(output: Output, differences: list[Difference], *, everything: bool) -> None:
+def _print_differences(
+    output: Output, differences: list[ManifestDifference], *, everything: bool
+) -> None:
     counted = [d for d in differences if not d.incidental]
     for difference in differences if everything else counted:
         output.line(f"{difference.key}: {_value_text(difference.a)} -> {_value_text(difference.b)}")

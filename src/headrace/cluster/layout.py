@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ARCHITECTURES",
     "Fit",
-    "Layout",
-    "Refused",
+    "JobLayout",
+    "PartitionRefusal",
     "candidates",
     "eligible",
     "fit_gpus",
@@ -167,7 +167,7 @@ def fit_nodes(nodes: Sequence[Node], count: int) -> Fit | None:
 # -- which partition, and for how long -----------------------------------------------------------------
 
 
-class Refused(ClusterRequestError):
+class PartitionRefusal(ClusterRequestError):
     """Why one partition cannot take a request; another may.
 
     Attributes:
@@ -292,7 +292,7 @@ _MEMORY_LEAST_MIB: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class JobLayout:
     """What Slurm is asked for.
 
     Attributes:
@@ -347,7 +347,7 @@ class Layout:
 
 def lay_out(
     request: Request, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
-) -> Layout:
+) -> JobLayout:
     """The layout of a request.
 
     Args:
@@ -370,12 +370,12 @@ def lay_out(
             next_step=f"Ask for --gpus {site.gpus_max} or fewer.",
         )
     wish = _Wish(request, short, snapshot, site, hours=hal and short is not None)
-    tried: list[Refused] = []
-    capped: Layout | None = None
+    tried: list[PartitionRefusal] = []
+    capped: JobLayout | None = None
     for partition in candidates(request, snapshot, site, minutes=wish.minutes):
         try:
             layout, is_capped = wish.inside(partition)
-        except Refused as e:
+        except PartitionRefusal as e:
             tried.append(e)
             continue
         if not is_capped or request.partition:
@@ -386,11 +386,11 @@ def lay_out(
     raise _best_of(tried)
 
 
-def _with_remarks(layout: Layout, remarks: list[str]) -> Layout:
+def _with_remarks(layout: JobLayout, remarks: list[str]) -> JobLayout:
     return dataclasses.replace(layout, remarks=(*remarks, *layout.remarks))
 
 
-def _best_of(tried: list[Refused]) -> ClusterRequestError:
+def _best_of(tried: list[PartitionRefusal]) -> ClusterRequestError:
     """The refusal that comes nearest to what was asked."""
     nearest = max(tried, key=lambda e: e.near)
     more = f" None of {len(tried)} partitions can take it." if len(tried) > 1 else ""
@@ -420,11 +420,11 @@ class _Wish:
         """The time asked for, for the choice of a partition; None: not said, or no limit."""
         return read_minutes(self.request.time, bare_hours=self.hours) if self.request.time else None
 
-    def inside(self, partition: Partition) -> tuple[Layout, bool]:
+    def inside(self, partition: Partition) -> tuple[JobLayout, bool]:
         """The layout in a partition, and whether its time limit was cut.
 
         Raises:
-            Refused: it cannot be there.
+            PartitionRefusal: it cannot be there.
         """
         everything = [self._by_name[n] for n in partition.nodes if n in self._by_name]
         nodes = eligible(everything, self.request, self.site)
@@ -439,7 +439,7 @@ class _Wish:
             sizes = self._without_gpus(partition, fit)
         remarks += _waiting(fit)
         constraint, exclude = self._kind_of_node(everything, nodes)
-        layout = Layout(
+        layout = JobLayout(
             partition=partition.name, nodes=fit.count, gpus=self.request.gpus or 0,
             gpu_type=self._type_to_say(everything, fit), time=time, constraint=constraint, exclude=exclude,
             remarks=tuple(remarks), **sizes,
@@ -457,13 +457,13 @@ class _Wish:
             fit = fit_nodes(nodes, count or 1) if (count or 1) <= (most or count or 1) else None
             if fit is None:
                 can = min(len(nodes), most or len(nodes))
-                raise Refused(
+                raise PartitionRefusal(
                     f"{where}: {count} nodes are asked for, a job can have {can}.", near=can,
                     next_step=f"The nearest that can be: --nodes {can}.",
                 )  # fmt: skip
             return fit
         if count is not None and count > gpus:
-            raise Refused(
+            raise PartitionRefusal(
                 f"{where}: {gpus} GPUs cannot lie on {count} nodes.", near=_NEARLY,
                 next_step=f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
             )  # fmt: skip
@@ -472,7 +472,7 @@ class _Wish:
             raise self._too_many_gpus(where, nodes, gpus, count, most)
         return fit
 
-    def _nothing_eligible(self, where: str, everything: list[Node]) -> Refused:
+    def _nothing_eligible(self, where: str, everything: list[Node]) -> PartitionRefusal:
         request = self.request
         wanted = [
             f"GPUs of type {request.gpu_type}" if request.gpu_type else "",
@@ -488,14 +488,14 @@ class _Wish:
             present = sorted({n.architecture or "not known" for n in everything})
         what = " and ".join(filter(None, wanted)) or "anything"
         has = f"; found: {', '.join(present[:8])}" if present else ""
-        return Refused(f"{where}: no node has {what}{has}.", near=0)
+        return PartitionRefusal(f"{where}: no node has {what}{has}.", near=0)
 
     def _too_many_gpus(
         self, where: str, nodes: list[Node], gpus: int, count: int | None, most: int | None
-    ) -> Refused:
+    ) -> PartitionRefusal:
         nearest = most_gpus(nodes, gpus, count, most)
         if not nearest:
-            return Refused(
+            return PartitionRefusal(
                 f"{where}: its nodes have no GPUs.", near=0, next_step="Name another partition."
             )
         biggest = max(node.gpus for node in nodes)
@@ -506,7 +506,7 @@ class _Wish:
         other = ""
         if count and (free := fit_gpus(nodes, gpus, None, most)) is not None:
             other = f", or --gpus {gpus} on --nodes {free.count}"
-        return Refused(
+        return PartitionRefusal(
             f"{where}: {gpus} GPUs{kind}{on} are asked for; "
             f"it has {having} nodes with GPUs, up to {biggest} each{limit}.",
             near=nearest, next_step=f"The nearest that can be: --gpus {nearest}{other}.",
@@ -542,7 +542,7 @@ class _Wish:
         tasks = request.tasks_per_node
         if not fit.even:
             if tasks is not None:
-                raise Refused(
+                raise PartitionRefusal(
                     f"partition {partition.name}: {gpus} GPUs are not the same number on each "
                     f"of {fit.count} nodes, "
                     f"--tasks-per-node {tasks} cannot be.",
@@ -575,7 +575,7 @@ class _Wish:
         fair = max(1, min(_cpu_share(node) for node in fit.nodes))
         most = min(can, special.cpus_per_gpu_max or can)
         if can < 1:
-            raise Refused(
+            raise PartitionRefusal(
                 f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs "
                 f"asked for on each.",
                 near=_NEARLY, next_step="Ask for fewer GPUs a node with --nodes.",
@@ -587,7 +587,7 @@ class _Wish:
                 f"its site allows {most}" if most < can
                 else f"{fit.gpus_per_node} GPUs on a node leave {most} for each"
             )  # fmt: skip
-            raise Refused(
+            raise PartitionRefusal(
                 f"partition {partition.name}: {asked} CPUs per GPU are asked for, {why}.",
                 near=_NEARLY, next_step=f"The nearest that can be: --cpus-per-gpu {most}.",
             )  # fmt: skip
@@ -626,7 +626,7 @@ class _Wish:
         if self.short is not None and cpus is None:
             cpus = max(1, (min(self.site.mini_cpus, can) if self.short.mini else can) // tasks)
         if cpus is not None and cpus * tasks > can:
-            raise Refused(
+            raise PartitionRefusal(
                 f"partition {partition.name}: {cpus * tasks} CPUs a node are asked for, "
                 f"{fit.count} of its nodes have {can}.",
                 near=_NEARLY, next_step=f"The nearest that can be: --cpus {max(1, can // tasks)}.",
@@ -661,8 +661,10 @@ def _of_the_last(fit: Fit, amount: Callable[[Node], int]) -> int:
     return sorted((amount(node) for node in fit.nodes), reverse=True)[fit.count - 1]
 
 
-def _too_much_memory(partition: Partition, asked: int, can: int, what: str, flag: str) -> Refused:
-    return Refused(
+def _too_much_memory(
+    partition: Partition, asked: int, can: int, what: str, flag: str
+) -> PartitionRefusal:
+    return PartitionRefusal(
         f"partition {partition.name}: {asked:,} MiB per {what} are asked for, there are {can:,}.",
         near=_NEARLY, next_step=f"The nearest that can be: {flag} {can}M.",
     )  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
-    "Difference",
+    "ManifestDifference",
     "compare",
     "hardware",
     "read_manifest",
@@ -233,7 +233,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ManifestDifference:
     """One thing that differs.
 
     Attributes:
@@ -248,11 +248,11 @@ class Difference:
     incidental: bool
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ManifestDifference]:
     """What differs between two manifests, sorted by key; what may change results comes first."""
     flat_a, flat_b = _flat(a), _flat(b)
     differences = [
-        Difference(key, flat_a.get(key), flat_b.get(key), _matches(key, _INCIDENTAL))
+        ManifestDifference(key, flat_a.get(key), flat_b.get(key), _matches(key, _INCIDENTAL))
         for key in flat_a.keys() | flat_b.keys()
         if flat_a.get(key) != flat_b.get(key)
     ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.cluster.containers import find_container, has_steps
 from headrace.cluster.executor import Submission
-from headrace.cluster.layout import Layout, candidates, lay_out, time_limit
+from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
 from headrace.cluster.local.executor import local_snapshot
 from headrace.cluster.request import (
     ASKS,
@@ -129,7 +129,7 @@ class BatchPlan:
     """
 
     submission: Submission
-    layout: Layout | None
+    layout: JobLayout | None
     remarks: tuple[str, ...]
     local: bool = False
 
@@ -155,7 +155,7 @@ class RunPlan:
 
     command: tuple[str, ...]
     inner: tuple[str, ...]
-    layout: Layout
+    layout: JobLayout
     remarks: tuple[str, ...]
 
 
@@ -213,7 +213,7 @@ def plan_batch(
     return BatchPlan(submission, layout, tuple(remarks), cluster.local)
 
 
-def _lay_out(request: Request, cluster: Cluster) -> Layout:
+def _lay_out(request: Request, cluster: Cluster) -> JobLayout:
     snapshot, more = cluster.snapshot, ""
     if cluster.local:
         short = read_shorthand(request.partition, ())
@@ -299,7 +299,7 @@ class _Directives:
     request: Request
     nearer: Request
     written: _Written
-    layout: Layout | None
+    layout: JobLayout | None
     cluster: Cluster
     name: str
 
@@ -375,7 +375,7 @@ class _Directives:
 
 
 def _preamble(
-    request: Request, script: Script, layout: Layout | None, cluster: Cluster, remarks: list[str]
+    request: Request, script: Script, layout: JobLayout | None, cluster: Cluster, remarks: list[str]
 ) -> list[str]:
     lines = environment_lines(request, cluster.site)
     if request.venv and not Path(request.venv, "bin/activate").exists():
@@ -406,7 +406,7 @@ def _preamble(
     return [*container.script_lines(script.interpreter), *lines]
 
 
-def _container(request: Request, layout: Layout | None, cluster: Cluster) -> Container:
+def _container(request: Request, layout: JobLayout | None, cluster: Cluster) -> Container:
     kind = ""
     if layout is None or layout.gpus:
         kind = "rocm" if (layout is not None and layout.gpu_type.lower().startswith("mi")) else "nv"

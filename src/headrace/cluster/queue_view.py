@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
 
 __all__ = [
-    "JobRow",
     "JobRows",
     "NodeRow",
     "QueueBoard",
-    "Totals",
+    "QueueJobRow",
+    "QueueTotals",
     "UserRow",
     "queue_board",
     "reason_text",
@@ -83,7 +83,7 @@ _LIMITED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
+class QueueJobRow:
     """One job, with what is derived.
 
     Attributes:
@@ -110,7 +110,7 @@ class JobRow:
         return {part.node: part.gpus for part in self.job.allocations if part.gpus}
 
 
-class JobRows(Sequence[JobRow]):
+class JobRows(Sequence[QueueJobRow]):
     """Rows made when they are looked at: of 50,000 jobs a screen shows forty.
 
     Args:
@@ -118,7 +118,7 @@ class JobRows(Sequence[JobRow]):
         make: the row of one.
     """
 
-    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], JobRow]) -> None:
+    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], QueueJobRow]) -> None:
         self.jobs = jobs
         self._make = make
 
@@ -126,10 +126,10 @@ class JobRows(Sequence[JobRow]):
         return len(self.jobs)
 
     @overload
-    def __getitem__(self, index: int) -> JobRow: ...
+    def __getitem__(self, index: int) -> QueueJobRow: ...
     @overload
     def __getitem__(self, index: slice) -> JobRows: ...
-    def __getitem__(self, index: int | slice) -> JobRow | JobRows:
+    def __getitem__(self, index: int | slice) -> QueueJobRow | JobRows:
         if isinstance(index, slice):
             return JobRows(self.jobs[index], self._make)
         return self._make(self.jobs[index])
@@ -172,7 +172,7 @@ class UserRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class QueueTotals:
     """Of the whole cluster, whatever is selected. GPUs of nodes that are away are neither used nor free."""
 
     nodes: int
@@ -196,7 +196,7 @@ class QueueBoard:
     cluster: str
     version: str
     taken_s: float
-    totals: Totals
+    totals: QueueTotals
     nodes: tuple[NodeRow, ...]
     running: JobRows
     waiting: JobRows
@@ -297,12 +297,12 @@ def _totals(
     running: Sequence[Job],
     waiting: Sequence[Job],
     arrays: Mapping[str, int],
-) -> Totals:
+) -> QueueTotals:
     here = [row for row in rows if not row.away]
     used = sum(len(row.holders) - row.holders.count("") + row.unplaced_gpus for row in rows)
     free = sum(row.gpus_free for row in here)
     total = sum(row.node.gpus for row in rows)
-    return Totals(
+    return QueueTotals(
         nodes=len(rows), nodes_free=sum(not row.jobs and not row.node.cpus_allocated for row in here),
         nodes_away=len(rows) - len(here), gpus=total, gpus_used=used, gpus_free=free,
         gpus_away=max(0, total - used - free), cpus=sum(row.node.cpus for row in rows),
@@ -312,16 +312,16 @@ def _totals(
     )  # fmt: skip
 
 
-def _running_row(job: Job, now_s: float, stalls: Mapping[str, float]) -> JobRow:
+def _running_row(job: Job, now_s: float, stalls: Mapping[str, float]) -> QueueJobRow:
     ran = None if job.started_s is None else max(0.0, now_s - job.started_s)
     left = None if ran is None or job.limit_minutes is None else job.limit_minutes * 60 - ran
-    return JobRow(job, ran_s=ran, ends_in_s=left, stall=stalls.get(job.job_id))
+    return QueueJobRow(job, ran_s=ran, ends_in_s=left, stall=stalls.get(job.job_id))
 
 
-def _waiting_row(job: Job, now_s: float) -> JobRow:
+def _waiting_row(job: Job, now_s: float) -> QueueJobRow:
     waited = None if job.submitted_s is None else max(0.0, now_s - job.submitted_s)
     starts = None if job.started_s is None else max(0.0, job.started_s - now_s)
-    return JobRow(job, why=reason_text(job.reason), waited_s=waited, starts_in_s=starts)
+    return QueueJobRow(job, why=reason_text(job.reason), waited_s=waited, starts_in_s=starts)
 
 
 def task_count(job_id: str) -> int:

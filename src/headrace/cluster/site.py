@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "KEYS",
     "PARTITION_KEYS",
-    "Key",
     "NodeType",
     "PartitionSite",
     "Site",
+    "SiteKey",
     "find_site",
     "own_site",
     "read_site",
@@ -39,7 +39,7 @@ VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SiteKey:
     """One key of the file.
 
     Attributes:
@@ -106,34 +106,34 @@ def _version(value: Any) -> int:
 
 
 PARTITION_KEYS: Final = (
-    Key("cpus_per_gpu", _count, "CPUs per GPU where nobody says otherwise.", "16"),
-    Key("cpus_per_gpu_max", _count, "More per GPU are refused.", "40"),
-    Key("memory_per_gpu", _memory, "Memory per GPU where nobody says otherwise.", "60G"),
-    Key("time", _time, "Time limit where nobody says otherwise.", '"4:00:00"'),
-    Key("time_max", _time, "Longer limits are cut to it, with a warning.", '"24:00:00"'),
+    SiteKey("cpus_per_gpu", _count, "CPUs per GPU where nobody says otherwise.", "16"),
+    SiteKey("cpus_per_gpu_max", _count, "More per GPU are refused.", "40"),
+    SiteKey("memory_per_gpu", _memory, "Memory per GPU where nobody says otherwise.", "60G"),
+    SiteKey("time", _time, "Time limit where nobody says otherwise.", '"4:00:00"'),
+    SiteKey("time_max", _time, "Longer limits are cut to it, with a warning.", '"24:00:00"'),
 )
 """Of all partitions at the top, and of one below `partitions.NAME`."""
 
 KEYS: Final = (
-    Key("version", _version, "Of this file's format.", "1"),
-    Key("cluster", _text, "The file is for this cluster; a remark says so on another.", "hal"),
-    Key("gpu_partition", _text, "Where jobs with GPUs go that name no partition.", "gpu"),
-    Key("cpu_partition", _text, "Where jobs without GPUs go that name no partition.", "cpu"),
-    Key("short_partition", _text, "Where jobs with GPUs go that are short enough.", "debug"),
-    Key("short_time", _time, "How long those are at most.", '"4:00:00"'),
+    SiteKey("version", _version, "Of this file's format.", "1"),
+    SiteKey("cluster", _text, "The file is for this cluster; a remark says so on another.", "hal"),
+    SiteKey("gpu_partition", _text, "Where jobs with GPUs go that name no partition.", "gpu"),
+    SiteKey("cpu_partition", _text, "Where jobs without GPUs go that name no partition.", "cpu"),
+    SiteKey("short_partition", _text, "Where jobs with GPUs go that are short enough.", "debug"),
+    SiteKey("short_time", _time, "How long those are at most.", '"4:00:00"'),
     *PARTITION_KEYS,
-    Key("gpus_max", _count, "More GPUs in one job are refused.", "64"),
-    Key("mini_cpus", _count, "CPUs of cpu_mini.", "8"),
-    Key("account", _text, "Charged where nobody says otherwise.", "abc-123"),
-    Key("qos", _text, "Quality of service where nobody says otherwise.", "normal"),
-    Key("containers.runtime", _runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer"),
-    Key("containers.registry", _text,
+    SiteKey("gpus_max", _count, "More GPUs in one job are refused.", "64"),
+    SiteKey("mini_cpus", _count, "CPUs of cpu_mini.", "8"),
+    SiteKey("account", _text, "Charged where nobody says otherwise.", "abc-123"),
+    SiteKey("qos", _text, "Quality of service where nobody says otherwise.", "normal"),
+    SiteKey("containers.runtime", _runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer"),
+    SiteKey("containers.registry", _text,
         "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images"),
-    Key("containers.mounts", _texts,
+    SiteKey("containers.mounts", _texts,
         "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]"),
-    Key("modules.setup", _texts, "Files to source before `module` works.", "[/etc/profile.d/modules.sh]"),
-    Key("modules.load", _texts, "Loaded in every job that loads any.", "[slurm]"),
-    Key("conda.setup", _text,
+    SiteKey("modules.setup", _texts, "Files to source before `module` works.", "[/etc/profile.d/modules.sh]"),
+    SiteKey("modules.load", _texts, "Loaded in every job that loads any.", "[slurm]"),
+    SiteKey("conda.setup", _text,
         "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh"),
 )  # fmt: skip
 
@@ -255,12 +255,14 @@ _FIELDS: Final = {
 }  # fmt: skip
 
 _NODE_TYPE_KEYS: Final = (
-    Key("constraint", _text, "Features, as --constraint takes them.", "arm"),
-    Key("partition", _text, "The partition of such nodes.", "arm"),
+    SiteKey("constraint", _text, "Features, as --constraint takes them.", "arm"),
+    SiteKey("partition", _text, "The partition of such nodes.", "arm"),
 )
 
 
-def _named(value: Any, group: str, keys: tuple[Key, ...], path: Path) -> dict[str, dict[str, Any]]:
+def _named(
+    value: Any, group: str, keys: tuple[SiteKey, ...], path: Path
+) -> dict[str, dict[str, Any]]:
     """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
     by_name: dict[str, dict[str, Any]] = {}
     for name, inner in _mapping(value, group, path).items():
@@ -280,7 +282,9 @@ def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
     return dict(value)
 
 
-def _read(tree: dict[Any, Any], keys: tuple[Key, ...], prefix: str, path: Path) -> dict[str, Any]:
+def _read(
+    tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str, path: Path
+) -> dict[str, Any]:
     """The values of a level, by their keys' paths; groups ("containers") are one level deeper."""
     groups = {key.path.partition(".")[0] for key in keys if "." in key.path}
     flat: dict[str, Any] = {}
@@ -327,7 +331,7 @@ def site_text(snapshot: ClusterSnapshot) -> str:
             if head != group:
                 lines += ["", f"# {head}:"]
                 group = head
-            lines.append(_example(Key(name, key.read, key.help, key.example), "#   "))
+            lines.append(_example(SiteKey(name, key.read, key.help, key.example), "#   "))
         elif key.path in derived:
             lines += [f"# {key.help}", f"{key.path}: {_scalar(derived[key.path])}"]
         else:
@@ -343,7 +347,7 @@ def site_text(snapshot: ClusterSnapshot) -> str:
     return "\n".join(lines)
 
 
-def _example(key: Key, indent: str) -> str:
+def _example(key: SiteKey, indent: str) -> str:
     return f"{indent}{key.path}: {key.example}    # {key.help}"
 
 

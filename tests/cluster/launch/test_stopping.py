@@ -17,9 +17,9 @@ from headrace.cluster.launch.stop_page import (
     HOLD_S,
     SETTLE_S,
     Agreement,
-    Phase,
     RankSlot,
     StopPage,
+    StopPhase,
     StopReason,
 )
 from headrace.errors import LaunchError
@@ -127,7 +127,7 @@ def test_an_agreement_takes_the_furthest_check_of_all_nodes():
     agreement = Agreement(USR1, 0.0)
     assert not agreement.counted([4, None], 1.0)
     assert agreement.counted([4, 6], 2.0)
-    assert (agreement.phase, agreement.check) == (Phase.LEAVING, 7)
+    assert (agreement.phase, agreement.check) == (StopPhase.LEAVING, 7)
     assert not agreement.late(11.9)
     assert agreement.late(12.1)
 
@@ -141,7 +141,7 @@ def test_a_node_that_does_not_count_is_not_waited_for():
 def test_nobody_leaves_where_no_script_asks():
     agreement = Agreement(USR1, 0.0)
     assert agreement.counted([-1, -1], 0.1)
-    assert (agreement.phase, agreement.check) == (Phase.NOBODY, 0)
+    assert (agreement.phase, agreement.check) == (StopPhase.NOBODY, 0)
 
 
 def test_cancelling_beats_requeueing_and_not_the_other_way_round():

@@ -20,7 +20,7 @@ import headrace
 from headrace.cluster.launch.connection import NodeSpec
 from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.helpers import Helpers
-from headrace.cluster.launch.nodes import Nodes, NodeStarts
+from headrace.cluster.launch.nodes import LaunchNodes, NodeStarts
 from headrace.cluster.launch.ranks import commands_for, program_of, settings_for
 from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.launch.scheduler import (
@@ -31,7 +31,7 @@ from headrace.cluster.launch.scheduler import (
     silent_nodes,
     time_left_s,
 )
-from headrace.cluster.launch.stop_page import Agreement, Phase, StopReason
+from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
 from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import LaunchError
 from headrace.job.address import own_address
@@ -115,7 +115,7 @@ class Conductor:
         self._limit_s: float | None = None
         self._began_s = 0.0
         self._meet: MeetFolder
-        self.nodes: Nodes
+        self.nodes: LaunchNodes
         self._starts: NodeStarts
         self._helpers: Helpers
 
@@ -152,7 +152,7 @@ class Conductor:
             listen = address if address.startswith("127.") else ""
             self.nodes = parts.enter_context(
                 contextlib.closing(
-                    Nodes(self.plan.nodes, listen, self._token, self.options.silence_s)
+                    LaunchNodes(self.plan.nodes, listen, self._token, self.options.silence_s)
                 )
             )
             self._helpers = Helpers(self.options, self._meet.meeting, self.nodes)
@@ -367,7 +367,7 @@ class Conductor:
                 self._ask(StopReason("the time limit", True, 0, within_s), now_s)
 
     def _ask(self, reason: StopReason, now_s: float) -> None:
-        if self._agreement is None or self._agreement.phase is Phase.NOBODY:
+        if self._agreement is None or self._agreement.phase is StopPhase.NOBODY:
             self._agreement = Agreement(reason, now_s)
             for node in self.nodes.all:
                 node.held = None
@@ -382,7 +382,7 @@ class Conductor:
             return False
         if agreement.counted([n.held for n in self.nodes.all if n.there], now_s):
             self.nodes.send("stop_at", check=agreement.check)
-            if agreement.phase is Phase.LEAVING:
+            if agreement.phase is StopPhase.LEAVING:
                 self._say(
                     f"{agreement.reason.text}: all ranks save and leave at their check {agreement.check:,}"
                 )
@@ -394,7 +394,7 @@ class Conductor:
                 f"{agreement.reason.text}, and were ended"
             )
             return True
-        return agreement.phase is Phase.NOBODY and agreement.reason.cancels
+        return agreement.phase is StopPhase.NOBODY and agreement.reason.cancels
 
     def _hand_on(self, reason: StopReason) -> None:
         """The script asks nobody whether to stop: it gets the signal itself, if it knows what that is."""
@@ -417,7 +417,7 @@ class Conductor:
         """Every node ends what it started, and says so."""
         asked = self._agreement
         # Ranks that were asked and did not leave have had their time.
-        unasked = asked is not None and asked.reason.cancels and asked.phase is Phase.NOBODY
+        unasked = asked is not None and asked.reason.cancels and asked.phase is StopPhase.NOBODY
         grace_s = self.options.grace_s if unasked else _FAILED_GRACE_S
         self.nodes.send("end_ranks", grace_s=grace_s)
         self._until(lambda n: n.quiet, grace_s + _GONE_S)

@@ -20,7 +20,7 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MARK_VARIABLE", "SPEC_VARIABLE", "Connection", "Message", "NodeSpec", "connect"]
+__all__ = ["MARK_VARIABLE", "SPEC_VARIABLE", "Message", "NodeConnection", "NodeSpec", "connect"]
 
 SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
 MARK_VARIABLE = "HEADRACE_LAUNCH"
@@ -99,7 +99,7 @@ class NodeSpec:
         return Path(given or "/tmp").absolute()  # noqa: S108 - a folder of ours is made in it
 
 
-class Connection:
+class NodeConnection:
     """One end of a connection. Never waits for the other end, but to send.
 
     Attributes:
@@ -175,13 +175,13 @@ class Connection:
         self.gone = self.gone or "closed"
 
 
-def connect(spec: NodeSpec) -> Connection | None:
+def connect(spec: NodeSpec) -> NodeConnection | None:
     """A connection to the first node; None if it cannot be reached in time."""
     until_s = time.monotonic() + spec.connect_s
     while True:
         for address in spec.addresses:
             with contextlib.suppress(OSError):
-                return Connection(socket.create_connection((address, spec.port), timeout=5.0))
+                return NodeConnection(socket.create_connection((address, spec.port), timeout=5.0))
         if time.monotonic() > until_s:
             return None
         time.sleep(_RETRY_S)

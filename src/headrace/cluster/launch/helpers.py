@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from headrace.cluster.launch.connection import Message
-    from headrace.cluster.launch.nodes import Nodes, NodeState
+    from headrace.cluster.launch.nodes import LaunchNodes, NodeState
     from headrace.cluster.launch.plan import LaunchOptions
     from headrace.cluster.launch.report import LaunchReport
 
@@ -67,7 +67,7 @@ class Helpers:
         nodes: all of them.
     """
 
-    def __init__(self, options: LaunchOptions, meeting: Path, nodes: Nodes) -> None:
+    def __init__(self, options: LaunchOptions, meeting: Path, nodes: LaunchNodes) -> None:
         self._options = options
         self._meeting = Meeting(meeting)
         self._nodes = nodes

@@ -47,7 +47,7 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.cluster.launch.connection import Connection, Message
+    from headrace.cluster.launch.connection import Message, NodeConnection
 
 __all__ = ["free_ports", "interface_of", "main"]
 
@@ -125,7 +125,7 @@ class Supervisor:
         self._folder = folder
         self._left = left
         self._signals: list[int] = []
-        self._connection: Connection | None = None
+        self._connection: NodeConnection | None = None
         self._page: StopPage | None = None
         self._claim: GpuClaim | None = None
         self._helpers: dict[int, str] = {}
@@ -195,7 +195,7 @@ class Supervisor:
             return f"the first node has said nothing for {self._spec.silence_s:g} s"
         return ""
 
-    def _greet(self, connection: Connection) -> None:
+    def _greet(self, connection: NodeConnection) -> None:
         spec = self._spec
         address = connection.own_address
         variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())

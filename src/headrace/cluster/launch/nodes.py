@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.cluster.launch.connection import SPEC_VARIABLE, Connection
+from headrace.cluster.launch.connection import SPEC_VARIABLE, NodeConnection
 from headrace.cluster.launch.ranks import NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.cluster.launch.connection import Message, NodeSpec
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = ["NodeStarts", "NodeState", "Nodes"]
+__all__ = ["LaunchNodes", "NodeStarts", "NodeState"]
 
 
 _BEAT_S = 2.0
@@ -58,7 +58,7 @@ class NodeState:
 
     name: str
     index: int
-    connection: Connection | None = None
+    connection: NodeConnection | None = None
     hello: Message = field(default_factory=dict)
     met_clock_s: float = 0.0
     lost: str = ""
@@ -81,7 +81,7 @@ class NodeState:
         return self.connection is not None and not self.lost and self.gone is None
 
 
-class Nodes:
+class LaunchNodes:
     """All nodes of a launch, and the socket that they connect to.
 
     Args:
@@ -101,7 +101,7 @@ class Nodes:
         self._listener = socket.create_server((host, 0), backlog=len(names) + 16)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._strangers: list[tuple[Connection, float]] = []
+        self._strangers: list[tuple[NodeConnection, float]] = []
         self._beat_s = 0.0
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -113,7 +113,7 @@ class Nodes:
     def receive(self, wait_s: float) -> Iterator[tuple[NodeState, Message]]:
         """Waits a little, and yields what has come."""
         lines = [n.connection for n in self.all if n.there and n.connection is not None]
-        sockets: list[socket.socket | Connection] = [self._listener, *lines]
+        sockets: list[socket.socket | NodeConnection] = [self._listener, *lines]
         sockets += [stranger for stranger, _ in self._strangers]
         select.select(sockets, [], [], wait_s)
         self._accept()
@@ -137,7 +137,7 @@ class Nodes:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while len(self._strangers) < _STRANGERS_MAX + len(self.all):
                 connected, _ = self._listener.accept()
-                self._strangers.append((Connection(connected), time.monotonic()))
+                self._strangers.append((NodeConnection(connected), time.monotonic()))
 
     def _introductions(self) -> Iterator[tuple[NodeState, Message]]:
         left = []

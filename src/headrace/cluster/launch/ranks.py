@@ -25,7 +25,7 @@ __all__ = [
     "NodeCommands",
     "NodeFacts",
     "Preview",
-    "Setting",
+    "RankVariable",
     "commands_for",
     "preview",
     "program_of",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RankVariable:
     """One variable.
 
     Attributes:
@@ -55,7 +55,7 @@ class Setting:
 
 def settings_for(
     plan: LaunchPlan, framework: str, interface: str | None, environment: Mapping[str, str]
-) -> tuple[Setting, ...]:
+) -> tuple[RankVariable, ...]:
     """What the ranks of one node get.
 
     Args:
@@ -67,9 +67,9 @@ def settings_for(
     wanted = [*_threads(plan, framework), *_network(plan, framework, interface)]
     wanted.append(("PYTHONUNBUFFERED", "1", "what a rank prints is in the log when it happens"))
     return tuple(
-        Setting(name, environment[name], reason, kept=True)
+        RankVariable(name, environment[name], reason, kept=True)
         if name in environment
-        else Setting(name, value, reason)
+        else RankVariable(name, value, reason)
         for name, value, reason in wanted
     )
 
@@ -167,7 +167,7 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
     """What node `node` starts.
 
     Args:
-        framework: see `headrace.cluster.launch.options.FRAMEWORKS`.
+        framework: see `plan.FRAMEWORKS`.
         node: its index.
         plan: the layout.
         facts: of all nodes.
@@ -319,7 +319,7 @@ class Preview:
     plan: LaunchPlan
     starter: tuple[str, ...]
     helpers: tuple[str, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[RankVariable, ...]
     commands: tuple[NodeCommands, ...]
 
     def document(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.cluster.launch.scheduler import REQUEUE_EXIT
-from headrace.cluster.launch.stop_page import Phase
+from headrace.cluster.launch.stop_page import StopPhase
 from headrace.cluster.manifest import (
     hardware,
     relevant_environment,
@@ -165,7 +165,7 @@ def judge(
     elif failure is not None:
         report.outcome, report.exit_code = "failed", failure.code
         report.why = f"node {failure.node}: {failure.what}"
-    elif agreement is not None and agreement.phase is Phase.LATE:
+    elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
         report.why = f"the ranks did not leave in time after {agreement.reason.text}"
     elif asked and left and agreement is not None:

@@ -30,7 +30,15 @@ from enum import StrEnum
 
 from headrace.errors import LaunchError
 
-__all__ = ["PAGE_VARIABLE", "Agreement", "Phase", "RankNote", "RankSlot", "StopPage", "StopReason"]
+__all__ = [
+    "PAGE_VARIABLE",
+    "Agreement",
+    "RankNote",
+    "RankSlot",
+    "StopPage",
+    "StopPhase",
+    "StopReason",
+]
 
 
 # -- the page ------------------------------------------------------------------------------------------
@@ -209,7 +217,7 @@ HOLD_S = 5.0
 """A node that does not count its ranks in this time is left out: it is about to be lost."""
 
 
-class Phase(StrEnum):
+class StopPhase(StrEnum):
     """How far an agreement is."""
 
     HOLDING = "holding"
@@ -254,25 +262,25 @@ class Agreement:
 
     def __init__(self, reason: StopReason, now_s: float) -> None:
         self.reason = reason
-        self.phase = Phase.HOLDING
+        self.phase = StopPhase.HOLDING
         self.check = 0
         self._until_s = now_s + HOLD_S
 
     def counted(self, furthest: list[int | None], now_s: float) -> bool:
         """Told the nodes' counts (-1: no rank takes part; None: no answer yet); whether that decides it."""
-        if self.phase is not Phase.HOLDING or (None in furthest and now_s < self._until_s):
+        if self.phase is not StopPhase.HOLDING or (None in furthest and now_s < self._until_s):
             return False
         most = max((n for n in furthest if n is not None), default=-1)
         self.check = most + 1
-        self.phase = Phase.LEAVING if self.check else Phase.NOBODY
+        self.phase = StopPhase.LEAVING if self.check else StopPhase.NOBODY
         self._until_s = now_s + self.reason.within_s
         return True
 
     def late(self, now_s: float) -> bool:
         """Whether ranks that should have left have not."""
-        if self.phase is Phase.LEAVING and now_s > self._until_s:
-            self.phase = Phase.LATE
-        return self.phase is Phase.LATE
+        if self.phase is StopPhase.LEAVING and now_s > self._until_s:
+            self.phase = StopPhase.LATE
+        return self.phase is StopPhase.LATE
 
     def overridden(self, reason: StopReason, now_s: float) -> None:
         """A later request that wants more: one that cancels beats one that requeues."""

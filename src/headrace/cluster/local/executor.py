@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from headrace.cluster.executor import Submission
-    from headrace.cluster.layout import Layout
-    from headrace.cluster.local.jobs import Task, TaskState
+    from headrace.cluster.layout import JobLayout
+    from headrace.cluster.local.jobs import LocalTask, TaskState
 
 __all__ = ["LocalExecutor", "foreground_environment", "local_snapshot", "with_local_jobs"]
 
@@ -213,7 +213,7 @@ class LocalExecutor(Executor):
         job.script.chmod(0o700)
         job.save()
 
-    def _tasks(self, job_id: str) -> list[tuple[LocalJob, Task]]:
+    def _tasks(self, job_id: str) -> list[tuple[LocalJob, LocalTask]]:
         number, task = split_id(job_id)
         try:
             job = self.jobs.load(number)
@@ -231,7 +231,7 @@ class LocalExecutor(Executor):
         }
 
 
-def _status(job: LocalJob, task: Task) -> JobStatus:
+def _status(job: LocalJob, task: LocalTask) -> JobStatus:
     state = task.read()
     started = state.started_s is not None
     return JobStatus(
@@ -316,7 +316,7 @@ def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None)
     return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(jobs))
 
 
-def _job(job: LocalJob, task: Task, node: str) -> Job | None:
+def _job(job: LocalJob, task: LocalTask, node: str) -> Job | None:
     state = task.read()
     if state.is_over:
         return None
@@ -334,7 +334,7 @@ def _job(job: LocalJob, task: Task, node: str) -> Job | None:
     )  # fmt: skip
 
 
-def foreground_environment(layout: Layout, name: str) -> dict[str, str]:
+def foreground_environment(layout: JobLayout, name: str) -> dict[str, str]:
     """What a command in the foreground is told of its job, as the local executor tells those that it queues."""
     per_node = layout.tasks_per_node or -(-layout.tasks // layout.nodes)
     return {

@@ -46,8 +46,8 @@ __all__ = [
     "Dependency",
     "JobsFolder",
     "LocalJob",
-    "Request",
-    "Task",
+    "LocalRequest",
+    "LocalTask",
     "TaskState",
     "jobs_folder",
     "read_request",
@@ -73,7 +73,7 @@ class Dependency:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LocalRequest:
     """What is asked.
 
     Attributes:
@@ -122,7 +122,7 @@ class Request:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_plain(cls, fields: dict[str, Any]) -> Request:
+    def from_plain(cls, fields: dict[str, Any]) -> LocalRequest:
         """Of what `as_plain` gave."""
         fields = dict(fields)
         fields["dependencies"] = tuple(Dependency(**d) for d in fields["dependencies"])
@@ -130,7 +130,7 @@ class Request:
         return cls(**fields)
 
 
-def read_request(script: bytes, options: Sequence[str]) -> Request:
+def read_request(script: bytes, options: Sequence[str]) -> LocalRequest:
     """What a script's directives and the options, which win, ask for.
 
     Raises:
@@ -161,7 +161,7 @@ def read_request(script: bytes, options: Sequence[str]) -> Request:
         raise ClusterRequestError(f"{e}.") from e
 
 
-def _request(options: dict[str, str | None]) -> Request:
+def _request(options: dict[str, str | None]) -> LocalRequest:
     nodes = _count(options, "nodes") or 1
     per_node = _count(options, "ntasks-per-node")
     tasks = _count(options, "ntasks")
@@ -175,7 +175,7 @@ def _request(options: dict[str, str | None]) -> Request:
     array, together = _array(options.get("array"))
     dependencies, all_of = _dependencies(options.get("dependency"))
     warn_script, warn_signal, warn_s = _warning(options.get("signal"))
-    return Request(
+    return LocalRequest(
         name=options.get("job-name") or "",
         output=options.get("output") or "",
         error=options.get("error") or "",
@@ -301,7 +301,7 @@ class TaskState:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LocalTask:
     """One task: its folder, and its number in an array."""
 
     folder: Path
@@ -356,7 +356,7 @@ class LocalJob:
 
     number: int
     folder: Path
-    request: Request
+    request: LocalRequest
     name: str
     user: str
     directory: str
@@ -366,11 +366,11 @@ class LocalJob:
     key: str
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[LocalTask]:
         """One, or those of an array."""
         if self.request.tasks is None:
-            return [Task(self.folder / "_", None)]
-        return [Task(self.folder / str(number), number) for number in self.request.tasks]
+            return [LocalTask(self.folder / "_", None)]
+        return [LocalTask(self.folder / str(number), number) for number in self.request.tasks]
 
     @property
     def script(self) -> Path:
@@ -382,11 +382,11 @@ class LocalJob:
         """Is there when all its tasks are over."""
         return self.folder / "over"
 
-    def task_key(self, task: Task) -> str:
+    def task_key(self, task: LocalTask) -> str:
         """The value of `KEY_VARIABLE` for its processes."""
         return f"{self.key}-{task.folder.name}"
 
-    def task_id(self, task: Task) -> str:
+    def task_id(self, task: LocalTask) -> str:
         """As users know it."""
         return str(self.number) if task.number is None else f"{self.number}_{task.number}"
 
@@ -409,7 +409,7 @@ class LocalJob:
         """
         path = folder / "job.json"
         fields = _KIND.decode(path.read_bytes(), str(path)).plain()
-        fields["request"] = Request.from_plain(fields["request"])
+        fields["request"] = LocalRequest.from_plain(fields["request"])
         fields["arguments"] = tuple(fields["arguments"])
         return cls(number=int(folder.name), folder=folder, **fields)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
 from headrace.cluster.hostlist import compress_hosts
 from headrace.cluster.launch.plan import machine_gpus
-from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, Task
+from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, LocalTask
 from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
@@ -36,7 +36,7 @@ from headrace.cluster.processes import (
 )
 
 if TYPE_CHECKING:
-    from headrace.cluster.local.jobs import Dependency, Task, TaskState
+    from headrace.cluster.local.jobs import Dependency, LocalTask, TaskState
 
 __all__ = ["KEEPER_MARK", "Keeper", "main", "node_names", "schedule"]
 
@@ -83,12 +83,12 @@ class _Pass:
             if all(self._state(job, task).is_over for task in job.tasks):
                 job.over.touch()
 
-    def _state(self, job: LocalJob, task: Task) -> TaskState:
+    def _state(self, job: LocalJob, task: LocalTask) -> TaskState:
         return self._states[job.number, task.number]
 
     # -- the dead ----------------------------------------------------------------------------------
 
-    def _bury(self, job: LocalJob, task: Task) -> None:
+    def _bury(self, job: LocalJob, task: LocalTask) -> None:
         """If its keeper is gone without saying how it ended."""
         if (lock := task.take()) is None:
             return
@@ -154,7 +154,7 @@ class _Pass:
         together = job.request.together
         return "JobArrayTaskLimit" if together and running >= together else ""
 
-    def _dependencies(self, job: LocalJob, task: Task) -> bool | None:
+    def _dependencies(self, job: LocalJob, task: LocalTask) -> bool | None:
         """Whether they hold; None: they never will."""
         asked = job.request.dependencies
         verdicts = [self._holds(job, task, dependency) for dependency in asked]
@@ -162,7 +162,7 @@ class _Pass:
             return None if None in verdicts else all(verdicts)
         return True if True in verdicts else None if set(verdicts) == {None} else False
 
-    def _holds(self, job: LocalJob, task: Task, dependency: Dependency) -> bool | None:  # noqa: PLR0911 - a table
+    def _holds(self, job: LocalJob, task: LocalTask, dependency: Dependency) -> bool | None:  # noqa: PLR0911 - a table
         if dependency.kind == "singleton":
             same = (j for j in self._jobs if j.name == job.name and j.number < job.number)
             return not any(not self._state(j, t).is_over for j in same for t in j.tasks)
@@ -181,7 +181,7 @@ class _Pass:
             return None
         return all(well)
 
-    def _states_of(self, dependency: Dependency, task: Task) -> list[TaskState] | None:
+    def _states_of(self, dependency: Dependency, task: LocalTask) -> list[TaskState] | None:
         number, _, wanted = dependency.job_id.partition("_")
         if dependency.kind == "aftercorr" and task.number is not None:
             wanted = wanted or str(task.number)
@@ -195,7 +195,7 @@ class _Pass:
 
     # -- starting ----------------------------------------------------------------------------------
 
-    def _start(self, job: LocalJob, task: Task, state: TaskState) -> None:
+    def _start(self, job: LocalJob, task: LocalTask, state: TaskState) -> None:
         lock = task.take()
         if lock is None:  # the keeper of its last run is about to leave, and will look again
             return
@@ -258,7 +258,7 @@ def node_names(nodes: int) -> tuple[str, ...]:
 class Keeper:
     """Of one task, from its start to its end."""
 
-    def __init__(self, job: LocalJob, task: Task) -> None:
+    def __init__(self, job: LocalJob, task: LocalTask) -> None:
         self.job = job
         self.task = task
         self.state = task.read()

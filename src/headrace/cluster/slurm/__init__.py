@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from headrace.cluster.slurm.accounting import AccountedJob, NoAccounting, read_accounting
     from headrace.cluster.slurm.commands import Commands
     from headrace.cluster.slurm.executor import SlurmExecutor
-    from headrace.cluster.slurm.snapshot import Recording, read_snapshot, record
+    from headrace.cluster.slurm.snapshot import ScontrolOutput, read_snapshot, record
 
 __all__ = [
     "AccountedJob",
     "Commands",
     "NoAccounting",
-    "Recording",
+    "ScontrolOutput",
     "SlurmExecutor",
     "read_accounting",
     "read_snapshot",
@@ -30,7 +30,7 @@ _HOMES = {
     **dict.fromkeys(("AccountedJob", "NoAccounting", "read_accounting"), "accounting"),
     "Commands": "commands",
     "SlurmExecutor": "executor",
-    **dict.fromkeys(("Recording", "read_snapshot", "record"), "snapshot"),
+    **dict.fromkeys(("ScontrolOutput", "read_snapshot", "record"), "snapshot"),
 }
 
 

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from headrace.cluster.executor import JobState
     from headrace.cluster.slurm.text import Gres
 
-__all__ = ["Recording", "read_jobs", "read_nodes", "read_partitions", "read_snapshot", "record"]
+__all__ = [
+    "ScontrolOutput",
+    "read_jobs",
+    "read_nodes",
+    "read_partitions",
+    "read_snapshot",
+    "record",
+]
 
 
 # -- nodes -----------------------------------------------------------------------------------------
@@ -309,7 +316,7 @@ _CONFIG = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ScontrolOutput:
     """What the commands printed.
 
     Attributes:
@@ -350,7 +357,7 @@ class Recording:
         )
 
 
-def record(commands: Commands | None = None, *, jobs: bool = True) -> Recording:
+def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOutput:
     """Ask all commands at once.
 
     Args:
@@ -372,7 +379,9 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> Recording:
     taken_s = time.time()
     with ThreadPoolExecutor(len(asked)) as pool:
         texts = pool.map(lambda words: commands.query("scontrol", *words), asked.values())
-        return Recording(**{"jobs": "", **dict(zip(asked, texts, strict=True))}, taken_s=taken_s)
+        return ScontrolOutput(
+            **{"jobs": "", **dict(zip(asked, texts, strict=True))}, taken_s=taken_s
+        )
 
 
 def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
