@@ -53,17 +53,17 @@ def _checkpointer(
 ) -> Checkpointer:
     """The folder's, kept from call to call; another one where the arguments are others."""
     place = which_rank(rank, world_size)
-    made = Checkpointer(
+    checkpointer = Checkpointer(
         folder, rank=place.rank, world_size=place.world_size, local=local, options=options
     )
-    key = (made.folder, place.rank)
+    key = (checkpointer.folder, place.rank)
     old = _open.get(key)
     if old is not None and old.pid == os.getpid():
-        if old.same_as(made):
+        if old.same_as(checkpointer):
             return old
         old.wait()
-    _open[key] = made
-    return made
+    _open[key] = checkpointer
+    return checkpointer
 
 
 def save(

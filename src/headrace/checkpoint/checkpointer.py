@@ -364,15 +364,15 @@ def _load(target: _Place, near: _Place | None, step: int | None, like: Any) -> C
     if manifest is not None and (manifest.world_size != target.world_size or _has_parts(like)):
         tree, folder, nbytes = _load_parts(target, near, manifest, like)
         return Checkpoint(tree, manifest.step, folder, nbytes, time.monotonic() - started)
-    found = None if wanted is None else _find(target, near, wanted, manifest)
-    if wanted is None or found is None:
+    source = None if wanted is None else _find(target, near, wanted, manifest)
+    if wanted is None or source is None:
         what = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
         raise CheckpointNotFound(
             f"{target.folder}: there is {what}.",
             path=target.folder,
             next_step="Check the folder; what was interrupted while it was saved does not count.",
         )
-    at, record = found
+    at, record = source
     place = str(step_folder(at.folder, wanted))
     arrays: dict[str, Any] = {}
     with ThreadPoolExecutor(max(1, len(record.shards)), "restore") as pool:
@@ -400,8 +400,8 @@ def _load_parts(
     step, saved, rank = manifest.step, manifest.world_size, target.rank
     own = rank if saved == target.world_size else None
     try:
-        if own is not None and (found := _find(target, near, step, manifest)) is not None:
-            at, record = found
+        if own is not None and (source := _find(target, near, step, manifest)) is not None:
+            at, record = source
             place = str(step_folder(at.folder, step))
             with contextlib.suppress(PartsElsewhereError):
                 parts = Resharding(place, {rank: record}, rank, saved, own=rank)

@@ -120,7 +120,7 @@ def read_shard(
         CorruptCheckpoint: they are not what was saved.
     """
     path = os.path.join(folder, record.file)
-    found = {}
+    arrays = {}
     with _open(folder, record.file) as f:
         for name, dtype, shape, (at, nbytes) in _arrays(f, path, record):
             if names is not None and name not in names:
@@ -130,8 +130,8 @@ def read_shard(
             if crc != record.crc32c.get(name):
                 expected = f"{record.crc32c.get(name, 0):08x}"
                 raise damaged(path, f"the checksum of {name}", f"{crc:08x}", expected, at)
-            found[name] = (data, dtype, shape)
-    return found
+            arrays[name] = (data, dtype, shape)
+    return arrays
 
 
 def _arrays(
@@ -285,8 +285,8 @@ def _record_name(rank: int, world_size: int) -> str:
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
     """The steps of which a whole checkpoint is in the folder, oldest first."""
-    found = [s for s in _all_steps(os.fspath(folder)) if read_manifest(os.fspath(folder), s)]
-    return sorted(found)
+    whole = [s for s in _all_steps(os.fspath(folder)) if read_manifest(os.fspath(folder), s)]
+    return sorted(whole)
 
 
 def _all_steps(folder: str) -> list[int]:
@@ -319,11 +319,11 @@ def read_manifest(folder: str, step: int) -> Manifest | None:
         fields.refuse("files", "names without a folder")
     for name, size in manifest.files.items():
         try:
-            found = os.stat(path.with_name(name)).st_size
+            size_now = os.stat(path.with_name(name)).st_size
         except FileNotFoundError:
             return None  # being removed
-        if found != size:
-            raise damaged(str(path.with_name(name)), "the size", found, size)
+        if size_now != size:
+            raise damaged(str(path.with_name(name)), "the size", size_now, size)
     return manifest
 
 

@@ -105,6 +105,46 @@ class DirectoryColumns:
         return np.arange(self.samples + 1, dtype=np.uint64)
 
 
+def columns_of(
+    names: Sequence[bytes],
+    volume: NDArray[Any],
+    offset: NDArray[Any],
+    length: NDArray[Any],
+    *,
+    parts: Sequence[bytes] = (b"",),
+    counts: NDArray[Any] | None = None,
+    **more: Any,
+) -> DirectoryColumns:
+    """The columns of samples whose extents stand one behind the other.
+
+    Args:
+        names: of the n samples.
+        volume: (m,) of each extent, as `offset` and `length`.
+        offset: where each extent begins.
+        length: bytes of each extent.
+        parts: without `counts`, the names of the parts that every sample has, sorted; else of each extent.
+        counts: (n,) extents of each sample.
+        more: the other fields of `DirectoryColumns`.
+    """
+    blob, name_offsets = join_names(names)
+    n, m = len(names), len(length)
+    if counts is None:
+        part_names, firsts = tuple(parts), np.arange(0, m + 1, len(parts), dtype=np.uint64)
+        part = np.tile(np.arange(len(parts), dtype=np.uint32), n)
+    else:
+        part_names, firsts = tuple(sorted(set(parts))) or (b"",), np.zeros(n + 1, np.uint64)
+        np.cumsum(counts.astype(np.uint64), out=firsts[1:])
+        number = {name: i for i, name in enumerate(part_names)}
+        part = np.fromiter((number[p] for p in parts), np.uint32, m)
+    return DirectoryColumns(
+        blob, name_offsets, volume, offset, length,
+        first_extent=firsts if m != n else None,
+        part=part if len(part_names) > 1 else None,
+        part_names=part_names,
+        **more,
+    )  # fmt: skip
+
+
 def write_directory(columns: DirectoryColumns, target: str | Path | int) -> DirectoryHeader:
     """Writes the directory to a new file, or into an open empty one, and syncs it.
 

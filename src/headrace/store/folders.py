@@ -99,9 +99,9 @@ class FolderTree:
         if self._single:
             return None if file < 0 else self._file(name, file, 0)
         for base, part in self._readings(path):
-            found = self._file(name, self._find(base), part)
-            if found is not None:
-                return found
+            entry = self._file(name, self._find(base), part)
+            if entry is not None:
+                return entry
         return None
 
     def page(self, folder: bytes, place: int, count: int) -> Page:
@@ -123,8 +123,8 @@ class FolderTree:
             names, samples, nexts, kinds = directory.children(prefix, first, count)
             if not names:
                 continue
-            found = list(zip(names, samples.tolist(), nexts.tolist(), kinds.tolist(), strict=True))
-            entries, hidden = self._entries(number, prefix, found)
+            listed = list(zip(names, samples.tolist(), nexts.tolist(), kinds.tolist(), strict=True))
+            entries, hidden = self._entries(number, prefix, listed)
             if skip:  # inside a sample, behind some of its parts
                 entries = [e for e in entries if e.place > place]
             return Page(entries, hidden, (segment.base + int(nexts[-1])) * width)
@@ -144,15 +144,15 @@ class FolderTree:
         return segment.directory.name(sample - segment.base)
 
     def _entries(
-        self, number: int, prefix: bytes, found: list[tuple[bytes, int, int, int]]
+        self, number: int, prefix: bytes, listed: list[tuple[bytes, int, int, int]]
     ) -> tuple[list[Entry], list[int]]:
         """What a segment's directory lists, (name, sample, next rank, kind), as entries."""
         base, width = self._segments[number].base, len(self._parts)
         alone = self._single and len(self._segments) == 1 and not self._parts[0]
-        sizes = self._sizes(number, [sample for _, sample, _, _ in found])
+        sizes = self._sizes(number, [sample for _, sample, _, _ in listed])
         entries: list[Entry] = []
         hidden: list[int] = []
-        for k, (name, sample, rank, kind) in enumerate(found):
+        for k, (name, sample, rank, kind) in enumerate(listed):
             if alone and kind == _KIND_FILE and _is_component(name):
                 # Nearly all entries of nearly all stores: nothing to look up.
                 entries.append(Entry(name, sample, 0, sizes[0][k], rank))
@@ -181,8 +181,8 @@ class FolderTree:
         return entries, hidden
 
     def _is(self, path: bytes, sample: int, part: int) -> bool:
-        found = self.resolve(path)
-        return found is not None and (found.sample, found.part) == (sample, part)
+        entry = self.resolve(path)
+        return entry is not None and (entry.sample, entry.part) == (sample, part)
 
     def _has_folder(self, path: bytes, segments: int) -> bool:
         """Whether one of the first segments has a folder."""

@@ -224,11 +224,6 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
 def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
     """Parses and checks the header page of a directory.
 
-    Args:
-        page: the file's first 4,096 bytes.
-        file_bytes: the file's real size.
-        path: for messages.
-
     Raises:
         CorruptStore: any field contradicts another or the file's size.
     """
@@ -238,53 +233,32 @@ def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
         checksum_count, checksum_crc, part_count, payload_offset, uuid, reserved,
     ) = _HEADER.unpack_from(page)  # fmt: skip
 
-    def expect(ok: bool, what: str, found: object, expected: object, offset: int) -> None:
-        if not ok:
-            raise corrupt(path, what, found=found, expected=expected, offset=offset)
-
-    expect(
-        stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16
-    )
-    expect(samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24)
-    expect(
-        samples <= extents <= file_bytes,  # an extent's row takes a byte at least
-        "number of extents",
-        extents,
-        f"{samples} to {file_bytes}",
-        32,
-    )
-    expect(
-        section_count <= SECTIONS_MAX,
-        "number of sections",
-        section_count,
-        f"at most {SECTIONS_MAX}",
-        40,
-    )
-    expect(
-        block_bytes == CHECKSUM_BLOCK_BYTES,
-        "checksum block size",
-        block_bytes,
-        CHECKSUM_BLOCK_BYTES,
-        44,
-    )
-    expect(
-        checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48
-    )
-    expect(
-        payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes,
-        "payload offset", payload_offset, f"a multiple of {PAGE_BYTES} inside the file", 72,
-    )  # fmt: skip
-    blocks = -(-(file_bytes - payload_offset) // CHECKSUM_BLOCK_BYTES)
-    expect(checksum_count == blocks, "number of page checksums", checksum_count, blocks, 56)
-    expect(
-        PAGE_BYTES + 4 * checksum_count <= payload_offset,
-        "end of the page checksums", PAGE_BYTES + 4 * checksum_count,
-        f"at most the payload offset {payload_offset}", 56,
-    )  # fmt: skip
-    expect(1 <= part_count <= PARTS_MAX, "number of parts", part_count, f"1 to {PARTS_MAX}", 68)
     end = _HEADER.size + section_count * _SECTION.size
-    expect(not any(reserved), "reserved field", reserved.hex(), "zero", 96)
-    expect(not any(page[end:PAGE_BYTES]), "rest of the header page", "not zero", "zero", end)
+    blocks = -(-(file_bytes - payload_offset) // CHECKSUM_BLOCK_BYTES)
+    checksums_end = PAGE_BYTES + 4 * checksum_count
+    payload_good = payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes
+    for good, what, found, expected, offset in (
+        (stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16),
+        (samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24),
+        # An extent's row takes a byte at least.
+        (samples <= extents <= file_bytes, "number of extents", extents,
+         f"{samples} to {file_bytes}", 32),
+        (section_count <= SECTIONS_MAX, "number of sections", section_count,
+         f"at most {SECTIONS_MAX}", 40),
+        (block_bytes == CHECKSUM_BLOCK_BYTES, "checksum block size", block_bytes,
+         CHECKSUM_BLOCK_BYTES, 44),
+        (checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48),
+        (payload_good, "payload offset", payload_offset,
+         f"a multiple of {PAGE_BYTES} inside the file", 72),
+        (checksum_count == blocks, "number of page checksums", checksum_count, blocks, 56),
+        (checksums_end <= payload_offset, "end of the page checksums", checksums_end,
+         f"at most the payload offset {payload_offset}", 56),
+        (1 <= part_count <= PARTS_MAX, "number of parts", part_count, f"1 to {PARTS_MAX}", 68),
+        (not any(reserved), "reserved field", reserved.hex(), "zero", 96),
+        (not any(page[end:PAGE_BYTES]), "rest of the header page", "not zero", "zero", end),
+    ):  # fmt: skip
+        if not good:
+            raise corrupt(path, what, found=found, expected=expected, offset=offset)
     header = DirectoryHeader(
         file_bytes, samples, extents, payload_offset, checksum_count, checksum_crc, part_count, uuid,
         tuple(_parse_section(page, i, path) for i in range(section_count)),
@@ -498,9 +472,9 @@ def check_volume_header(page: bytes, expected: VolumeHeader, path: str) -> None:
     Raises:
         CorruptStore: the header is damaged, or belongs to another volume or segment.
     """
-    found = parse_volume_header(page, path)
+    header = parse_volume_header(page, path)
     for what, offset in (("uuid", 16), ("segment_uuid", 32), ("number", 48)):
-        have, want = getattr(found, what), getattr(expected, what)
+        have, want = getattr(header, what), getattr(expected, what)
         if have != want:
             raise corrupt(
                 path, f"volume's {what.replace('_', ' ')}", offset=offset,

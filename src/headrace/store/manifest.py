@@ -14,25 +14,34 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
+from headrace.base.documents import DocumentKind, Fields
 from headrace.base.files import read_file, remove_leftovers, replace_file
 from headrace.errors import CorruptStore, StoreNotFound, VolumeError
 from headrace.io.objects.location import is_url
-from headrace.store.format import PAGE_BYTES, SAMPLES_MAX, corrupt
+from headrace.store.format import PAGE_BYTES, SAMPLES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from headrace.store.format import DirectoryHeader
     from headrace.store.sources.scan import SourceVolume
 
 FILE_NAME = "store.json"
 BYTES_MAX = 64 << 20
 SEGMENTS_MAX = 10_000
 
-_KINDS = ("packed", "file", "tree", "object")
 _ETAG_CHARACTERS_MAX = 1024
-_HEX = re.compile(r"[0-9a-f]{32}\Z")
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_HEX = re.compile(r"[0-9a-f]{32}")
+_HEX_DIGITS = "32 hexadecimal digits"
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_KIND = DocumentKind(
+    name="the manifest",
+    version=1,
+    error=CorruptStore,
+    next_step="Restore the manifest from a copy, or pack or index the source again.",
+)
+"""Its checksum is over the content, not over the text: see docs/format.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +84,9 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`."""
-        return {
-            "directory": self.directory,
-            "directory_bytes": self.directory_bytes,
-            "uuid": self.uuid,
-            "samples": self.samples,
-            "extents": self.extents,
-            "volumes": [v.to_json() for v in self.volumes],
-            "source": self.source,
-        }
+        keys = ("directory", "directory_bytes", "uuid", "samples", "extents", "source")
+        volumes = [v.to_json() for v in self.volumes]
+        return {**{key: getattr(self, key) for key in keys}, "volumes": volumes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,19 @@ class Manifest:
         return replace(self, segments=self.segments[:count], fingerprint=fingerprint)
 
 
+def segment_of_header(
+    directory: str,
+    header: DirectoryHeader,
+    volumes: tuple[VolumeEntry, ...],
+    source: dict[str, Any],
+) -> Segment:
+    """The entry of a segment whose directory was written as the file `directory`."""
+    return Segment(
+        directory, header.file_bytes, header.uuid.hex(), header.samples, header.extents,
+        volumes, source,
+    )  # fmt: skip
+
+
 def volume_entries(volumes: Iterable[SourceVolume]) -> tuple[VolumeEntry, ...]:
     """A source's volumes as a manifest records them."""
     return tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns, etag=v.etag) for v in volumes)
@@ -151,38 +167,6 @@ def load_manifest(folder: str | Path) -> Manifest:
         CorruptStore: it is damaged or contradicts itself.
     """
     path = os.path.join(os.fspath(folder), FILE_NAME)
-    return parse_manifest(_read(path), path)
-
-
-def parse_manifest(data: bytes, path: str) -> Manifest:
-    """Checks the content of a `store.json`.
-
-    Raises:
-        CorruptStore: it is damaged or contradicts itself.
-    """
-    try:
-        document = json.loads(data)
-        stated = document.pop("crc32c", None)
-        computed = _document_crc(document)
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        raise corrupt(
-            path, "manifest", found=f"unreadable ({e})", expected="a JSON object"
-        ) from None
-    if computed != stated:
-        raise corrupt(path, "manifest checksum", found=computed, expected=stated)
-    return _Checker(path).manifest(document)
-
-
-def segment_from_json(entry: Any, path: str) -> Segment:
-    """Checks a segment's entry that stands in another document, `path`.
-
-    Raises:
-        CorruptStore: it contradicts itself.
-    """
-    return _Checker(path).segment(entry, "entry")
-
-
-def _read(path: str) -> bytes:
     try:
         data = read_file(path, BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
@@ -199,115 +183,92 @@ def _read(path: str) -> bytes:
             next_step="Check the file's permissions and its disk.",
         ) from e
     if len(data) > BYTES_MAX:
-        raise corrupt(
-            path, "manifest size in bytes", found=f"more than {BYTES_MAX:,}",
-            expected=f"at most {BYTES_MAX:,}",
-        )  # fmt: skip
-    return data
+        _KIND.refuse(path, "the size", f"more than {BYTES_MAX:,} bytes", f"at most {BYTES_MAX:,}")
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: str) -> Manifest:
+    """Checks the content of a `store.json`.
+
+    Raises:
+        CorruptStore: it is damaged or contradicts itself.
+    """
+    try:
+        document = json.loads(data)
+        stated = document.pop("crc32c", None)
+        computed = _document_crc(document)
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        _KIND.refuse(path, "the text", f"unreadable ({e})", "a JSON object")
+    if computed != stated:
+        _KIND.refuse(path, "the checksum", str(computed), stated)
+    fields = Fields(_KIND, path, document)
+    fields.one_of("format", ["headrace-store"])
+    fields.integer("version", 1, 1)
+    segments = tuple(_segment(each) for each in fields.each("segments", 1, SEGMENTS_MAX))
+    samples = sum(s.samples for s in segments)
+    fields.integer("samples", samples, samples)
+    names = [s.directory for s in segments]
+    names += [v.path for s in segments for v in s.volumes if v.kind == "packed"]
+    if len(set(names)) != len(names):
+        fields.refuse("segments", "each file name once")
+    return Manifest(
+        fields.matching("uuid", _HEX, _HEX_DIGITS),
+        fields.matching("fingerprint", _HEX, _HEX_DIGITS),
+        segments,
+    )
+
+
+def segment_from_json(entry: Any, path: str) -> Segment:
+    """Checks a segment's entry that stands in another document, `path`.
+
+    Raises:
+        CorruptStore: it contradicts itself.
+    """
+    if not isinstance(entry, dict):
+        _KIND.refuse(path, "entry", entry, "an object")
+    return _segment(Fields(_KIND, path, entry, "entry."))
+
+
+def _segment(fields: Fields) -> Segment:
+    samples = fields.integer("samples", 0, SAMPLES_MAX)
+    return Segment(
+        directory=_file_name(fields, "directory"),
+        directory_bytes=fields.integer("directory_bytes", 0, 1 << 62),
+        uuid=fields.matching("uuid", _HEX, _HEX_DIGITS),
+        samples=samples,
+        extents=fields.integer("extents", samples, SAMPLES_MAX * 16),
+        volumes=tuple(_volume(each) for each in fields.each("volumes", 1)),
+        source=fields.inner("source").plain() if "source" in fields else {},
+    )
+
+
+def _volume(fields: Fields) -> VolumeEntry:
+    kind = fields.one_of("kind", ("packed", "file", "tree", "object"))
+    path = _file_name(fields, "path") if kind == "packed" else fields.text("path")
+    if not path or "\0" in path or (kind == "object" and not is_url(path)):
+        fields.refuse("path", "a URL" if kind == "object" else "a path")
+    mtime = etag = None
+    if kind == "file" or (kind == "object" and "mtime_ns" in fields):
+        mtime = fields.integer("mtime_ns", 1 - (1 << 63), (1 << 63) - 1)
+    if kind == "object" and fields.value("etag") is not None:
+        etag = fields.text("etag", characters_max=_ETAG_CHARACTERS_MAX)
+        if not etag.isprintable():
+            fields.refuse("etag", "an etag")
+    return VolumeEntry(
+        kind,
+        path,
+        None if kind == "tree" else fields.integer("bytes", 0, 1 << 62),
+        mtime,
+        fields.matching("uuid", _HEX, _HEX_DIGITS) if kind == "packed" else None,
+        etag,
+    )
+
+
+def _file_name(fields: Fields, key: str) -> str:
+    """A file in the store's own folder: a plain name that cannot lead out of it."""
+    return fields.matching(key, _FILE, "a file name without '/'")
 
 
 def _document_crc(document: dict[str, Any]) -> str:
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"{crc32c(canonical.encode('ascii')):08x}"
-
-
-class _Checker:
-    """Turns a parsed document into a `Manifest`, or says what is wrong in it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def manifest(self, document: dict[str, Any]) -> Manifest:
-        self._expect(document.get("format") == "headrace-store", "format", document.get("format"),
-                     "headrace-store")  # fmt: skip
-        self._expect(document.get("version") == 1, "version", document.get("version"), 1)
-        entries = self._list(document, "segments", 1, SEGMENTS_MAX)
-        segments = tuple(self.segment(s, f"segments[{i}]") for i, s in enumerate(entries))
-        manifest = Manifest(
-            self._hex(document, "uuid"), self._hex(document, "fingerprint"), segments
-        )
-        samples = self._number(document, "samples", SAMPLES_MAX)
-        self._expect(samples == manifest.samples, "samples", samples, manifest.samples)
-        names = [s.directory for s in segments]
-        names += [v.path for s in segments for v in s.volumes if v.kind == "packed"]
-        self._expect(len(set(names)) == len(names), "file names", "one twice", "each once")
-        return manifest
-
-    def segment(self, entry: Any, where: str) -> Segment:
-        """One segment's entry."""
-        self._expect(isinstance(entry, dict), where, type(entry).__name__, "an object")
-        volumes = self._list(entry, "volumes", 1, 1 << 32, where)
-        source = entry.get("source", {})
-        self._expect(isinstance(source, dict), f"{where}.source", source, "an object")
-        samples = self._number(entry, "samples", SAMPLES_MAX, where)
-        extents = self._number(entry, "extents", SAMPLES_MAX * 16, where)
-        self._expect(extents >= samples, f"{where}.extents", extents, f"{samples} or more")
-        return Segment(
-            directory=self._file_name(entry, "directory", where),
-            directory_bytes=self._number(entry, "directory_bytes", 1 << 62, where),
-            uuid=self._hex(entry, "uuid", where),
-            samples=samples,
-            extents=extents,
-            volumes=tuple(self._volume(v, f"{where}.volumes[{i}]") for i, v in enumerate(volumes)),
-            source=source,
-        )
-
-    def _volume(self, entry: Any, where: str) -> VolumeEntry:
-        self._expect(isinstance(entry, dict), where, type(entry).__name__, "an object")
-        kind = entry.get("kind")
-        self._expect(kind in _KINDS, f"{where}.kind", kind, _KINDS)
-        if kind == "packed":
-            path = self._file_name(entry, "path", where)
-        else:
-            path = entry.get("path")
-            good = isinstance(path, str) and path != "" and "\0" not in path
-            self._expect(good, f"{where}.path", path, "a path")
-            self._expect(kind != "object" or is_url(path), f"{where}.path", path, "a URL")
-        size = None if kind == "tree" else self._number(entry, "bytes", 1 << 62, where)
-        mtime = None
-        if kind == "file" or (kind == "object" and "mtime_ns" in entry):
-            mtime = entry.get("mtime_ns")
-            good = isinstance(mtime, int) and not isinstance(mtime, bool) and abs(mtime) < 1 << 63
-            self._expect(good, f"{where}.mtime_ns", mtime, "an integer")
-        uuid = self._hex(entry, "uuid", where) if kind == "packed" else None
-        etag = entry.get("etag") if kind == "object" else None
-        good = etag is None or (isinstance(etag, str) and len(etag) <= _ETAG_CHARACTERS_MAX)
-        self._expect(good and (etag or "").isprintable(), f"{where}.etag", etag, "an etag")
-        return VolumeEntry(str(kind), str(path), size, mtime, uuid, etag)
-
-    def _file_name(self, entry: dict[str, Any], key: str, where: str) -> str:
-        """A file in the store's own folder: a plain name that cannot lead out of it."""
-        value = entry.get(key)
-        good = isinstance(value, str) and len(value) < 256 and _FILE.match(value) is not None
-        self._expect(good, f"{where}.{key}", value, "a file name without '/'")
-        return str(value)
-
-    def _hex(self, entry: dict[str, Any], key: str, where: str = "store") -> str:
-        value = entry.get(key)
-        good = isinstance(value, str) and _HEX.match(value) is not None
-        self._expect(good, f"{where}.{key}", value, "32 hexadecimal digits")
-        return str(value)
-
-    def _number(self, entry: dict[str, Any], key: str, limit: int, where: str = "store") -> int:
-        value = entry.get(key)
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit
-        self._expect(good, f"{where}.{key}", value, f"an integer from 0 to {limit}")
-        return int(value)  # type: ignore[arg-type]  # checked the line before
-
-    def _list(
-        self, entry: dict[str, Any], key: str, low: int, high: int, where: str = "store"
-    ) -> list[Any]:
-        value = entry.get(key)
-        good = isinstance(value, list) and low <= len(value) <= high
-        found = len(value) if isinstance(value, list) else value
-        self._expect(good, f"{where}.{key}", found, f"a list of {low} to {high}")
-        return list(value or [])
-
-    def _expect(self, ok: bool, what: str, found: object, expected: object) -> None:
-        if not ok:
-            shown = repr(found)
-            raise CorruptStore(
-                f"{self._path}: {what} is {shown[:200]}, expected {expected}.",
-                path=self._path,
-                next_step="Restore the manifest from a copy, or pack or index the source again.",
-            )

@@ -108,9 +108,6 @@ class FabricFailure(Failure):
 class NamespaceEngine:
     """Reads volumes that are windows of NVMe/TCP namespaces.
 
-    Args:
-        storage_options: see docs/howto/fabric.md.
-
     Attributes:
         policy: what the options come to.
         looked_at: volumes that somebody has looked at and found right.
@@ -255,12 +252,12 @@ class NamespaceEngine:
         """What the process's engine did so far."""
         if self._engine is None or self._pid != os.getpid():
             return FabricStats()
-        found = self._engine.figures()
+        figures = self._engine.figures()
         faults = ("digest_errors", "timeouts", "lost_queues", "reconnects")
         return FabricStats(
-            reads=found["reads"] + found["failed"], requests=found["commands"], bytes=found["bytes"],
-            retries=found["retried"], failures=found["failed"],
-            faults={name: found[name] for name in faults if found[name]},
+            reads=figures["reads"] + figures["failed"], requests=figures["commands"], bytes=figures["bytes"],
+            retries=figures["retried"], failures=figures["failed"],
+            faults={name: figures[name] for name in faults if figures[name]},
         )  # fmt: skip
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import mmap
 import os
 from dataclasses import dataclass
@@ -12,16 +13,21 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError, StoreNotFound
 from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
-from headrace.store.directory import DirectoryColumns, create_memory_directory, write_all
+from headrace.store.directory import (
+    columns_of,
+    create_memory_directory,
+    write_all,
+)
+from headrace.store.format import corrupt
 from headrace.store.manifest import (
     FILE_NAME,
     Manifest,
     Segment,
     fingerprint_of,
     load_manifest,
+    segment_of_header,
     volume_entries,
 )
-from headrace.store.names import join_names
 from headrace.store.segment import OpenSegment, directory_class, open_segment, open_volumes
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.huggingface import is_dataset, open_dataset
@@ -39,11 +45,12 @@ from headrace.store.trust import ANYWHERE, check_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from typing import TypeAlias
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.namespace_engine import NamespaceEngine
-    from headrace.store.remote import RemoteVolumes
+    from headrace.store.segment import Directory
     from headrace.store.sources.scan import SourceOptions
     from headrace.store.trust import Trust
 
@@ -119,22 +126,15 @@ def open_segment_at(
     """Opens a segment of the store at a folder or URL; errors as for `open_segment`."""
     if not is_url(where):
         return open_segment(where, entry, base, reference=reference, engine=engine)
-    from headrace.store.remote import open_remote_segment
+    from headrace.store.remote import FabricVolumes, RemoteVolumes, open_remote_segment
 
     assert engine is not None
-    volumes = _remote_volumes(where, entry, engine)
+    if is_namespace(where):
+        volumes: RemoteVolumes = FabricVolumes(where, entry, cast("NamespaceEngine", engine))
+    else:
+        volumes = RemoteVolumes(where, entry, engine, remote=True)
     directory = engine.place(where, entry.directory)
     return open_remote_segment(directory, entry, base, engine, volumes, reference=reference)
-
-
-def _remote_volumes(where: str, entry: Segment, engine: RemoteEngine) -> RemoteVolumes:
-    if is_namespace(where):
-        from headrace.store.remote import FabricVolumes
-
-        return FabricVolumes(where, entry, cast("NamespaceEngine", engine))
-    from headrace.store.remote import RemoteVolumes
-
-    return RemoteVolumes(where, entry, engine, remote=True)
 
 
 def open_store(
@@ -180,17 +180,13 @@ def open_store(
         return open_folder(
             where, None, reference=reference, storage_options=storage_options, trust=trust
         )
-    if not os.path.lexists(where) and not _has_magic(where):
+    if not os.path.lexists(where) and not glob.has_magic(where):
         raise StoreNotFound(
             f"{where}: there is no store and no data.",
             path=where,
             next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
         )
     return open_directly(where, chosen, reference=reference)
-
-
-def _has_magic(path: str) -> bool:
-    return any(c in path for c in "*?[")
 
 
 def _open_url(
@@ -214,16 +210,7 @@ def open_folder(
     engine: RemoteEngine | None = None,
     trust: Trust = None,
 ) -> Store:
-    """Opens a packed store or an index, in a folder or at a URL.
-
-    Args:
-        where: the folder or URL.
-        segments: open the first ones only.
-        reference: use the plain-Python directory and reader.
-        storage_options: for an index of objects.
-        engine: one that exists already.
-        trust: as for `open_store`.
-    """
+    """Opens a packed store or an index, in a folder or at a URL."""
     manifest, engine = manifest_at(where, engine, storage_options, trust)
     kept = manifest.segments[:segments]
     opened: list[OpenSegment] = []
@@ -234,8 +221,6 @@ def open_folder(
     fingerprint = fingerprint_of([s.directory.header() for s in opened])
     manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
     if fingerprint != manifest.fingerprint:
-        from headrace.store.format import corrupt
-
         raise corrupt(
             join(where, FILE_NAME), "fingerprint", found=fingerprint,
             expected=manifest.fingerprint,
@@ -252,14 +237,7 @@ def open_directly(
     reference: bool,
     engine: ObjectEngine | None = None,
 ) -> Store:
-    """Opens a source that is no store, listed anew.
-
-    Args:
-        where: its path, pattern or URL.
-        options: how it is listed.
-        reference: use the plain-Python directory and reader.
-        engine: for objects.
-    """
+    """Opens a source that is no store, listed anew."""
     scan = open_source(where, options, engine)
     if not isinstance(scan, Scan):
         raise SourceError(
@@ -290,16 +268,34 @@ def store_of_scan(
                 content = mapped[:]
     finally:
         os.close(fd)
-    entry = Segment(
-        "segment-0000.hrd", header.file_bytes, header.uuid.hex(), header.samples, header.extents,
-        volume_entries(scan.volumes), scan.source,
-    )  # fmt: skip
-    manifest = Manifest("0" * 32, fingerprint_of([header.to_page()]), (entry,))
-    segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, scan.objects))
+    entry = segment_of_header("segment-0000.hrd", header, volume_entries(scan.volumes), scan.source)
+    return _memory_store(
+        where,
+        entry,
+        directory,
+        scan.objects,
+        direct or content,
+        reference=reference,
+        modes=scan.modes,
+    )
+
+
+def _memory_store(
+    where: str,
+    entry: Segment,
+    directory: Directory,
+    objects: RemoteEngine | None,
+    direct: SourceOptions | bytes,
+    *,
+    reference: bool,
+    modes: AbstractSet[tuple[int, int]] = frozenset(),
+) -> Store:
+    """A store of one segment whose directory lies in memory."""
+    segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, objects))
+    manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
     return Store(
-        where, manifest, [segment], reference=reference, direct=direct or content,
-        objects=scan.objects, modes=scan.modes,
-    )  # fmt: skip
+        where, manifest, [segment], reference=reference, direct=direct, objects=objects, modes=modes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +347,9 @@ def reopen_memory(
         directory = directory_class(reference=reference).from_fd(fd, path)
     finally:
         os.close(fd)
-    segment = OpenSegment(entry, 0, directory, open_volumes(path, entry, objects))
-    segment.volumes.check_all()
-    manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
-    return Store(path, manifest, [segment], reference=reference, direct=content, objects=objects)
+    store = _memory_store(path, entry, directory, objects, content, reference=reference)
+    store.segments[0].volumes.check_all()
+    return store
 
 
 def reopen_pickled(  # noqa: PLR0917 - pickle calls it
@@ -415,15 +410,15 @@ def from_hf(
             next_step=f"Choose one of its splits: {splits}." if splits else "Load one split of it.",
         )
     options = source_options(on_error=on_error, column=column, label=label)
-    found = open_dataset(dataset, options)
+    listed = open_dataset(dataset, options)
     where = f"datasets.Dataset {getattr(dataset, '_fingerprint', '')}".rstrip()
-    if isinstance(found, Scan):
-        store = store_of_scan(where, found)
+    if isinstance(listed, Scan):
+        store = store_of_scan(where, listed)
         for segment in store.segments:
             segment.volumes.check_all()
         return store
     memory = MemoryVolume()
-    store = store_of_scan(where, _copy_to_memory(found, memory))
+    store = store_of_scan(where, _copy_to_memory(listed, memory))
     store.keep(memory)
     return store
 
@@ -464,16 +459,11 @@ def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
             parts.append(part)
     if not names:
         raise no_samples("the data set")
-    blob, name_offsets = join_names(names)
-    part_names = tuple(sorted(set(parts)))
-    n, k = len(names), len(part_names)
-    columns = DirectoryColumns(
-        blob, name_offsets,
-        np.zeros(n * k, np.uint8), np.array(offset, np.uint64), np.array(length, np.uint64),
+    columns = columns_of(
+        names,
+        np.zeros(len(length), np.uint8), np.array(offset, np.uint64), np.array(length, np.uint64),
+        parts=sorted(set(parts)),
         crc=np.array(crc, np.uint32),
-        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
-        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
-        part_names=part_names,
         labels=np.array(labels, np.int64) if max(labels) >= 0 else None,
         class_names=None if stream.class_names is None else stream.class_names(),
     )  # fmt: skip

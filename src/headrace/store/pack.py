@@ -13,12 +13,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,7 +26,14 @@ from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
 from headrace.store.directory import DirectoryColumns, keep_samples, write_directory
 from headrace.store.format import PAGE_BYTES
-from headrace.store.manifest import Manifest, Segment, fingerprint_of, load_manifest, volume_entries
+from headrace.store.manifest import (
+    Manifest,
+    Segment,
+    fingerprint_of,
+    load_manifest,
+    segment_of_header,
+    volume_entries,
+)
 from headrace.store.opening import object_engine
 from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store
 from headrace.store.publish import (
@@ -42,11 +47,16 @@ from headrace.store.publish import (
 )
 from headrace.store.segment_writer import VOLUME_BYTES, PackedSamples
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.extents import ScanReader, SourceBatch, plan_batches
+from headrace.store.sources.extents import (
+    BatchPlan,
+    ScanReader,
+    SourceBatch,
+    plan_batches,
+    read_ahead,
+)
 from headrace.store.sources.scan import (
     Problem,
     Scan,
-    SourceOptions,
     Stream,
     because,
     no_samples,
@@ -57,9 +67,7 @@ from headrace.store.trust import record_trust
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.io.objects.engine import ObjectEngine
     from headrace.store.packing import Progress
-    from headrace.store.sources.scan import SourceOptions
 
 
 def pack(
@@ -112,55 +120,56 @@ def pack(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
         column=column, label=label,
     )  # fmt: skip
-    where = local_path(target)
     engine = object_engine(storage_options) if storage_options is not None else None
-    if not is_url(where):
-        return _pack(
-            source, Path(where), chosen, options, engine, overwrite=overwrite, resume=resume,
-            progress=progress,
-        )  # fmt: skip
-    from headrace.store.remote import publish_remotely
 
-    def build(folder: Path) -> WriteReport:
-        return _pack(
-            source, folder, chosen, options, engine, overwrite=False, resume=False,
-            progress=progress,
-        )  # fmt: skip
+    def build(place: Path, *, overwrite: bool) -> WriteReport:
+        started = time.monotonic()
+        check_target(place, overwrite=overwrite)
+        listed = open_source(source, chosen, engine)
+        with ExitStack() as stack:
+            with disk_errors(place):
+                partial = stack.enter_context(open_partial(partial_path(place), listed.readers()))
+                check_target(place, overwrite=overwrite)
+                _begin(partial, listed, options, 0, resume=resume)
+            job = PackingJob(
+                source=listed,
+                partial=partial,
+                options=options,
+                on_error=on_error,
+                progress=progress,
+            )
+            segment, page = job.run()
+            with disk_errors(partial.path):
+                manifest = Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,))
+                manifest.save(partial.store)
+                partial.publish(place, overwrite=overwrite)
+                record_trust(str(place), manifest)
+            partial.remove()
+        return job.report(str(place), time.monotonic() - started)
 
-    return publish_remotely(build, where, storage_options, overwrite=overwrite)
+    return _publish_at(target, build, storage_options, overwrite=overwrite)
 
 
-def _pack(
-    source: Any,
-    place: Path,
-    chosen: SourceOptions,
-    options: PackOptions,
-    engine: ObjectEngine | None,
+class _Build(Protocol):
+    def __call__(self, place: Path, *, overwrite: bool) -> WriteReport: ...
+
+
+def _publish_at(
+    target: str | os.PathLike[str],
+    build: _Build,
+    storage_options: Mapping[str, Any] | None,
     *,
     overwrite: bool,
-    resume: bool,
-    progress: Progress | None,
 ) -> WriteReport:
-    started = time.monotonic()
-    check_target(place, overwrite=overwrite)
-    found = open_source(source, chosen, engine)
-    on_error = chosen.on_error
-    with ExitStack() as stack:
-        with disk_errors(place):
-            partial = stack.enter_context(open_partial(partial_path(place), found.readers()))
-            check_target(place, overwrite=overwrite)
-            _begin(partial, found, options, 0, resume=resume)
-        job = PackingJob(
-            found=found, partial=partial, options=options, on_error=on_error, progress=progress
-        )
-        segment, page = job.run()
-        with disk_errors(partial.path):
-            manifest = Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,))
-            manifest.save(partial.store)
-            partial.publish(place, overwrite=overwrite)
-            record_trust(str(place), manifest)
-        partial.remove()
-    return job.report(str(place), time.monotonic() - started)
+    """Builds a store where it shall stand, or in a staging folder and publishes it at a URL."""
+    where = local_path(target)
+    if not is_url(where):
+        return build(Path(where), overwrite=overwrite)
+    from headrace.store.remote import publish_remotely
+
+    return publish_remotely(
+        lambda folder: build(folder, overwrite=False), where, storage_options, overwrite=overwrite
+    )
 
 
 def append(
@@ -198,16 +207,16 @@ def append(
             extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
             column=column, label=label,
         )  # fmt: skip
-        found = open_source(source, chosen)
-        if isinstance(found, Scan):
+        listed = open_source(source, chosen)
+        if isinstance(listed, Scan):
             # Before a byte is copied; a stream's names are known at its end only.
-            found.columns = fit_to_store(found.columns, place)
+            listed.columns = fit_to_store(listed.columns, place)
         number = len(manifest.segments)
         with disk_errors(place):
-            partial = stack.enter_context(open_partial(place / "append.partial", found.readers()))
-            _begin(partial, found, options, number, resume=resume)
+            partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
+            _begin(partial, listed, options, number, resume=resume)
         job = PackingJob(
-            found=found, partial=partial, options=options, number=number, on_error=on_error,
+            source=listed, partial=partial, options=options, number=number, on_error=on_error,
             progress=progress, before=place,
         )  # fmt: skip
         segment, page = job.run()
@@ -229,14 +238,14 @@ def _options(options: PackOptions | None, volume_bytes: int, workers: int | None
 
 
 def _begin(
-    partial: Partial, found: Scan | Stream, options: PackOptions, number: int, *, resume: bool
+    partial: Partial, source: Scan | Stream, options: PackOptions, number: int, *, resume: bool
 ) -> None:
     identity = {
         "version": 1,
         "segment": number,
         "volume_bytes": options.volume_bytes,
-        "source": found.source,
-        "listing": found.listing_hash().hex() if isinstance(found, Scan) else "stream",
+        "source": source.source,
+        "listing": source.listing_hash().hex() if isinstance(source, Scan) else "stream",
     }
     if resume:
         partial.resume(identity)
@@ -310,85 +319,50 @@ def index(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
         column=column, label=label,
     )  # fmt: skip
-    where = local_path(target)
-    if not is_url(where):
-        return _index(
-            source, Path(where), options, storage_options, checksum=checksum, overwrite=overwrite,
-            progress=progress,
-        )  # fmt: skip
-    from headrace.store.remote import publish_remotely
 
-    def build(folder: Path) -> WriteReport:
-        return _index(
-            source, folder, options, storage_options, checksum=checksum, overwrite=False,
-            progress=progress,
-        )  # fmt: skip
-
-    return publish_remotely(build, where, storage_options, overwrite=overwrite)
-
-
-def _index(
-    source: Any,
-    place: Path,
-    options: SourceOptions,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    checksum: bool,
-    overwrite: bool,
-    progress: Progress | None,
-) -> WriteReport:
-    started = time.monotonic()
-    threads, on_error = options.workers, options.on_error
-    check_target(place, overwrite=overwrite)
-    engine = object_engine(storage_options) if storage_options is not None else None
-    scan = open_source(source, options, engine)
-    if not isinstance(scan, Scan):
-        raise SourceError(
-            f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so its "
-            f"samples have no place that could be indexed{because(scan)}.",
-            next_step="Pack it instead, or decompress it first.",
-        )
-    skipped = list(scan.skipped)
-    with ExitStack() as stack:
-        with disk_errors(place, _AGAIN):
-            partial = stack.enter_context(open_partial(partial_path(place), scan.readers()))
-        try:
-            columns = scan.columns
-            if checksum and columns.crc is None:
-                columns, problems = _add_checksums(scan, threads, on_error, progress)
-                skipped += problems
-            if not columns.samples:
-                raise no_samples(str(place))
+    def build(place: Path, *, overwrite: bool) -> WriteReport:
+        started = time.monotonic()
+        check_target(place, overwrite=overwrite)
+        engine = object_engine(storage_options) if storage_options is not None else None
+        scan = open_source(source, options, engine)
+        if not isinstance(scan, Scan):
+            raise SourceError(
+                f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so "
+                f"its samples have no place that could be indexed{because(scan)}.",
+                next_step="Pack it instead, or decompress it first.",
+            )
+        skipped = list(scan.skipped)
+        with ExitStack() as stack:
             with disk_errors(place, _AGAIN):
-                partial.begin({"version": 1, "index": True})
-                manifest = _write_index(columns, scan, partial.store)
-                partial.publish(place, overwrite=overwrite)
-                record_trust(str(place), manifest)
-        finally:
-            # Nothing of an index is worth keeping for a second try.
-            partial.remove()
-            if scan.objects is not None:
-                scan.objects.close()
-    return WriteReport(
-        str(place), columns.samples, int(columns.length.sum()), 0, skipped,
-        time.monotonic() - started,
-    )  # fmt: skip
+                partial = stack.enter_context(open_partial(partial_path(place), scan.readers()))
+            try:
+                columns = scan.columns
+                if checksum and columns.crc is None:
+                    columns, problems = _add_checksums(scan, threads, on_error, progress)
+                    skipped += problems
+                if not columns.samples:
+                    raise no_samples(str(place))
+                with disk_errors(place, _AGAIN):
+                    partial.begin({"version": 1, "index": True})
+                    header = write_directory(columns, partial.store / "segment-0000.hrd")
+                    segment = segment_of_header(
+                        "segment-0000.hrd", header, volume_entries(scan.volumes), scan.source
+                    )
+                    fingerprint = fingerprint_of([header.to_page()])
+                    manifest = Manifest(uuid.uuid4().hex, fingerprint, (segment,))
+                    manifest.save(partial.store)
+                    partial.publish(place, overwrite=overwrite)
+                    record_trust(str(place), manifest)
+            finally:
+                # Nothing of an index is worth keeping for a second try.
+                partial.remove()
+                if scan.objects is not None:
+                    scan.objects.close()
+        seconds = time.monotonic() - started
+        size = int(columns.length.sum())
+        return WriteReport(str(place), columns.samples, size, 0, skipped, seconds)
 
-
-def _write_index(columns: DirectoryColumns, scan: Scan, folder: Path) -> Manifest:
-    header = write_directory(columns, folder / "segment-0000.hrd")
-    segment = Segment(
-        directory="segment-0000.hrd",
-        directory_bytes=header.file_bytes,
-        uuid=header.uuid.hex(),
-        samples=header.samples,
-        extents=header.extents,
-        volumes=volume_entries(scan.volumes),
-        source=scan.source,
-    )
-    manifest = Manifest(uuid.uuid4().hex, fingerprint_of([header.to_page()]), (segment,))
-    manifest.save(folder)
-    return manifest
+    return _publish_at(target, build, storage_options, overwrite=overwrite)
 
 
 def _add_checksums(
@@ -400,10 +374,7 @@ def _add_checksums(
     problems: list[Problem] = []
     total = int(scan.columns.length.sum())
     samples = done = 0
-
-    def take(future: Future[SourceBatch]) -> None:
-        nonlocal samples, done
-        batch = future.result()
+    for batch in read_ahead(plan_batches(scan), lambda plan: _read(reader, scan, plan), workers):
         pieces.append(PackedSamples(batch.counts, batch.length, batch.crc))
         problems.extend(batch.problems)
         samples += len(batch.counts)
@@ -411,18 +382,6 @@ def _add_checksums(
         if progress is not None:
             progress(samples, scan.columns.samples, done, total)
         reader.recycle(batch)
-
-    ahead: deque[Future[SourceBatch]] = deque()
-    with ThreadPoolExecutor(workers, "headrace-index") as pool:
-        try:
-            for plan in plan_batches(scan):
-                ahead.append(pool.submit(_read, reader, scan, plan))
-                if len(ahead) > workers:
-                    take(ahead.popleft())
-            while ahead:
-                take(ahead.popleft())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
     packed = PackedSamples.join(pieces)
     keep = packed.counts > 0
     columns = scan.columns if keep.all() else keep_samples(scan.columns, keep)
@@ -430,7 +389,7 @@ def _add_checksums(
     return columns, problems
 
 
-def _read(reader: ScanReader, scan: Scan, plan: Any) -> SourceBatch:
+def _read(reader: ScanReader, scan: Scan, plan: BatchPlan) -> SourceBatch:
     batch = reader.read(plan)
     if plan.large:
         first = int(scan.columns.firsts[plan.begin])

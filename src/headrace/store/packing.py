@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,15 +15,21 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.directory import DirectoryColumns, keep_samples
-from headrace.store.names import duplicate_name, join_names, split_names
+from headrace.store.directory import DirectoryColumns, columns_of, keep_samples
+from headrace.store.names import duplicate_name, split_names
 from headrace.store.publish import check_free_space
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
-from headrace.store.sources.extents import BATCH_BYTES, ScanReader, SourceBatch, plan_batches
+from headrace.store.sources.extents import (
+    BATCH_BYTES,
+    ScanReader,
+    SourceBatch,
+    plan_batches,
+    read_ahead,
+)
 from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace.store.manifest import Segment
@@ -89,7 +93,7 @@ class WriteReport:
 class PackingJob:
     """One segment being packed: what, into what, and how far it is."""
 
-    found: Scan | Stream
+    source: Scan | Stream
     partial: Partial
     options: PackOptions
     number: int = 0
@@ -103,15 +107,15 @@ class PackingJob:
 
     def run(self) -> tuple[Segment, bytes]:
         """Packs what is not packed yet and finishes the segment."""
-        if isinstance(self.found, Scan):
-            self.skipped += self.found.skipped
+        if isinstance(self.source, Scan):
+            self.skipped += self.source.skipped
         writer = self._open_writer()
         try:
-            if isinstance(self.found, Scan):
-                columns = self._pack_scan(self.found, writer)
+            if isinstance(self.source, Scan):
+                columns = self._pack_scan(self.source, writer)
             else:
-                columns = self._pack_stream(self.found, writer)
-            segment, page = writer.finish(columns, self.found.source)
+                columns = self._pack_stream(self.source, writer)
+            segment, page = writer.finish(columns, self.source.source)
             self.samples, self.bytes_done = segment.samples, writer.bytes_done
         except BaseException as e:
             self._keep_or_remove(writer, e)
@@ -125,21 +129,21 @@ class PackingJob:
         return WriteReport(path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds)
 
     def _open_writer(self) -> SegmentWriter:
-        writer = self._new_writer()
+        def new_writer() -> SegmentWriter:
+            return SegmentWriter(
+                self.partial.store, self.number, self.partial.journal,
+                volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
+            )  # fmt: skip
+
+        writer = new_writer()
         if not writer.resumable():
             # The disk lost what it had promised: start over rather than trust the rest.
             identity = self.partial.journal.identity
             assert identity is not None
             self.partial.begin(identity)
-            writer = self._new_writer()
+            writer = new_writer()
         self.resumed = writer.samples_done
         return writer
-
-    def _new_writer(self) -> SegmentWriter:
-        return SegmentWriter(
-            self.partial.store, self.number, self.partial.journal,
-            volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
-        )  # fmt: skip
 
     def _keep_or_remove(self, writer: SegmentWriter, error: BaseException) -> None:
         """Keeps what a second try can use.
@@ -165,7 +169,8 @@ class PackingJob:
         needed += scan.columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
         check_free_space(self.partial.path, needed)
         reader = ScanReader(scan, on_error=self.on_error)
-        for batch in self._read_ahead(scan, reader, writer.samples_done):
+        plans = plan_batches(scan, writer.samples_done, self.options.batch_bytes)
+        for batch in read_ahead(plans, reader.read, self.options.workers):
             if batch.plan.large:
                 self._append_large(scan, reader, writer, batch)
             else:
@@ -180,20 +185,6 @@ class PackingJob:
         _require_samples(columns, scan)
         # A packed sample has no modification time: equal bytes make equal stores.
         return replace(columns, mtime=None)
-
-    def _read_ahead(self, scan: Scan, reader: ScanReader, begin: int) -> Iterator[SourceBatch]:
-        plans = plan_batches(scan, begin, self.options.batch_bytes)
-        ahead: deque[Future[SourceBatch]] = deque()
-        with ThreadPoolExecutor(self.options.workers, "headrace-pack") as pool:
-            try:
-                for plan in plans:
-                    ahead.append(pool.submit(reader.read, plan))
-                    if len(ahead) > self.options.workers:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
 
     def _append_large(
         self, scan: Scan, reader: ScanReader, writer: SegmentWriter, batch: SourceBatch
@@ -261,17 +252,20 @@ def _require_samples(columns: DirectoryColumns, source: Scan | Stream) -> None:
 def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -> int:
     """Checks that a stream gives sample `i` as it did before; returns the next extent."""
     end = extent + int(done.counts[i])
-    found = [(len(data), crc32c(data)) for _, data in item.parts]
+    given = [(len(data), crc32c(data)) for _, data in item.parts]
     packed = list(zip(done.length[extent:end].tolist(), done.crc[extent:end].tolist(), strict=True))
-    if found != packed:
+    if given != packed:
         raise SourceChanged(
-            f"Sample {i} ({os.fsdecode(item.name)!r}) has (length, crc32c) {found}, an interrupted "
+            f"Sample {i} ({os.fsdecode(item.name)!r}) has (length, crc32c) {given}, an interrupted "
             f"run had packed {packed}.",
             index=i,
             name=os.fsdecode(item.name),
             next_step="Give the same samples again, or pass resume=False to start over.",
         )
     return end
+
+
+_NAMES_AT_ONCE = 1 << 16
 
 
 class StreamMetadata:
@@ -307,24 +301,14 @@ class StreamMetadata:
 
     def columns(self) -> DirectoryColumns:
         """The directory's columns, extents still to be filled in."""
-        names, offsets = join_names(self.names)
-        part_names = tuple(sorted(set(self._parts))) or (b"",)
-        number = {name: i for i, name in enumerate(part_names)}
-        firsts = np.zeros(len(self.names) + 1, np.uint64)
-        np.cumsum(np.array(self._counts, np.uint64), out=firsts[1:])
         empty = np.zeros(len(self._parts), np.uint64)
-        several = len(part_names) > 1
-        return DirectoryColumns(
-            names, offsets, empty, empty, empty,
-            first_extent=firsts if int(firsts[-1]) != len(self.names) else None,
-            part=np.array([number[p] for p in self._parts], np.uint16) if several else None,
-            part_names=part_names,
+        return columns_of(
+            self.names, empty, empty, empty,
+            parts=self._parts,
+            counts=np.array(self._counts, np.uint64),
             labels=np.array(self._labels, np.int64),
             columns={name: np.array(values) for name, values in self._columns.items()},
         )  # fmt: skip
-
-
-_NAMES_AT_ONCE = 1 << 16
 
 
 def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
@@ -350,12 +334,12 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
 def _check_new_names(columns: DirectoryColumns, store: Store) -> None:
     names = split_names(columns.names, columns.name_offsets)
     for start in range(0, len(names), _NAMES_AT_ONCE):
-        found = store.find_many(names[start : start + _NAMES_AT_ONCE])
-        taken = np.flatnonzero(found >= 0)
+        indices = store.find_many(names[start : start + _NAMES_AT_ONCE])
+        taken = np.flatnonzero(indices >= 0)
         if len(taken):
             name = os.fsdecode(names[start + int(taken[0])])
             raise SourceError(
-                f"{store.path}: the name {name!r} is sample {int(found[taken[0]])} of the store "
+                f"{store.path}: the name {name!r} is sample {int(indices[taken[0]])} of the store "
                 "already, expected new names.",
                 path=store.path,
                 name=name,

@@ -152,11 +152,11 @@ class ReferenceDirectory:
 
     def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
         """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
-        found = np.empty(len(names), np.int64)
+        indices = np.empty(len(names), np.int64)
         for k, name in enumerate(names):
             rank = self._tree.search(os.fsencode(name))
-            found[k] = -1 if rank < 0 else self._from_rank(rank)
-        return found
+            indices[k] = -1 if rank < 0 else self._from_rank(rank)
+        return indices
 
     def children(
         self, prefix: bytes, first: int, limit: int
@@ -205,17 +205,14 @@ class ReferenceDirectory:
         """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
         out = np.full(len(indices), -1, np.int64)
         for k, index in enumerate(indices):
-            found = self.extents_of([int(index)])
-            lengths = found["length"][found["part"] == part]
+            extents = self.extents_of([int(index)])
+            lengths = extents["length"][extents["part"] == part]
             if len(lengths):
                 out[k] = lengths[0]
         return out
 
     def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, NDArray[np.int64]]:
         """Where samples lie.
-
-        Args:
-            indices: (k,) sample indices.
 
         Returns:
             One int64 element per extent, in order: `sample`, `part`, `volume`, `offset`, `length`,
@@ -441,10 +438,10 @@ class ReferenceReader:
         if count < len(data):
             raise self._failure(segment, extent, "short", str(count), str(len(data)))
         if self._check and extent.crc is not None and end - begin == extent.length:
-            found = crc32c(data)
-            if found != extent.crc:
+            computed = crc32c(data)
+            if computed != extent.crc:
                 raise self._failure(
-                    segment, extent, "checksum", f"{found:08x}", f"{extent.crc:08x}"
+                    segment, extent, "checksum", f"{computed:08x}", f"{extent.crc:08x}"
                 )
         return data
 

@@ -127,14 +127,6 @@ def open_remote_segment(
 ) -> OpenSegment:
     """Opens a segment of a remote store.
 
-    Args:
-        where: its directory's URL.
-        entry: the segment's manifest entry.
-        base: index of its first sample.
-        engine: fetches the directory.
-        volumes: its volumes, opened before.
-        reference: use the plain-Python directory.
-
     Raises:
         CorruptStore: it is damaged, or not the one that the manifest means.
         VolumeError: it cannot be read.
@@ -266,14 +258,14 @@ class RemoteVolumes(Volumes):
         outcomes = self.engine.fetch_many(
             [(self.paths[n], 0, page) for n, page in zip(wanted, pages, strict=True) if len(page)]
         )
-        found = []
+        errors = []
         looked_at = [(n, page) for n, page in zip(wanted, pages, strict=True) if len(page)]
         for (number, page), outcome in zip(looked_at, outcomes, strict=True):
             try:
                 self._judge(number, page, outcome)
             except HeadraceError as e:
-                found.append(e)
-        return found
+                errors.append(e)
+        return errors
 
     def check(self, number: int) -> None:
         """Looks at one volume; errors as for `check_all`."""
@@ -447,7 +439,7 @@ def publish_remotely(
 def _check_remote_target(url: str, engine: ObjectEngine, *, overwrite: bool) -> Manifest | None:
     """The manifest of the store that will be replaced."""
     try:
-        found = fetch_manifest(url, engine)
+        manifest = fetch_manifest(url, engine)
     except StoreNotFound:
         return None
     if not overwrite:
@@ -456,7 +448,7 @@ def _check_remote_target(url: str, engine: ObjectEngine, *, overwrite: bool) -> 
             path=shown(url),
             next_step="Choose another target, or pass overwrite=True to replace the store there.",
         )
-    return found
+    return manifest
 
 
 def _upload(folder: Path, url: str, options: Mapping[str, Any], *, overwrite: bool) -> None:

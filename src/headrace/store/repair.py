@@ -117,12 +117,12 @@ def _repair_segment(number: int, segment: OpenSegment, report: RepairReport) -> 
     source = _Source(segment)
     for volume, path in enumerate(segment.volumes.paths):
         here = [b for b in mendable if b.path == path]
-        found = source.check(here, report)
+        fetched = source.check(here, report)
         # A volume that is only missing is not replaced by zeros, as long as nothing of it is left.
-        if found or (path in wrong and not here):
-            _rewrite(segment, volume, found, source)
+        if fetched or (path in wrong and not here):
+            _rewrite(segment, volume, fetched, source)
             report.rewritten.append(path)
-            report.repaired += found
+            report.repaired += fetched
 
 
 def _obstacle(segment: OpenSegment, path: str) -> str | None:
@@ -235,7 +235,7 @@ def _open_again(source: dict[str, Any]) -> Scan | Stream:
 # -- writing ----------------------------------------------------------------------------------------
 
 
-def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: _Source) -> None:
+def _rewrite(segment: OpenSegment, volume: int, samples: list[BadSample], source: _Source) -> None:
     """Writes a volume anew: its header, what it held, the samples found, zeros at the end."""
     path = Path(segment.volumes.paths[volume])
     entry = segment.volumes.entries[volume]
@@ -247,7 +247,7 @@ def _rewrite(segment: OpenSegment, volume: int, found: list[BadSample], source: 
         with NewFile(path) as new:
             fd = new.fd
             _copy(path, fd, end)
-            for sample, pieces in source.read(found):
+            for sample, pieces in source.read(samples):
                 at = sample.offset_bytes
                 for piece in pieces:
                     write_all(fd, piece, at)

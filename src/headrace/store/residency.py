@@ -71,19 +71,19 @@ def resident_range(fd: int, offset: int, length: int) -> int | None:
     pages = _by_cachestat(fd, offset, length)
     if pages is None:
         first = offset // mmap.PAGESIZE
-        found = page_map(fd, os.fstat(fd).st_size)
-        if found is None:
+        in_cache = page_map(fd, os.fstat(fd).st_size)
+        if in_cache is None:
             return None
-        pages = int(found[first : -(-(offset + length) // mmap.PAGESIZE)].sum())
+        pages = int(in_cache[first : -(-(offset + length) // mmap.PAGESIZE)].sum())
     return min(length, pages * mmap.PAGESIZE)
 
 
 def _by_cachestat(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    asked, found = _Range(offset, length), _CacheStat()
+    asked, status_ = _Range(offset, length), _CacheStat()
     status = _libc.syscall(
-        _SYS_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(found), ctypes.c_uint(0)
+        _SYS_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(status_), ctypes.c_uint(0)
     )
-    return None if status else int(found.cached)
+    return None if status else int(status_.cached)
 
 
 def _by_mincore(fd: int, size: int) -> int | None:
@@ -120,11 +120,11 @@ def resident_samples(segment: OpenSegment) -> list[tuple[int, int]]:
         if entry.kind in ("packed", "file") and entry.bytes:
             with contextlib.suppress(HeadraceError, ValueError, OSError):
                 fd, close = segment.volumes.borrow(number)
-                found = page_map(fd, entry.bytes)
+                in_cache = page_map(fd, entry.bytes)
                 if close:
                     os.close(fd)
-                if found is not None:
-                    maps[number] = np.concatenate([[0], np.cumsum(found)])
+                if in_cache is not None:
+                    maps[number] = np.concatenate([[0], np.cumsum(in_cache)])
     out: list[tuple[int, int]] = []
     if not maps:
         return out

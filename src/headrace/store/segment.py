@@ -12,7 +12,7 @@ import os
 import resource
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,12 +31,15 @@ from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header,
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
+    from headrace.store.reference import ReferenceDirectory
+
+    Directory: TypeAlias = _native.Directory | ReferenceDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +134,13 @@ class Volumes:
 
     def problems(self) -> list[HeadraceError]:
         """What is wrong with the volumes, one error each."""
-        found = []
+        errors = []
         for number in range(len(self.entries)):
             try:
                 self.check(number)
             except HeadraceError as e:
-                found.append(e)
-        return found
+                errors.append(e)
+        return errors
 
     def check_all(self) -> None:
         """Checks every volume.
@@ -263,23 +266,17 @@ class Volumes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Advice:
-    packed: str = "Put the file back, or pack the source again."
-    foreign: str = "Put the file back, or index the source again."
-
-
-_ADVICE = _Advice()
-
-
 def _missing(kind: str, path: str, e: OSError) -> HeadraceError:
     if e.errno in (errno.ENOENT, errno.ENOTDIR):
-        if kind == "packed":
-            return CorruptStore(
-                f"{path}: the volume is missing.", path=path, next_step=_ADVICE.packed
-            )
-        return SourceChanged(
-            f"{path}: the indexed file is missing.", path=path, next_step=_ADVICE.foreign
+        error, what, how = (
+            (CorruptStore, "volume", "pack")
+            if kind == "packed"
+            else (SourceChanged, "indexed file", "index")
+        )
+        return error(
+            f"{path}: the {what} is missing.",
+            path=path,
+            next_step=f"Put the file back, or {how} the source again.",
         )
     return VolumeError(
         f"{path}: cannot be opened: {e.strerror}.",
@@ -313,100 +310,6 @@ def check_file(entry: VolumeEntry, path: str, status: os.stat_result) -> None:
             path=path,
             next_step="Index the source again.",
         )
-
-
-class Directory(Protocol):
-    """What the native directory and the reference have in common."""
-
-    @property
-    def samples(self) -> int:
-        """Samples in this segment."""
-        ...
-
-    @property
-    def extents(self) -> int:
-        """Extents in this segment."""
-        ...
-
-    @property
-    def has_crc(self) -> bool:
-        """Whether the extents have checksums."""
-        ...
-
-    @property
-    def uuid(self) -> bytes:
-        """The segment's uuid, 16 bytes."""
-        ...
-
-    @property
-    def part_names(self) -> list[bytes]:
-        """The names of the parts."""
-        ...
-
-    @property
-    def class_names(self) -> list[bytes]:
-        """The names of labels 0, 1, ...; empty where labels have none."""
-        ...
-
-    @property
-    def labels(self) -> NDArray[Any] | None:
-        """(n,) signed integers, -1 for none, or None."""
-        ...
-
-    @property
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The user's columns by name."""
-        ...
-
-    def header(self) -> bytes:
-        """The header page."""
-        ...
-
-    def name(self, index: int, /) -> bytes:
-        """The name of a sample."""
-        ...
-
-    def names(self, indices: NDArray[np.int64], /) -> list[bytes]:
-        """The names of many samples."""
-        ...
-
-    def index_at_rank(self, rank: int, /) -> int:
-        """The sample at a rank of the sorted name order."""
-        ...
-
-    def find_many(self, names: Sequence[str | bytes], /) -> NDArray[np.int64]:
-        """(k,) int64 indices, -1 for a name that no sample has."""
-        ...
-
-    def children(
-        self, prefix: bytes, first: int, limit: int, /
-    ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Entries of a folder from a rank on: names, samples, ranks to go on at, kinds.
-
-        Kinds: 0 a file, 1 a folder (its sample is the first in it), 2 a file whose whole name others
-        begin with, so that a folder of the same name may exist.
-        """
-        ...
-
-    def seek(self, key: bytes, /) -> int:
-        """The first rank whose name is not less than `key`; `samples` where all are less."""
-        ...
-
-    def lookup(self, path: bytes, /) -> tuple[int, int]:
-        """The sample of this name and the first sample below it; -1 for none."""
-        ...
-
-    def lengths(self, indices: NDArray[np.int64], part: int, /) -> NDArray[np.int64]:
-        """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
-        ...
-
-    def extents_of(self, indices: NDArray[np.int64], /) -> dict[str, NDArray[np.int64]]:
-        """One int64 element per extent, by field."""
-        ...
-
-    def verify(self) -> list[int]:
-        """File offsets of the damaged blocks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,24 +350,18 @@ class OpenSegment:
         """
         local = index - self.base
         name = self.directory.name(local)
-        found = self.directory.extents_of(np.array([local], np.int64))
-        self._check(found)
-        out = []
-        for k in range(len(found["length"])):
-            mtime = int(found["mtime_ns"][k])
-            out.append(
-                Extent(
-                    index,
-                    name,
-                    int(found["part"][k]),
-                    int(found["volume"][k]),
-                    int(found["offset"][k]),
-                    int(found["length"][k]),
-                    int(found["crc"][k]) if self.directory.has_crc else None,
-                    None if mtime == -1 else mtime,
-                )
+        extents = self.directory.extents_of(np.array([local], np.int64))
+        self._check(extents)
+        keys = ("part", "volume", "offset", "length", "crc", "mtime_ns")
+        return [
+            Extent(
+                index, name, part, volume, offset, length,
+                crc if self.directory.has_crc else None, None if mtime == -1 else mtime,
             )
-        return out
+            for part, volume, offset, length, crc, mtime in zip(
+                *(extents[key].tolist() for key in keys), strict=True
+            )
+        ]  # fmt: skip
 
     def _check(self, extents: dict[str, NDArray[np.int64]]) -> None:
         for what, count in (

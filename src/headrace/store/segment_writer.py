@@ -25,7 +25,7 @@ from headrace.base.files import open_or_create
 from headrace.errors import VolumeError
 from headrace.store.directory import DirectoryColumns, write_all, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
-from headrace.store.manifest import Segment, VolumeEntry
+from headrace.store.manifest import Segment, VolumeEntry, segment_of_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -348,15 +348,7 @@ class SegmentWriter:
         with self._translated():
             header = write_directory(columns, self.folder / f"{self.stem}.hrd")
             entries = [self._finish_volume(i, header.uuid) for i in range(len(self._placer.ends))]
-        segment = Segment(
-            directory=f"{self.stem}.hrd",
-            directory_bytes=header.file_bytes,
-            uuid=header.uuid.hex(),
-            samples=header.samples,
-            extents=header.extents,
-            volumes=tuple(entries),
-            source=source,
-        )
+        segment = segment_of_header(f"{self.stem}.hrd", header, tuple(entries), source)
         return segment, header.to_page()
 
     def close(self) -> None:

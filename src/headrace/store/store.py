@@ -139,14 +139,14 @@ class Store(Closing):
     @property
     def labels(self) -> NDArray[Any] | None:
         """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
-        found = [s.directory.labels for s in self.segments]
-        if all(labels is None for labels in found):
+        by_segment = [s.directory.labels for s in self.segments]
+        if all(labels is None for labels in by_segment):
             return None
-        if len(found) == 1:
-            return found[0]
+        if len(by_segment) == 1:
+            return by_segment[0]
         filled = [
             np.full(s.directory.samples, -1, np.int8) if labels is None else labels
-            for s, labels in zip(self.segments, found, strict=True)
+            for s, labels in zip(self.segments, by_segment, strict=True)
         ]
         return _read_only(np.concatenate(filled))
 
@@ -160,13 +160,13 @@ class Store(Closing):
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The user's columns by name, each (n,) and read-only."""
-        found = [s.directory.columns for s in self.segments]
-        if len(found) == 1:
-            return found[0]
+        by_segment = [s.directory.columns for s in self.segments]
+        if len(by_segment) == 1:
+            return by_segment[0]
         return {
-            name: _read_only(np.concatenate([columns[name] for columns in found]))
-            for name in found[0]
-            if all(name in columns for columns in found)
+            name: _read_only(np.concatenate([columns[name] for columns in by_segment]))
+            for name in by_segment[0]
+            if all(name in columns for columns in by_segment)
         }
 
     @property
@@ -197,15 +197,15 @@ class Store(Closing):
         wanted = names if isinstance(names, list) else list(names)
         if len(self.segments) == 1:
             return self.segments[0].directory.find_many(wanted)
-        found = np.full(len(wanted), -1, np.int64)
+        indices = np.full(len(wanted), -1, np.int64)
         for segment in self.segments:
-            missing = np.flatnonzero(found < 0)
+            missing = np.flatnonzero(indices < 0)
             if not len(missing):
                 break
             queries = wanted if len(missing) == len(wanted) else [wanted[i] for i in missing]
             local = segment.directory.find_many(queries)
-            found[missing] = np.where(local < 0, -1, local + segment.base)
-        return found
+            indices[missing] = np.where(local < 0, -1, local + segment.base)
+        return indices
 
     def read(
         self,
@@ -435,10 +435,10 @@ class Names(Sequence[str]):
         Raises:
             ValueError: no sample has it, in this range.
         """
-        found = int(self._store.find_many([value])[0])
-        if found < 0 or found not in range(len(self))[start:stop]:
+        index = int(self._store.find_many([value])[0])
+        if index < 0 or index not in range(len(self))[start:stop]:
             raise ValueError(f"{value!r} is not among the names")
-        return found
+        return index
 
     def many(self, indices: Sequence[int] | NDArray[Any]) -> list[str]:
         """The names of many samples."""

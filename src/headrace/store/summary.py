@@ -147,10 +147,10 @@ def sample_sizes(
         for start in range(low, high, _SLICE):
             stop = min(start + _SLICE, high)
             local = np.arange(start - segment.base, stop - segment.base, dtype=np.int64)
-            found = segment.directory.extents_of(local)
-            sizes = found["length"].astype(np.int64, copy=False)
+            extents = segment.directory.extents_of(local)
+            sizes = extents["length"].astype(np.int64, copy=False)
             if len(sizes) != len(local):
-                sizes = np.add.reduceat(sizes, np.searchsorted(found["sample"], local))
+                sizes = np.add.reduceat(sizes, np.searchsorted(extents["sample"], local))
             yield start, sizes
 
 
@@ -193,13 +193,13 @@ def _classes(store: Store) -> tuple[ClassCount, ...]:
         return ()
     names = store.classes or []
     values, counts = np.unique(labels, return_counts=True)
-    found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    counted = dict(zip(values.tolist(), counts.tolist(), strict=True))
     # Classes without samples are worth seeing too.
     for label in range(len(names)):
-        found.setdefault(label, 0)
+        counted.setdefault(label, 0)
     return tuple(
         ClassCount(label, names[label] if 0 <= label < len(names) else None, count)
-        for label, count in sorted(found.items())
+        for label, count in sorted(counted.items())
     )
 
 
@@ -229,9 +229,9 @@ def _tree_residency(segment: OpenSegment, store: Store, path: str, size: int) ->
     resident = total = 0
     for name in store.names.many(asked + segment.base):
         file = os.path.join(path, name)
-        found = resident_bytes(file)
-        if found is None:
+        in_cache = resident_bytes(file)
+        if in_cache is None:
             return None
-        resident += found
+        resident += in_cache
         total += os.stat(file).st_size
     return size * resident // total if total else 0

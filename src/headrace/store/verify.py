@@ -11,6 +11,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,12 +169,12 @@ def _verify(
     with ThreadPoolExecutor(threads, "headrace-verify") as pool:
         for number, segment in segments:
             _verify_volumes(number, segment, report)
-            ranges = _ranges(segment)
-            for done, found in pool.map(lambda r: _check_range(*r), ranges):
+            firsts = range(0, segment.directory.samples, _SAMPLES_AT_ONCE)
+            for done in pool.map(partial(_check_range, segment), firsts):
                 report.checked_samples += done.checked_samples
                 report.checked_bytes += done.checked_bytes
                 report.unchecked_samples += done.unchecked_samples
-                report.bad_samples += found
+                report.bad_samples += done.bad_samples
                 if progress is not None:
                     seen = report.checked_samples + report.unchecked_samples
                     progress(seen, report.samples, report.checked_bytes, None)
@@ -201,10 +202,10 @@ def open_leniently(
             segments.append((number, segment))
         base += entry.samples
     if len(segments) == len(manifest.segments):
-        found = fingerprint_of([s.directory.header() for _, s in segments])
-        if found != manifest.fingerprint:
+        fingerprint = fingerprint_of([s.directory.header() for _, s in segments])
+        if fingerprint != manifest.fingerprint:
             report.problems.append(
-                f"{shown(join(where, FILE_NAME))}: fingerprint is {found}, expected "
+                f"{shown(join(where, FILE_NAME))}: fingerprint is {fingerprint}, expected "
                 f"{manifest.fingerprint}."
             )
     return segments
@@ -244,55 +245,46 @@ def _tails(segment: OpenSegment) -> Iterator[tuple[int, str]]:
 def data_ends(segment: OpenSegment) -> list[int]:
     """For each volume, where its last extent ends."""
     ends = np.full(len(segment.volumes.entries), DATA_OFFSET, np.int64)
-    for first, last in _sample_ranges(segment, 1 << 18):
-        found = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
-        inside = found["volume"] < len(ends)
-        np.maximum.at(ends, found["volume"][inside], (found["offset"] + found["length"])[inside])
-    return [int(end) for end in ends]
-
-
-def _sample_ranges(segment: OpenSegment, step: int) -> Iterator[tuple[int, int]]:
-    samples = segment.directory.samples
+    samples, step = segment.directory.samples, 1 << 18
     for first in range(0, samples, step):
-        yield first, min(first + step, samples)
-
-
-def _ranges(segment: OpenSegment) -> Iterator[tuple[OpenSegment, int, int]]:
-    for first, last in _sample_ranges(segment, _SAMPLES_AT_ONCE):
-        yield segment, first, last
+        some = np.arange(first, min(first + step, samples), dtype=np.int64)
+        extents = segment.directory.extents_of(some)
+        inside = extents["volume"] < len(ends)
+        np.maximum.at(
+            ends, extents["volume"][inside], (extents["offset"] + extents["length"])[inside]
+        )
+    return [int(end) for end in ends]
 
 
 # -- one range of samples -----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Done:
-    checked_samples: int = 0
-    checked_bytes: int = 0
-    unchecked_samples: int = 0
-
-
-def _check_range(segment: OpenSegment, first: int, last: int) -> tuple[_Done, list[BadSample]]:
-    """Checks the samples `first` to `last - 1` of a segment."""
+def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
+    """Checks the samples of a segment from `first` on, as many as are checked at once."""
+    last = min(first + _SAMPLES_AT_ONCE, segment.directory.samples)
+    report = VerifyReport(segment.entry.directory)
     try:
-        found = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
+        extents = segment.directory.extents_of(np.arange(first, last, dtype=np.int64))
     except CorruptStore:
-        return _Done(unchecked_samples=last - first), []  # its blocks are reported by themselves
+        report.unchecked_samples = last - first  # its blocks are reported by themselves
+        return report
     entries = segment.volumes.entries
-    outside = found["volume"] >= len(entries)
+    outside = extents["volume"] >= len(entries)
     bad = [
-        _bad(segment, found, int(k), kind="directory", found=f"volume {found['volume'][k]}",
+        _bad(segment, extents, int(k), kind="directory", found=f"volume {extents['volume'][k]}",
              expected=f"below {len(entries)}")
         for k in np.flatnonzero(outside)
     ]  # fmt: skip
     if all(entry.kind == "tree" for entry in entries):
         bad += _check_tree_files(segment, first, last)
     else:
-        bad += _check_spans(segment, found, np.flatnonzero(~outside))
-    size = int(found["length"].sum())
-    if not segment.directory.has_crc:
-        return _Done(unchecked_samples=last - first), bad
-    return _Done(last - first, size), bad
+        bad += _check_spans(segment, extents, np.flatnonzero(~outside))
+    report.bad_samples = bad
+    if segment.directory.has_crc:
+        report.checked_samples, report.checked_bytes = last - first, int(extents["length"].sum())
+    else:
+        report.unchecked_samples = last - first
+    return report
 
 
 def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSample]:
@@ -303,6 +295,9 @@ def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSa
             try:
                 reader.read(extent)
             except HeadraceError as e:
+                kind = {"CorruptSample": "checksum", "SourceChanged": "changed"}.get(
+                    type(e).__name__, "system"
+                )
                 bad.append(
                     BadSample(
                         extent.index,
@@ -311,18 +306,12 @@ def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSa
                         e.path or "",
                         extent.offset,
                         extent.length,
-                        _kind_of(e),
+                        kind,
                         e.message,
                         "the bytes that were indexed",
                     )
                 )
     return bad
-
-
-def _kind_of(error: HeadraceError) -> str:
-    return {"CorruptSample": "checksum", "SourceChanged": "changed"}.get(
-        type(error).__name__, "system"
-    )
 
 
 def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) -> list[BadSample]:
@@ -343,10 +332,10 @@ def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) ->
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 
-def _spans(found: Extents, order: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _spans(extents: Extents, order: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Cuts extents, sorted by place, into runs that are read at once."""
     begin = 0
-    volume, offset, length = found["volume"], found["offset"], found["length"]
+    volume, offset, length = extents["volume"], extents["offset"], extents["length"]
     for i in range(1, len(order) + 1):
         if i < len(order):
             a, b, here = order[begin], order[i - 1], order[i]

@@ -29,11 +29,13 @@ from headrace.store.sources.scan import (
     label_array,
     null_problems,
     scan_rows,
+    source_entry,
     stream_rows,
+    unsound,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -85,6 +87,28 @@ def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColum
     return ArrowColumns(_choose_data(types, options, path), label or None, _names(schema, label))
 
 
+def require_columns(schema: Any, columns: ArrowColumns, path: str) -> None:
+    """A further file has the columns of the first."""
+    choose_columns(schema, SourceOptions(column=columns.data, label=columns.label or ""), path)
+
+
+def stream_table(
+    paths: list[str],
+    columns: ArrowColumns,
+    read: Callable[[str, LabelReader], Iterator[tuple[int, StreamedRow]]],
+    source: dict[str, Any],
+    options: SourceOptions,
+    *,
+    reason: str,
+) -> Stream:
+    """The rows of tables that can only be read, whose labels are numbered in the order of reading."""
+    labels = LabelReader(columns, paths[0])
+    return stream_rows(
+        paths, lambda path: read(path, labels), source, options,
+        reason=reason, class_names=lambda: labels.class_names,
+    )  # fmt: skip
+
+
 def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tuple[str, ...]:
     if options.column:
         for name in options.column:
@@ -96,16 +120,16 @@ def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tu
                     next_step="Name another column, or pack an iterable over the table.",
                 )
         return options.column
-    found = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
-    found = found or [n for n, t in types.items() if _is_text(t)]
-    if len(found) != 1:
+    names = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
+    names = names or [n for n, t in types.items() if _is_text(t)]
+    if len(names) != 1:
         raise SourceError(
-            f"{path}: {len(found)} columns hold bytes ({_shown(found)}), expected one; the columns "
+            f"{path}: {len(names)} columns hold bytes ({_shown(names)}), expected one; the columns "
             f"are {_shown(list(types))}.",
             path=path,
             next_step="Name the samples' column: column='image'.",
         )
-    return (found[0],)
+    return (names[0],)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -266,12 +290,7 @@ def _wrong(path: str, what: str, found: object, expected: str) -> SourceError:
 
 
 class LabelReader:
-    """Reads a column of labels, array by array, and names their classes.
-
-    Args:
-        columns: the chosen columns.
-        path: for messages.
-    """
+    """Reads a column of labels, array by array, and names their classes."""
 
     def __init__(self, columns: ArrowColumns, path: str) -> None:
         self.name = columns.label
@@ -377,17 +396,18 @@ def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
     first = _Table(paths[0])
     columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    absolute = [os.path.abspath(p) for p in paths]
-    source: dict[str, Any] = {"kind": "arrow", "paths": absolute, **options.to_json()}
-    source["columns"] = list(columns.data)
+    source = {**source_entry("arrow", paths, options), "columns": list(columns.data)}
     try:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
-        again = LabelReader(columns, paths[0])
-        return stream_rows(
-            paths, lambda path: _stream(path, columns, again), source, options,
-            reason=str(e), class_names=lambda: again.class_names,
-        )  # fmt: skip
+        return stream_table(
+            paths,
+            columns,
+            lambda path, again: _stream(path, columns, again),
+            source,
+            options,
+            reason=str(e),
+        )
     return scan_rows(paths, files, source, options, labels.class_names)
 
 
@@ -410,7 +430,7 @@ class _Table:
                 self._mapped = _native.MappedFile(f.fileno(), self.status.st_size, path)
             self.base = self._pa.py_buffer(self._mapped.data)
         except OSError as e:
-            raise _damaged(path, e) from e
+            raise unsound(path, "Arrow", e) from e
         try:
             if head[:6] == _FILE_MAGIC:
                 self._reader = self._pa.ipc.open_file(self._pa.BufferReader(self.base))
@@ -420,7 +440,7 @@ class _Table:
             _ = self.schema.names, str(self.schema.types)  # finds names that are no text
         except (self._pa.ArrowException, OSError, ValueError) as e:
             self.check()
-            raise _damaged(path, e) from e
+            raise unsound(path, "Arrow", e) from e
 
     def check(self) -> None:
         """What was read so far was there.
@@ -431,7 +451,7 @@ class _Table:
         status = os.stat(self.path)
         check_unchanged(self.path, status, self.status.st_size, self.status.st_mtime_ns)
         if self._mapped.damaged:  # and it has its size and time again
-            raise _damaged(self.path, OSError("it shrank while it was read"))
+            raise unsound(self.path, "Arrow", OSError("it shrank while it was read"))
 
     def batches(self) -> Iterator[Any]:
         """The record batches, each checked as far as pyarrow can without reading the values."""
@@ -446,7 +466,7 @@ class _Table:
             if isinstance(e, SourceError):
                 raise
             self.check()
-            raise _damaged(self.path, e) from e
+            raise unsound(self.path, "Arrow", e) from e
         self.check()
 
     def _checked(self, batch: Any) -> Any:
@@ -454,9 +474,7 @@ class _Table:
         return batch
 
     def volume(self) -> SourceVolume:
-        return SourceVolume(
-            "file", os.path.abspath(self.path), self.status.st_size, self.status.st_mtime_ns
-        )
+        return SourceVolume.of_file(self.path, self.status)
 
     def place(self, values: Values) -> NDArray[np.uint64]:
         """Where values lie in the file.
@@ -473,18 +491,9 @@ class _Table:
         return places
 
 
-def _damaged(path: str, error: BaseException) -> SourceError:
-    said = str(error).partition("\n")[0][:300]
-    return SourceError(
-        f"{path}: is no sound Arrow file: {said}.",
-        path=path,
-        next_step="The file is truncated or damaged: fetch it again.",
-    )
-
-
 def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
     table = _Table(path)
-    _require(table, columns)
+    require_columns(table.schema, columns, path)
     places: dict[str, list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]]
     places = {name: [] for name in columns.data}
     valid: list[NDArray[np.bool_]] = []
@@ -522,18 +531,11 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
     )
 
 
-def _require(table: _Table, columns: ArrowColumns) -> None:
-    """A further file has the columns of the first."""
-    choose_columns(
-        table.schema, SourceOptions(column=columns.data, label=columns.label or ""), table.path
-    )
-
-
 def _stream(
     path: str, columns: ArrowColumns, labels: LabelReader
 ) -> Iterator[tuple[int, StreamedRow]]:
     table = _Table(path)
-    _require(table, columns)
+    require_columns(table.schema, columns, path)
     row = 0
     for batch in table.batches():
         for item in stream_batch(batch, columns, labels, path, row):

@@ -264,9 +264,9 @@ def to_item(i: int, item: Any) -> StreamItem:
     raise _bad(i, type(item).__name__)
 
 
-def _bad(i: int, found: str, expected: str = _EXPECTED) -> SourceError:
+def _bad(i: int, given: str, expected: str = _EXPECTED) -> SourceError:
     return SourceError(
-        f"Sample {i} is {found}, expected {expected}.", next_step="Change what the iterable yields."
+        f"Sample {i} is {given}, expected {expected}.", next_step="Change what the iterable yields."
     )
 
 

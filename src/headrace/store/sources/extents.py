@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +22,7 @@ from headrace.io.objects.failure import Failure
 from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -84,6 +86,23 @@ def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> 
         size = int(ends[end] - ends[begin])
         yield BatchPlan(begin, end, size, end == begin + 1 and size > LARGE_BYTES)
         begin = end
+
+
+def read_ahead(
+    plans: Iterable[BatchPlan], read: Callable[[BatchPlan], SourceBatch], workers: int
+) -> Iterator[SourceBatch]:
+    """Reads batches with threads and gives them in order, at most `workers` + 1 at once in memory."""
+    pending: deque[Future[SourceBatch]] = deque()
+    with ThreadPoolExecutor(workers, "headrace-read") as pool:
+        try:
+            for plan in plans:
+                pending.append(pool.submit(read, plan))
+                if len(pending) > workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class ScanReader:
@@ -248,12 +267,12 @@ class _Files:
             return volume.path
         return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))
 
-    def wrong_crc(self, extent: int, sample: int, found: int) -> SourceError:
+    def wrong_crc(self, extent: int, sample: int, computed: int) -> SourceError:
         """The error for a sample that its own format says is damaged."""
         columns: Any = self._scan.columns
         return SourceError(
             f"{self.path(extent, sample)}: the checksum of sample "
-            f"{os.fsdecode(columns.name(sample))!r} is {found:08x}, the file says "
+            f"{os.fsdecode(columns.name(sample))!r} is {computed:08x}, the file says "
             f"{int(columns.crc[extent]):08x} (offset {int(columns.offset[extent]):,}).",
             path=self.path(extent, sample),
             offset_bytes=int(columns.offset[extent]),
@@ -310,13 +329,7 @@ RANGE_BYTES = 8 << 20
 
 
 class ObjectExtents:
-    """What was fetched of one batch's extents.
-
-    Args:
-        scan: where they lie.
-        first: the first extent.
-        last: the one after the last.
-    """
+    """What was fetched of one batch's extents."""
 
     def __init__(self, scan: Scan, first: int, last: int) -> None:
         self._scan = scan

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
+from headrace.store.directory import columns_of
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -57,19 +56,15 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
     if not listing.files:
         raise no_samples(root, f" that end in {options.extensions}" if options.extensions else "")
     files = sorted(listing.files)
-    names, name_offsets = join_names([f[0] for f in files])
     labels, classes = _label(files)
     n = len(files)
-    columns = DirectoryColumns(
-        names=names,
-        name_offsets=name_offsets,
-        volume=np.zeros(n, np.uint8),
-        offset=np.zeros(n, np.uint8),
-        length=np.fromiter((f[1] for f in files), np.uint64, n),
+    zeros = np.zeros(n, np.uint8)
+    columns = columns_of(
+        [f[0] for f in files], zeros, zeros, np.fromiter((f[1] for f in files), np.uint64, n),
         mtime=np.fromiter((f[2] for f in files), np.int64, n),
         labels=labels,
         class_names=classes,
-    )
+    )  # fmt: skip
     source = {"kind": "folder", "path": root, **options.to_json()}
     return Scan(
         columns, (SourceVolume("tree", root),), source, listing.problems, modes=listing.modes

@@ -31,7 +31,9 @@ from headrace.store.sources.scan import (
     label_array,
     no_samples,
     scan_rows,
+    source_entry,
     stream_rows,
+    unsound,
 )
 
 if TYPE_CHECKING:
@@ -64,9 +66,7 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         data, label = _choose(first, options)
         shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in first.named(data)}
-    absolute = [os.path.abspath(p) for p in paths]
-    source: dict[str, Any] = {"kind": "hdf5", "paths": absolute, **options.to_json()}
-    source["arrays"] = shapes
+    source = {**source_entry("hdf5", paths, options), "arrays": shapes}
     try:
         files = [_list_rows(path, data, label) for path in paths]
     except NotInPlace as e:
@@ -90,7 +90,7 @@ class _File:
             self.status = os.stat(path)
             self._file = self.h5py.File(path, "r", locking=False)
         except _ERRORS as e:
-            raise self.damaged(e) from e
+            raise unsound(path, "HDF5", e) from e
 
     def __enter__(self) -> Self:
         return self
@@ -98,36 +98,26 @@ class _File:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.close()
         if isinstance(error, _ERRORS) and not isinstance(error, SourceError):
-            raise self.damaged(error) from error
+            raise unsound(self.path, "HDF5", error) from error
         if error is None:
             check_unchanged(
                 self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns
             )
 
-    def damaged(self, error: BaseException) -> SourceError:
-        said = str(error).partition("\n")[0][:300]
-        return SourceError(
-            f"{self.path}: is no sound HDF5 file: {said}.",
-            path=self.path,
-            next_step="The file is truncated or damaged: fetch it again.",
-        )
-
     def volume(self) -> SourceVolume:
-        return SourceVolume(
-            "file", os.path.abspath(self.path), self.status.st_size, self.status.st_mtime_ns
-        )
+        return SourceVolume.of_file(self.path, self.status)
 
     def datasets(self) -> dict[str, Any]:
         """All data sets with rows, by path."""
-        found: dict[str, Any] = {}
+        datasets: dict[str, Any] = {}
 
         def visit(name: str, item: Any) -> bool | None:
             if isinstance(item, self.h5py.Dataset) and item.shape:
-                found[name] = item
-            return True if len(found) > _DATASETS_MAX else None
+                datasets[name] = item
+            return True if len(datasets) > _DATASETS_MAX else None
 
         self._file.visititems(visit)
-        return found
+        return datasets
 
     def named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
         """Some data sets.
@@ -135,7 +125,7 @@ class _File:
         Raises:
             SourceError: one is missing, or they have different numbers of rows.
         """
-        found = []
+        datasets = []
         for name in names:
             item = self._file.get(name)
             if not isinstance(item, self.h5py.Dataset) or not item.shape:
@@ -160,8 +150,8 @@ class _File:
                 raise damaged(
                     self.path, f"rows of {name!r}", item.shape[0], f"below {ROWS_MAX:,}", 0
                 )
-            found.append((name, item))
-        counts = {item.shape[0] for _, item in found}
+            datasets.append((name, item))
+        counts = {item.shape[0] for _, item in datasets}
         if len(counts) > 1:
             raise SourceError(
                 f"{self.path}: the data sets {_shown(list(names))} have {sorted(counts)} rows, "
@@ -169,7 +159,7 @@ class _File:
                 path=self.path,
                 next_step="Name data sets of one length.",
             )
-        return found
+        return datasets
 
 
 def _shown(names: list[str]) -> str:
@@ -185,11 +175,11 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
     """The data sets of the samples, and that of the labels."""
     data = options.column
     if data is None:
-        found = file.datasets()
+        datasets = file.datasets()
         rows = {
-            n: d for n, d in found.items()
+            n: d for n, d in datasets.items()
             if not (_is_label(d) and n.rpartition("/")[2] in LABEL_NAMES)
-        } or found  # fmt: skip
+        } or datasets  # fmt: skip
         if not rows:
             raise no_samples(file.path, " in a data set with rows")
         data = (max(rows, key=lambda n: (rows[n].size * rows[n].dtype.itemsize, n)),)
@@ -420,5 +410,5 @@ def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
         offset += step
 
 
-def _wrong_heap(path: str, what: str, found: int, expected: str, at: int) -> SourceError:
-    return damaged(path, what, f"{found:,}", expected, at)
+def _wrong_heap(path: str, what: str, value: int, expected: str, at: int) -> SourceError:
+    return damaged(path, what, f"{value:,}", expected, at)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
+from headrace.store.directory import DirectoryColumns, columns_of
 from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
@@ -31,6 +30,7 @@ from headrace.store.sources.scan import (
     no_samples,
     null_problems,
     raise_problems,
+    row_names,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class Mappings:
             self._found.append(Mapping(begin, end, offset, path))
 
 
-_DIGITS = 7
 _WHAT = "the data set"
 
 
@@ -204,11 +203,6 @@ class _View:
         return [names[row] for row in self.order.tolist()]
 
 
-def _names(count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    digits = max(_DIGITS, len(str(count - 1)))
-    return join_names([b"%0*d" % (digits, i) for i in range(count)])
-
-
 # -- values in mapped files -----------------------------------------------------------------------
 
 
@@ -254,10 +248,10 @@ def _file_of(chunk: Values, mappings: Mappings, files: dict[str, int]) -> tuple[
         return 0, 0
     begin = int(chunk.start[used].min())
     end = int((chunk.start + chunk.length).max())
-    found = mappings.find(chunk.buffer.address + begin, end - begin)
-    if found is None:
+    place = mappings.find(chunk.buffer.address + begin, end - begin)
+    if place is None:
         raise NotInPlace(f"{_WHAT} lies in memory")
-    path, at = found
+    path, at = place
     return files.setdefault(path, len(files)), at - begin
 
 
@@ -270,33 +264,23 @@ def _volume(path: str) -> SourceVolume:
             path=path,
             next_step="Load the data set again: its file is gone.",
         ) from e
-    return SourceVolume("file", path, status.st_size, status.st_mtime_ns)
+    return SourceVolume.of_file(path, status)
 
 
 def _columns(view: _View, places: list[_Places], valid: NDArray[np.bool_]) -> DirectoryColumns:
     shown = view.order[valid]
-    n, k = len(shown), len(places)
     labels, classes = view.labels()
 
     def interleaved(field: str) -> NDArray[Any]:
         return np.stack([getattr(p, field)[shown] for p in places], axis=1).reshape(-1)
 
-    names, name_offsets = _names(len(view.order))
-    if n < len(view.order):
-        digits = max(_DIGITS, len(str(len(view.order) - 1)))
-        names, name_offsets = join_names([b"%0*d" % (digits, i) for i in np.flatnonzero(valid)])
-    return DirectoryColumns(
-        names=names,
-        name_offsets=name_offsets,
-        volume=interleaved("volume"),
-        offset=interleaved("offset"),
-        length=interleaved("length"),
-        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
-        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
-        part_names=tuple(os.fsencode(p) for p in view.parts),
+    return columns_of(
+        row_names(len(view.order), rows=np.flatnonzero(valid).tolist()),
+        interleaved("volume"), interleaved("offset"), interleaved("length"),
+        parts=[os.fsencode(p) for p in view.parts],
         labels=None if labels is None else labels[valid],
         class_names=classes,
-    )
+    )  # fmt: skip
 
 
 def _check_inside(columns: DirectoryColumns, volumes: tuple[SourceVolume, ...]) -> None:
@@ -344,11 +328,10 @@ def _scan_files(
             "each once: a file's path is its sample's name.",
             next_step="Give an order that repeats samples to the loader instead.",
         )
-    blob, offsets = join_names(names)
     labels, classes = view.labels()
     zeros = np.zeros(len(names), np.uint64)
-    columns = DirectoryColumns(
-        blob, offsets, zeros, zeros, np.array(sizes, np.uint64),
+    columns = columns_of(
+        names, zeros, zeros, np.array(sizes, np.uint64),
         mtime=np.array(times, np.int64),
         labels=None if labels is None else labels[kept],
         class_names=classes,
@@ -367,7 +350,7 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
         views = [[memoryview(v.buffer or b"") for v in chunks] for chunks in columns]
         ends = [np.cumsum([len(v.start) for v in chunks]) for chunks in columns]
         labels, _ = view.labels()
-        digits = max(_DIGITS, len(str(len(view.order) - 1)))
+        names = row_names(len(view.order))
         for i, row in enumerate(view.order.tolist()):
             parts = []
             for name, chunks, bytes_of, end in zip(view.parts, columns, views, ends, strict=True):
@@ -385,6 +368,6 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                     )
                 continue
             label = -1 if labels is None else int(labels[i])
-            yield StreamItem(b"%0*d" % (digits, i), tuple(parts), label)
+            yield StreamItem(names[i], tuple(parts), label)
 
     return Stream(items, source, reason=reason, class_names=lambda: view.labels()[1])

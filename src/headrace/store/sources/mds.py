@@ -19,10 +19,10 @@ from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     LABEL_NAMES,
     Rows,
-    absolute_path,
     damaged,
     label_array,
     scan_rows,
+    source_entry,
 )
 from headrace.store.sources.shards import Window, map_files
 
@@ -133,8 +133,7 @@ def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
         _, described = _read_head(window)
     data, label = _choose(described, options, paths[0])
     files = map_files(paths, lambda path: _list_rows(path, data, label), options.workers)
-    absolute = [absolute_path(p) for p in paths]
-    source: dict[str, Any] = {"kind": "mds", "paths": absolute, **options.to_json()}
+    source = source_entry("mds", paths, options)
     source["encodings"] = {c.name: c.encoding for c in described if c.name in data}
     return scan_rows(paths, files, source, options)
 
@@ -162,14 +161,14 @@ def _choose(
             path=path,
             next_step="Name another column of labels.",
         )
-    found = options.column or tuple(c.name for c in described if not c.is_number)
-    if not found:
+    data = options.column or tuple(c.name for c in described if not c.is_number)
+    if not data:
         raise SourceError(
             f"{path}: all columns are numbers ({list(by_name)}), expected one of bytes.",
             path=path,
             next_step="Name the samples' columns: column='x'.",
         )
-    return found, label or None
+    return data, label or None
 
 
 def _read_head(window: Window) -> tuple[NDArray[np.uint32], list[_Column]]:

@@ -18,17 +18,22 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
-from headrace.store.sources.scan import Scan, SourceOptions, SourceVolume, damaged, no_samples
+from headrace.store.directory import DirectoryColumns, columns_of
+from headrace.store.sources.scan import (
+    LABEL_NAMES,
+    Scan,
+    SourceOptions,
+    SourceVolume,
+    damaged,
+    no_samples,
+    row_names,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES_MAX = 64 << 10
-_LABEL_KEYS = ("label", "labels", "y")
-_DIGITS = 7
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -77,7 +82,7 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
                 path, f"end of array {array.key!r}", f"{array.end:,}",
                 f"at most the file's size {status.st_size:,}", array.offset,
             )  # fmt: skip
-    volume = SourceVolume("file", absolute, status.st_size, status.st_mtime_ns)
+    volume = SourceVolume.of_file(path, status)
     source = {
         "kind": "npz" if arrays[0].key else "npy",
         "path": absolute,
@@ -201,7 +206,7 @@ def _split_labels(
     f: IO[bytes], arrays: list[_Array], path: str
 ) -> tuple[list[_Array], NDArray[Any] | None]:
     labels = [
-        a for a in arrays if a.key in _LABEL_KEYS and len(a.shape) == 1 and a.dtype.kind in "iu"
+        a for a in arrays if a.key in LABEL_NAMES and len(a.shape) == 1 and a.dtype.kind in "iu"
     ]
     if len(labels) != 1 or len(arrays) == 1:
         return arrays, None
@@ -222,19 +227,11 @@ def _split_labels(
 def _columns(arrays: list[_Array], labels: NDArray[Any] | None) -> DirectoryColumns:
     n, k = arrays[0].shape[0], len(arrays)
     arrays = sorted(arrays, key=lambda a: os.fsencode(a.key))
-    digits = max(_DIGITS, len(str(n - 1)))
-    names, offsets = join_names([b"%0*d" % (digits, i) for i in range(n)])
     rows = np.arange(n, dtype=np.uint64)[:, None]
     starts = np.array([a.offset for a in arrays], np.uint64)
     sizes = np.array([a.row_bytes for a in arrays], np.uint64)
-    return DirectoryColumns(
-        names=names,
-        name_offsets=offsets,
-        volume=np.zeros(n * k, np.uint8),
-        offset=(starts + rows * sizes).reshape(-1),
-        length=np.tile(sizes, n),
-        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
-        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
-        part_names=tuple(os.fsencode(a.key) for a in arrays),
+    return columns_of(
+        row_names(n), np.zeros(n * k, np.uint8), (starts + rows * sizes).reshape(-1), np.tile(sizes, n),
+        parts=[os.fsencode(a.key) for a in arrays],
         labels=labels,
-    )
+    )  # fmt: skip

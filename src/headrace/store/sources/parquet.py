@@ -18,7 +18,9 @@ from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     choose_columns,
+    require_columns,
     stream_batch,
+    stream_table,
 )
 from headrace.store.sources.scan import (
     ROWS_MAX,
@@ -27,11 +29,11 @@ from headrace.store.sources.scan import (
     Scan,
     SourceOptions,
     Stream,
-    absolute_path,
     damaged,
     import_extra,
     scan_rows,
-    stream_rows,
+    source_entry,
+    unsound,
 )
 from headrace.store.sources.shards import Window, map_files, open_binary, readable
 
@@ -196,9 +198,9 @@ def list_values(
                     window.path, "number of values in a page", header.values,
                     f"at most {chunk.rows - len(offset)}", at,
                 )  # fmt: skip
-            found = _list_page(window, first, stop, header.values, chunk.width)
-            offset += found[0]
-            length += found[1]
+            values = _list_page(window, first, stop, header.values, chunk.width)
+            offset += values[0]
+            length += values[1]
         at = stop
     if len(offset) != chunk.rows:
         raise damaged(
@@ -233,11 +235,11 @@ def _list_page(
     return offset, length
 
 
-def _misfit(window: Window, found: int, expected: int, at: int) -> Exception:
+def _misfit(window: Window, count: int, expected: int, at: int) -> Exception:
     """A page with fewer values than rows: nulls take no place, or it is damaged."""
-    if found < expected:
+    if count < expected:
         return NotInPlace(f"{window.path}: a page holds nulls (offset {at:,})")
-    return damaged(window.path, "size of a page's values", found, expected, at)
+    return damaged(window.path, "size of a page's values", count, expected, at)
 
 
 def _first_value(
@@ -357,17 +359,18 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    absolute = [absolute_path(p) for p in paths]
-    source: dict[str, Any] = {"kind": "parquet", "paths": absolute, **options.to_json()}
-    source["columns"] = list(columns.data)
+    source = {**source_entry("parquet", paths, options), "columns": list(columns.data)}
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:
-        again = LabelReader(columns, paths[0])
-        return stream_rows(
-            paths, lambda path: _stream(path, columns, again), source, options,
-            reason=str(e), class_names=lambda: again.class_names,
-        )  # fmt: skip
+        return stream_table(
+            paths,
+            columns,
+            lambda path, again: _stream(path, columns, again),
+            source,
+            options,
+            reason=str(e),
+        )
     if columns.label:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.
@@ -403,12 +406,7 @@ class _File:
         self._file.close()
 
     def damaged(self, error: BaseException) -> SourceError:
-        said = str(error).partition("\n")[0][:300]
-        return SourceError(
-            f"{self.path}: is no sound Parquet file: {said}.",
-            path=self.path,
-            next_step="The file is truncated, damaged or encrypted: fetch it again.",
-        )
+        return unsound(self.path, "Parquet", error, ", damaged or encrypted")
 
     def chunks(self, name: str) -> list[ColumnChunk]:
         """The pieces of a column, one for each row group.
@@ -416,7 +414,7 @@ class _File:
         Raises:
             NotInPlace: it is compressed or nested.
         """
-        found = []
+        chunks = []
         for group in self._row_groups():
             at, column = _leaf(group, name, self.path)
             leaf = self._file.schema.column(at)
@@ -428,19 +426,14 @@ class _File:
             width = leaf.length if column[1] == _FIXED_LEN else None
             numbers: list[Any] = [column.get(9), column.get(7), group.get(3)]
             if not all(isinstance(x, int) for x in numbers) or (width is not None and width < 1):
-                raise damaged(
-                    self.path,
-                    f"place of {name!r}",
-                    (numbers, width),
-                    "three numbers, and a width",
-                    0,
-                )
+                expected = "three numbers, and a width"
+                raise damaged(self.path, f"place of {name!r}", (numbers, width), expected, 0)
             start, size, rows = numbers
             dictionary = column.get(11)
             if isinstance(dictionary, int) and 0 < dictionary < start:
                 start = dictionary
-            found.append(ColumnChunk(start, size, rows, width, leaf.max_definition_level > 0))
-        return found
+            chunks.append(ColumnChunk(start, size, rows, width, leaf.max_definition_level > 0))
+        return chunks
 
     def _row_groups(self) -> list[dict[int, Any]]:
         """The footer's row groups. Read here: pyarrow ends the process over an unknown codec."""
@@ -482,33 +475,17 @@ def _leaf(group: dict[int, Any], name: str, path: str) -> tuple[int, dict[int, A
 
 def _list_rows(path: str, columns: ArrowColumns) -> Rows:
     with _File(path) as file, Window(path) as window:
-        _require(file, columns)
+        require_columns(file.schema, columns, path)
+        count = int(file.metadata.num_rows)
         places: Places = {}
         for name in columns.data:
             pieces = [list_values(window, chunk) for chunk in file.chunks(name)]
             empty = np.zeros(0, np.uint64)
-            places[os.fsencode(name)] = (
-                np.concatenate([empty, *(p[0] for p in pieces)]),
-                np.concatenate([empty, *(p[1] for p in pieces)]),
-            )
-        return Rows(window.volume(), int(file.metadata.num_rows), _counted(file, places))
-
-
-def _counted(file: _File, places: Places) -> Places:
-    for name, (offset, _) in places.items():
-        if len(offset) != file.metadata.num_rows:
-            raise damaged(
-                file.path, f"number of values of {os.fsdecode(name)!r}", len(offset),
-                file.metadata.num_rows, 0,
-            )  # fmt: skip
-    return places
-
-
-def _require(file: _File, columns: ArrowColumns) -> None:
-    """A further file has the columns of the first."""
-    choose_columns(
-        file.schema, SourceOptions(column=columns.data, label=columns.label or ""), file.path
-    )
+            offset, length = (np.concatenate([empty, *(p[i] for p in pieces)]) for i in (0, 1))
+            if len(offset) != count:
+                raise damaged(path, f"number of values of {name!r}", len(offset), count, 0)
+            places[os.fsencode(name)] = (offset, length)
+        return Rows(window.volume(), count, places)
 
 
 def _read_labels(
@@ -520,17 +497,17 @@ def _read_labels(
             pieces.append(labels.read(batch.column(columns.label)))
             if sum(map(len, pieces)) > count:
                 break
-    found = np.concatenate(pieces)
-    if len(found) != count:
-        raise damaged(path, f"number of labels in {columns.label!r}", len(found), count, 0)
-    return found
+    joined = np.concatenate(pieces)
+    if len(joined) != count:
+        raise damaged(path, f"number of labels in {columns.label!r}", len(joined), count, 0)
+    return joined
 
 
 def _stream(
     path: str, columns: ArrowColumns, labels: LabelReader
 ) -> Iterator[tuple[int, StreamedRow]]:
     with _File(path) as file:
-        _require(file, columns)
+        require_columns(file.schema, columns, path)
         count = int(file.metadata.num_rows)
         size = os.stat(path).st_size
         at_once = max(1, min(4096, _READ_BYTES * count // max(1, size)))

@@ -18,8 +18,7 @@ import numpy as np
 from headrace.base.files import readers
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.location import is_url
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
+from headrace.store.directory import DirectoryColumns, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,6 +127,11 @@ class SourceVolume:
     mtime_ns: int | None = None
     etag: str | None = None
 
+    @classmethod
+    def of_file(cls, path: str, status: os.stat_result) -> SourceVolume:
+        """A local file with this status."""
+        return cls("file", os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
 
 @dataclass(slots=True)
 class Scan:
@@ -202,15 +206,15 @@ class Stream:
 
 def readers_of(paths: Iterable[Any]) -> int:
     """Who may read all of these files, as the mode of a folder that holds a copy; URLs do not count."""
-    found = set()
+    modes = set()
     for path in paths:
         with contextlib.suppress(OSError, TypeError, ValueError):
             if os.fsdecode(path).startswith("/proc/"):
                 continue  # memory of this process
             for each in (path, os.path.dirname(os.path.abspath(path))):
                 status = os.stat(each)
-                found.add((status.st_mode, status.st_gid))
-    return readers(found)
+                modes.add((status.st_mode, status.st_gid))
+    return readers(modes)
 
 
 def absolute_path(path: str) -> str:
@@ -235,6 +239,21 @@ def damaged(path: str, what: str, found: object, expected: object, offset: int) 
         offset_bytes=offset,
         next_step="The file is truncated or damaged: fetch it again.",
     )
+
+
+def unsound(path: str, kind: str, error: object, because: str = "") -> SourceError:
+    """The error for a file that a library cannot read."""
+    reason = str(error).partition("\n")[0][:300]
+    return SourceError(
+        f"{path}: is no sound {kind} file: {reason}.",
+        path=path,
+        next_step=f"The file is truncated{because or ' or damaged'}: fetch it again.",
+    )
+
+
+def source_entry(kind: str, paths: Sequence[str], options: SourceOptions) -> dict[str, Any]:
+    """How files are listed again: what stands in the manifest of a source."""
+    return {"kind": kind, "paths": [absolute_path(p) for p in paths], **options.to_json()}
 
 
 def because(stream: Stream) -> str:
@@ -340,10 +359,11 @@ def import_extra(module: str, extra: str, path: str) -> ModuleType:
         ) from e
 
 
-def row_name(label: bytes, count: int, row: int) -> bytes:
-    """The name of row `row` of `count` in the file called `label`."""
+def row_names(count: int, label: bytes = b"", rows: Iterable[int] | None = None) -> list[bytes]:
+    """The names of rows of a file called `label` that has `count` of them; of all if `rows` is None."""
     digits = max(_DIGITS, len(str(max(count - 1, 0))))
-    return b"%s:%0*d" % (label, digits, row)
+    prefix = label + b":" if label else b""
+    return [b"%s%0*d" % (prefix, digits, row) for row in (range(count) if rows is None else rows)]
 
 
 def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
@@ -385,14 +405,11 @@ def scan_rows(
     labels = shard_labels(list(paths))
     names: list[bytes] = []
     for label, file in zip(labels, files, strict=True):
-        rows = range(file.count) if file.kept is None else file.kept.tolist()
-        digits = max(_DIGITS, len(str(max(file.count - 1, 0))))
-        names += [b"%s:%0*d" % (label, digits, row) for row in rows]
+        names += row_names(file.count, label, None if file.kept is None else file.kept.tolist())
     if not names:
         raise no_samples(paths[0])
     columns = _columns(names, files)
-    if columns.labels is not None:
-        columns.class_names = class_names or None
+    columns.class_names = class_names or None if columns.labels is not None else None
     return Scan(columns, tuple(f.volume for f in files), source, problems)
 
 
@@ -427,9 +444,8 @@ def _shown_parts(names: Sequence[bytes]) -> str:
 
 
 def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
-    blob, name_offsets = join_names(names)
     parts = sorted(files[0].parts)
-    n, k = len(names), len(parts)
+    k = len(parts)
 
     def by_row(which: int) -> NDArray[np.uint64]:
         pieces = [np.stack([f.parts[p][which] for p in parts], axis=1) for f in files]
@@ -444,17 +460,8 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
                 for f, count in zip(files, counts, strict=True)
             ]
         )
-    return DirectoryColumns(
-        names=blob,
-        name_offsets=name_offsets,
-        volume=np.repeat(np.arange(len(files), dtype=np.uint32), counts),
-        offset=by_row(0),
-        length=by_row(1),
-        first_extent=np.arange(0, n * k + 1, k, dtype=np.uint64) if k > 1 else None,
-        part=np.tile(np.arange(k, dtype=np.uint32), n) if k > 1 else None,
-        part_names=tuple(parts),
-        labels=labels,
-    )
+    volume = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
+    return columns_of(names, volume, by_row(0), by_row(1), parts=parts, labels=labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +502,8 @@ def stream_rows(
                     if options.on_error == "raise":
                         raise_problems(path, [Problem(path, f"row {row.row}: {row.problem}")])
                     continue
-                yield StreamItem(row_name(labels[path], count, row.row), row.parts, row.label)
+                (name,) = row_names(count, labels[path], [row.row])
+                yield StreamItem(name, row.parts, row.label)
 
     # The message that quotes the reason begins with the first file already.
     reason = reason.removeprefix(f"{paths[0]}: ")
@@ -504,11 +512,11 @@ def stream_rows(
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:
     """Problems for rows without a value; the first thousand, and a line for the rest."""
-    found = [
+    problems = [
         Problem(path, f"row {row} of {column!r} is null") for row in rows[:_PROBLEMS_KEPT].tolist()
     ]
     if len(rows) > _PROBLEMS_KEPT:
-        found.append(
+        problems.append(
             Problem(path, f"{len(rows) - _PROBLEMS_KEPT:,} more rows of {column!r} are null")
         )
-    return found
+    return problems

@@ -38,21 +38,21 @@ class ObjectName(str):
 
     Attributes:
         engine: reads it.
-        found: size and version, as the scan met them.
+        remote: size and version, as the scan met them.
         head: its first bytes.
     """
 
-    __slots__ = ("engine", "found", "head")
+    __slots__ = ("engine", "head", "remote")
 
     engine: ObjectEngine
-    found: RemoteObject
+    remote: RemoteObject
     head: bytes
 
     @classmethod
-    def of(cls, found: RemoteObject, engine: ObjectEngine, head: bytes) -> ObjectName:
+    def of(cls, remote: RemoteObject, engine: ObjectEngine, head: bytes) -> ObjectName:
         """The name of an object that was looked at."""
-        name = cls(found.url)
-        name.engine, name.found, name.head = engine, found, head
+        name = cls(remote.url)
+        name.engine, name.remote, name.head = engine, remote, head
         return name
 
 
@@ -63,7 +63,7 @@ def read_head(path: str, size: int) -> bytes:
         OSError: it cannot be read.
     """
     if isinstance(path, ObjectName):
-        if size > len(path.head) < path.found.size:
+        if size > len(path.head) < path.remote.size:
             raise ValueError(f"{size} bytes of the head asked for, {len(path.head)} were fetched")
         return path.head[:size]
     with open(path, "rb") as f:
@@ -116,13 +116,13 @@ class _ObjectFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._name.found.size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._name.remote.size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        view = view[: max(0, min(len(view), self._name.found.size - self._at))]
+        view = view[: max(0, min(len(view), self._name.remote.size - self._at))]
         if len(view):
             self._name.engine.fetch(str(self._name), self._at, view)
         self._at += len(view)
@@ -215,13 +215,6 @@ class ShardListing:
     parts: list[bytes] = field(default_factory=list)
 
 
-def list_shards(
-    paths: list[str], scan: Callable[[str], ShardListing], workers: int
-) -> list[ShardListing]:
-    """Scans files with threads; results in the order of `paths`."""
-    return map_files(paths, scan, workers)
-
-
 def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[T]:
     """Calls `scan` for each file, with threads; results in the order of `paths`."""
     if len(paths) == 1:
@@ -248,7 +241,7 @@ class ObjectWindow(Window):
 
     def __init__(self, path: ObjectName) -> None:
         self.path = path
-        self.size = path.found.size
+        self.size = path.remote.size
         self._start = 0
         self._data = path.head
         self._ahead: tuple[int, memoryview, Future[Found | Failure]] | None = None
@@ -269,8 +262,8 @@ class ObjectWindow(Window):
 
     def volume(self) -> SourceVolume:
         """The object as a volume."""
-        found = self.path.found
-        return SourceVolume("object", str(self.path), found.size, found.modified_ns, found.etag)
+        remote = self.path.remote
+        return SourceVolume("object", str(self.path), remote.size, remote.modified_ns, remote.etag)
 
     def _move(self, offset: int, size: int) -> None:
         """Makes the buffer begin at or before `offset` and hold `size` bytes from there."""
@@ -337,15 +330,15 @@ def open_objects(
             path=shown(urls[0]),
             next_step="Check the URL and the pattern.",
         )
-    found = open_files(_look_at(names, engine), options)
-    if not isinstance(found, Scan):
+    listed = open_files(_look_at(names, engine), options)
+    if not isinstance(listed, Scan):
         raise SourceError(
             f"{shown(names[0])} is compressed, or can only be read front to back.",
             path=shown(names[0]),
             next_step="Copy it to a disk and pack it there, or decompress it.",
         )
-    found.objects = engine
-    return found
+    listed.objects = engine
+    return listed
 
 
 def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
@@ -360,8 +353,8 @@ def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
     for url, head, outcome in zip(urls, heads, outcomes, strict=True):
         if isinstance(outcome, Failure):
             raise outcome.to_error()
-        found = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
-        names.append(ObjectName.of(found, engine, bytes(head[: outcome.count])))
-    engine.register(name.found for name in names)
+        remote = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
+        names.append(ObjectName.of(remote, engine, bytes(head[: outcome.count])))
+    engine.register(name.remote for name in names)
     engine.looked_at.update(urls)
     return names

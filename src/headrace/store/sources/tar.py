@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names, printable
+from headrace.store.directory import DirectoryColumns, columns_of
+from headrace.store.names import printable
 from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
     Stream,
     StreamItem,
-    absolute_path,
     damaged,
     no_samples,
     raise_problems,
     shard_labels,
+    source_entry,
 )
-from headrace.store.sources.shards import ShardListing, Window, list_shards, read_head
+from headrace.store.sources.shards import ShardListing, Window, map_files, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     def scan(path: str) -> ShardListing:
         return _scan_shard(path, by_path[path], problems)
 
-    shards = list_shards(paths, scan, options.workers)
+    shards = map_files(paths, scan, options.workers)
     problems.sort(key=lambda p: (p.path, p.offset_bytes or 0))
     if options.on_error == "raise":
         raise_problems(paths[0], problems)
@@ -109,7 +109,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     if not shards:
         raise no_samples(paths[0])
     _check_keys(shards)
-    source = {"kind": "tar", "paths": [absolute_path(p) for p in paths], **options.to_json()}
+    source = source_entry("tar", paths, options)
     return Scan(_join(shards), tuple(s.volume for s in shards), source, problems)
 
 
@@ -299,8 +299,8 @@ def _check_header(path: str, header: bytes, at: int) -> None:
     unsigned = sum(blanked)
     signed = unsigned - 256 * sum(b > 127 for b in blanked)
     if expected not in (unsigned, signed):
-        found = stated.strip(b" \0").decode(errors="backslashreplace")
-        raise damaged(path, "checksum of a member's header", found, f"{unsigned:o}", at)
+        digits = stated.strip(b" \0").decode(errors="backslashreplace")
+        raise damaged(path, "checksum of a member's header", digits, f"{unsigned:o}", at)
 
 
 def _number(path: str, digits: bytes, at: int) -> int:
@@ -383,28 +383,14 @@ def _check_keys(shards: list[ShardListing]) -> None:
 
 
 def _join(shards: list[ShardListing]) -> DirectoryColumns:
-    names, name_offsets = join_names([n for s in shards for n in s.names])
-    n = len(name_offsets) - 1
-    m = sum(len(s.offset) for s in shards)
-    counts = np.concatenate([np.array(s.counts, np.uint64) for s in shards])
-    firsts = np.zeros(n + 1, np.uint64)
-    np.cumsum(counts, out=firsts[1:])
-    parts = sorted({p for s in shards for p in s.parts})
-    number = {p: i for i, p in enumerate(parts)}
     labels = np.concatenate([np.array(s.labels, np.int64) for s in shards])
-    return DirectoryColumns(
-        names=names,
-        name_offsets=name_offsets,
-        volume=np.repeat(np.arange(len(shards), dtype=np.uint32), [len(s.offset) for s in shards]),
-        offset=np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
-        length=np.concatenate([np.array(s.length, np.uint64) for s in shards]),
-        first_extent=firsts if m != n else None,
-        part=(
-            np.fromiter((number[p] for s in shards for p in s.parts), np.uint32, m)
-            if len(parts) > 1
-            else None
-        ),
-        part_names=tuple(parts),
+    return columns_of(
+        [n for s in shards for n in s.names],
+        np.repeat(np.arange(len(shards), dtype=np.uint32), [len(s.offset) for s in shards]),
+        np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
+        np.concatenate([np.array(s.length, np.uint64) for s in shards]),
+        parts=[p for s in shards for p in s.parts],
+        counts=np.concatenate([np.array(s.counts, np.uint64) for s in shards]),
         labels=labels if int(labels.max()) >= 0 else None,
     )
 
@@ -413,11 +399,7 @@ def _join(shards: list[ShardListing]) -> DirectoryColumns:
 
 
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
-    source = {
-        "kind": "compressed tar",
-        "paths": [absolute_path(p) for p in paths],
-        **options.to_json(),
-    }
+    source = source_entry("compressed tar", paths, options)
     prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
 
     def items() -> Iterator[StreamItem]:

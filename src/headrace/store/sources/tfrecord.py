@@ -14,27 +14,28 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
+from headrace.store.directory import columns_of
 from headrace.store.sources.scan import (
     Scan,
     SourceOptions,
     StreamedRow,
-    absolute_path,
     check_unchanged,
     damaged,
     import_extra,
     no_samples,
+    row_names,
     shard_labels,
+    source_entry,
     stream_rows,
+    unsound,
 )
-from headrace.store.sources.shards import ShardListing, Window, list_shards
+from headrace.store.sources.shards import ShardListing, Window, map_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
-_DIGITS = 7
-"""Digits of a record's number in its name; more where a file has more records."""
 
 
 def unmask(masked: int) -> int:
@@ -74,26 +73,20 @@ def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
     Raises:
         SourceError: a file is truncated, damaged or compressed, or there are no records.
     """
-    shards = list_shards(paths, _scan_shard, options.workers)
+    shards = map_files(paths, _scan_shard, options.workers)
     names: list[bytes] = []
     for label, shard in zip(shard_labels(paths), shards, strict=True):
-        count = len(shard.offset)
-        digits = max(_DIGITS, len(str(max(count - 1, 0))))
-        names += [b"%s:%0*d" % (label, digits, i) for i in range(count)]
+        names += row_names(len(shard.offset), label)
     if not names:
         raise no_samples(paths[0])
-    blob, offsets = join_names(names)
-    counts = [len(s.offset) for s in shards]
-    columns = DirectoryColumns(
-        names=blob,
-        name_offsets=offsets,
-        volume=np.repeat(np.arange(len(shards), dtype=np.uint32), counts),
-        offset=np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
-        length=np.concatenate([np.array(s.length, np.uint64) for s in shards]),
+    columns = columns_of(
+        names,
+        np.repeat(np.arange(len(shards), dtype=np.uint32), [len(s.offset) for s in shards]),
+        np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
+        np.concatenate([np.array(s.length, np.uint64) for s in shards]),
         crc=np.concatenate([np.array(s.crc, np.uint32) for s in shards]),
     )
-    absolute = [absolute_path(p) for p in paths]
-    source = {"kind": "tfrecord", "paths": absolute, **options.to_json()}
+    source = source_entry("tfrecord", paths, options)
     return Scan(columns, tuple(s.volume for s in shards), source)
 
 
@@ -155,13 +148,8 @@ _AT_ONCE_MAX = 4096
 
 def stream_array_record(paths: list[str], options: SourceOptions) -> Stream:
     """The records of ArrayRecord files, in their order."""
-    source: dict[str, Any] = {
-        "kind": "array_record",
-        "paths": [os.path.abspath(p) for p in paths],
-        **options.to_json(),
-    }
     return stream_rows(
-        paths, _stream_array_record, source, options,
+        paths, _stream_array_record, source_entry("array_record", paths, options), options,
         reason="ArrayRecord interrupts records with headers of 64 KiB blocks",
     )  # fmt: skip
 
@@ -175,13 +163,13 @@ def _stream_array_record(path: str) -> Iterator[tuple[int, StreamedRow]]:
     try:
         count = int(reader.num_records())
         if not reader.ok() or (not count and status.st_size > 1 << 16):
-            raise _unsound(path, "it names no records")
+            raise unsound(path, "ArrayRecord", "it names no records")
         at, at_once = 0, 1
         while at < count:
             wanted = list(range(at, min(at + at_once, count)))
             records = reader.read(wanted)
             if len(records) < len(wanted) or not reader.ok():
-                raise _unsound(path, f"records {at} to {wanted[-1]} cannot be read")
+                raise unsound(path, "ArrayRecord", f"records {at} to {wanted[-1]} cannot be read")
             for row, record in zip(wanted, records, strict=True):
                 yield count, StreamedRow(row, ((b"", bytes(record)),))
             at += len(wanted)
@@ -190,7 +178,7 @@ def _stream_array_record(path: str) -> Iterator[tuple[int, StreamedRow]]:
     except (RuntimeError, ValueError, IndexError, OSError) as e:
         if isinstance(e, SourceError):
             raise
-        raise _unsound(path, str(e).partition("\n")[0][:300]) from e
+        raise unsound(path, "ArrayRecord", e) from e
     finally:
         with contextlib.suppress(RuntimeError):  # it complains again
             reader.close()
@@ -201,12 +189,4 @@ def _check_begin(path: str) -> None:
     with open(path, "rb") as f:
         head = f.read(len(RIEGELI_MAGIC))
     if head != RIEGELI_MAGIC:
-        raise _unsound(path, f"it begins with {head.hex(' ') or 'nothing'}")
-
-
-def _unsound(path: str, what: str) -> SourceError:
-    return SourceError(
-        f"{path}: is no sound ArrayRecord file: {what}.",
-        path=path,
-        next_step="The file is truncated or damaged: fetch it again.",
-    )
+        raise unsound(path, "ArrayRecord", f"it begins with {head.hex(' ') or 'nothing'}")
