@@ -16,7 +16,7 @@ import headrace as hr
 from base.flips import outcomes
 from checkpoint.killing import equal
 from headrace.checkpoint import Checkpointer, CheckpointOptions, latest, steps
-from headrace.checkpoint.checkpointer import Snapshot
+from headrace.checkpoint.checkpointer import TreeSnapshot
 from headrace.checkpoint.folder import read_manifest, read_record
 from headrace.checkpoint.tree import take_apart
 from headrace.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, VolumeError
@@ -82,7 +82,7 @@ def test_training_may_change_its_arrays_at_once(tmp_path):
 
 
 def test_a_snapshots_memory_is_used_again():
-    snapshot = Snapshot()
+    snapshot = TreeSnapshot()
     leaves, _ = take_apart({"a": np.ones(1000), "b": np.zeros(3, np.uint8)})
     first = snapshot.take(leaves)
     held = snapshot.nbytes

@@ -16,7 +16,7 @@ datasets = pytest.importorskip("datasets")
 
 import headrace as hr  # noqa: E402
 from headrace.errors import SourceError  # noqa: E402
-from headrace.store.sources.huggingface import Mappings  # noqa: E402
+from headrace.store.sources.huggingface import MappedFiles  # noqa: E402
 from tests_shared import write_photos  # noqa: E402
 
 from .rows import read_all, some_values  # noqa: E402
@@ -191,7 +191,7 @@ def test_places_of_mappings_are_found():
         b"8000-9000 rw-p 00000000 00:00 0 \n"
         b"a000-b000 r--s 00001000 08:01 9 /data/n\\012l\n"
     )
-    mappings = Mappings(text)
+    mappings = MappedFiles(text)
     assert mappings.find(0x1000, 0x3000) == ("/data/a b.arrow", 0)
     assert mappings.find(0x3800, 0x800) == ("/data/a b.arrow", 0x2800)
     assert mappings.find(0x3800, 0x801) is None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.checkpoint.folder import Manifest
+    from headrace.checkpoint.folder import CheckpointManifest
     from headrace.checkpoint.tree import Leaf
 
 
@@ -167,7 +167,7 @@ class Checkpointer(Closing):
             # A node's own, so each rank's share is whole there by itself.
             mine = f"/rank-{rank:05}-of-{world_size:05}" if world_size > 1 else ""
             self._near = _Place(self.local + mine, 0, 1)
-        self._snapshot = Snapshot()
+        self._snapshot = TreeSnapshot()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._report: SaveReport | None = None
@@ -212,10 +212,7 @@ class Checkpointer(Closing):
             return
         self._report = SaveReport(step, nbytes, waited, 0.0, None, None)
         self._write(leaves, outline, step, started)
-        report = self._report
-        self._report = SaveReport(
-            step, nbytes, waited, time.monotonic() - started, report.local_s, report.total_s
-        )
+        self._report = replace(self._report, blocking_s=time.monotonic() - started)
         self.wait()
 
     def wait(self) -> SaveReport | None:
@@ -250,24 +247,19 @@ class Checkpointer(Closing):
             for place in (self._near, self._target):
                 if place is not None:
                     self._write_to(place, leaves, outline, step)
-                    self._note(step, time.monotonic() - started, local=place is self._near)
+                    self._note(time.monotonic() - started, local=place is self._near)
         except OSError as e:
             ours = isinstance(e, HeadraceError)
             self._error = e if ours else write_error(e, e.filename or self.folder)
         except BaseException as e:  # noqa: BLE001 - raised by the next call
             self._error = e
 
-    def _note(self, step: int, seconds: float, *, local: bool) -> None:
-        old = self._report
-        assert old is not None
-        self._report = SaveReport(
-            step,
-            old.nbytes,
-            old.waited_s,
-            old.blocking_s,
-            seconds if local else old.local_s,
-            None if local else seconds,
-        )
+    def _note(self, seconds: float, *, local: bool) -> None:
+        assert self._report is not None
+        if local:
+            self._report = replace(self._report, local_s=seconds)
+        else:
+            self._report = replace(self._report, total_s=seconds)
 
     def _write_to(self, at: _Place, leaves: Sequence[Leaf], outline: Any, step: int) -> None:
         place = step_folder(at.folder, step)
@@ -394,7 +386,7 @@ def _has_parts(like: Any) -> bool:
 
 
 def _load_parts(
-    target: _Place, near: _Place | None, manifest: Manifest, like: Any
+    target: _Place, near: _Place | None, manifest: CheckpointManifest, like: Any
 ) -> tuple[Any, str, int]:
     """What another number of ranks has saved, or is to be cut as `like` is: tree, folder, bytes."""
     step, saved, rank = manifest.step, manifest.world_size, target.rank
@@ -417,7 +409,7 @@ def _load_parts(
 
 
 def _find(
-    target: _Place, near: _Place | None, step: int, manifest: Manifest | None
+    target: _Place, near: _Place | None, step: int, manifest: CheckpointManifest | None
 ) -> tuple[_Place, RankRecord] | None:
     """Where to read a step: near, unless the target's is of another start of the job."""
     far = None
@@ -437,7 +429,7 @@ _ALONE_BYTES = 32 << 20
 """Smaller trees are copied by one."""
 
 
-class Snapshot:
+class TreeSnapshot:
     """Memory for one copy of a tree's arrays."""
 
     def __init__(self) -> None:

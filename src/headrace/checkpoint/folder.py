@@ -255,7 +255,7 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """A whole checkpoint."""
 
     step: int
@@ -304,13 +304,13 @@ def _all_steps(folder: str) -> list[int]:
     return [int(m[1]) for name in names if (m := _STEP.fullmatch(name))]
 
 
-def read_manifest(folder: str, step: int) -> Manifest | None:
+def read_manifest(folder: str, step: int) -> CheckpointManifest | None:
     """The manifest of a step; None if the checkpoint is not whole."""
     path = step_folder(folder, step) / "manifest.json"
     fields = _read(path, _MANIFEST)
     if fields is None:
         return None
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         fields.integer("step", step, step),
         fields.integer("world_size", 1, _RANKS_MAX),
         fields.integers("files", 0, _BYTES_MAX),
@@ -377,7 +377,7 @@ def _read(path: Path, kind: DocumentKind) -> Fields | None:
     return kind.decode(data, str(path))
 
 
-def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
+def commit(folder: str, step: int, record: RankRecord) -> CheckpointManifest | None:
     """Says that a rank has finished; the last one makes the checkpoint whole.
 
     The shards must be durable. Returns the manifest once the checkpoint is whole, else None.
@@ -395,7 +395,7 @@ def commit(folder: str, step: int, record: RankRecord) -> Manifest | None:
             return None  # left by an earlier start of the job; the rank has not written yet
         files |= {s.file: s.nbytes for s in other.shards}
         files[name] = (place / name).stat().st_size
-    manifest = Manifest(step, record.world_size, files)
+    manifest = CheckpointManifest(step, record.world_size, files)
     text = _MANIFEST.encode(dataclasses.asdict(manifest))
     # Ranks that finish at the same time write the same.
     replace_file(place / "manifest.json", text)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
 
-__all__ = ["COMPONENT_BYTES_MAX", "Entry", "FolderTree", "Page"]
+__all__ = ["COMPONENT_BYTES_MAX", "Entry", "FolderPage", "FolderTree"]
 
 COMPONENT_BYTES_MAX = 255
 """Of one component of a path: NAME_MAX of Linux's file systems."""
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
         return self.part == FOLDER
 
 
-class Page(NamedTuple):
+class FolderPage(NamedTuple):
     """Some entries of a folder."""
 
     entries: list[Entry]
@@ -104,7 +104,7 @@ class FolderTree:
                 return entry
         return None
 
-    def page(self, folder: bytes, place: int, count: int) -> Page:
+    def page(self, folder: bytes, place: int, count: int) -> FolderPage:
         """Entries of a folder.
 
         Args:
@@ -127,8 +127,8 @@ class FolderTree:
             entries, hidden = self._entries(number, prefix, listed)
             if skip:  # inside a sample, behind some of its parts
                 entries = [e for e in entries if e.place > place]
-            return Page(entries, hidden, (segment.base + int(nexts[-1])) * width)
-        return Page([], [], -1)
+            return FolderPage(entries, hidden, (segment.base + int(nexts[-1])) * width)
+        return FolderPage([], [], -1)
 
     def file_at(self, sample: int, part: int) -> Entry | None:
         """A part of a sample as a file, whatever its name; None if there is none."""

@@ -48,7 +48,7 @@ from headrace.store.publish import (
 from headrace.store.segment_writer import VOLUME_BYTES, PackedSamples
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import (
-    BatchPlan,
+    ReadPlan,
     ScanReader,
     SourceBatch,
     plan_batches,
@@ -389,7 +389,7 @@ def _add_checksums(
     return columns, problems
 
 
-def _read(reader: ScanReader, scan: Scan, plan: BatchPlan) -> SourceBatch:
+def _read(reader: ScanReader, scan: Scan, plan: ReadPlan) -> SourceBatch:
     batch = reader.read(plan)
     if plan.large:
         first = int(scan.columns.firsts[plan.begin])

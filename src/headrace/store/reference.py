@@ -27,7 +27,7 @@ from headrace.store.format import (
     parse_header,
 )
 from headrace.store.names import NameTree
-from headrace.store.segment import Failure
+from headrace.store.segment import ReadFailure
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
@@ -430,11 +430,16 @@ class ReferenceReader:
         segment = self._segment_of(extent.index)
         self._check_place(segment, extent)
         data = bytearray(end - begin)
-        kind = segment.volumes.entries[extent.volume].kind
-        if kind == "tree":
-            count = self._read_tree_file(segment, extent, memoryview(data), begin)
-        else:
-            count = self._read_volume(segment, extent, memoryview(data), begin)
+        view = memoryview(data)
+        try:
+            if segment.volumes.entries[extent.volume].kind == "tree":
+                count = self._read_tree_file(segment, extent, view, begin)
+            else:
+                count = segment.volumes.read_into(extent.volume, view, extent.offset + begin)
+        except OSError as e:
+            if isinstance(e, HeadraceError):
+                raise
+            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         if count < len(data):
             raise self._failure(segment, extent, "short", str(count), str(len(data)))
         if self._check and extent.crc is not None and end - begin == extent.length:
@@ -480,16 +485,6 @@ class ReferenceReader:
                 next_step="The directory belongs to other volumes: pack or index again.",
             )
 
-    def _read_volume(
-        self, segment: OpenSegment, extent: Extent, view: memoryview, start: int
-    ) -> int:
-        try:
-            return segment.volumes.read_into(extent.volume, view, extent.offset + start)
-        except OSError as e:
-            if isinstance(e, HeadraceError):
-                raise
-            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
-
     def _read_tree_file(
         self, segment: OpenSegment, extent: Extent, view: memoryview, start: int
     ) -> int:
@@ -498,8 +493,6 @@ class ReferenceReader:
             fd = os.open(self._path(segment, extent), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
-        except OSError as e:
-            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -518,10 +511,6 @@ class ReferenceReader:
                     f"{extent.mtime_ns} ns",
                 )  # fmt: skip
             return read_fully(fd, view, start)
-        except OSError as e:
-            if isinstance(e, HeadraceError):
-                raise
-            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         finally:
             os.close(fd)
 
@@ -552,14 +541,8 @@ class ReferenceReader:
         *,
         code: int = 0,
     ) -> HeadraceError:
-        return Failure(
-            kind,
-            extent.index,
-            extent.name,
-            self._path(segment, extent),
-            extent.offset,
-            found,
-            expected,
-            code,
-            segment.volumes.entries[extent.volume].kind != "packed",
-        ).to_error()
+        foreign = segment.volumes.entries[extent.volume].kind != "packed"
+        return ReadFailure(
+            kind, extent.index, extent.name, self._path(segment, extent), extent.offset, found,
+            expected, code, foreign,
+        ).to_error()  # fmt: skip

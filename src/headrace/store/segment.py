@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ReadFailure:
     """One extent that did not give its bytes.
 
     Attributes:

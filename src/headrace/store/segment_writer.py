@@ -269,8 +269,17 @@ class SegmentWriter:
         """Appends one sample too large for memory; its checksums are taken on the way."""
         ends = list(self._placer.ends)
         place = self._placer.place(counts, length)
+        crc = np.zeros(len(place.volume), np.uint32)
         try:
-            crc = self._write_large(place, extents)
+            for k, pieces in enumerate(extents):
+                volume, at, value = int(place.volume[k]), int(place.offset[k]), 0
+                for piece in pieces:
+                    with self._translated():
+                        write_all(self._fd(volume), piece, at)
+                    value = crc32c(piece, value)
+                    at += len(piece)
+                crc[k] = value
+                self._dirty.add(volume)
         except BaseException:
             # Nothing vouches for what was written: the next sample takes its place.
             self._placer.ends = ends
@@ -283,21 +292,6 @@ class SegmentWriter:
             np.zeros(samples, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
         )
         self.record(nothing, Placement(np.zeros(0, np.uint32), np.zeros(0, np.uint64)))
-
-    def _write_large(
-        self, place: Placement, extents: Iterator[Iterator[memoryview]]
-    ) -> NDArray[np.uint32]:
-        crc = np.zeros(len(place.volume), np.uint32)
-        for k, pieces in enumerate(extents):
-            at, value = int(place.offset[k]), 0
-            for piece in pieces:
-                with self._translated():
-                    write_all(self._fd(int(place.volume[k])), piece, at)
-                value = crc32c(piece, value)
-                at += len(piece)
-            crc[k] = value
-            self._dirty.add(int(place.volume[k]))
-        return crc
 
     def record(self, samples: PackedSamples, place: Placement) -> None:
         """Takes note of appended samples; commits when enough have come together."""

@@ -22,7 +22,7 @@ from headrace.io.objects.location import is_url, shown
 from headrace.store.names import printable
 from headrace.store.reference import ReferenceReader
 from headrace.store.residency import resident_samples
-from headrace.store.segment import Failure
+from headrace.store.segment import ReadFailure
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class Store(Closing):
         tree = any(v.kind == "tree" for v in segment.entry.volumes)
         if tree:
             path = os.path.join(path, os.fsdecode(name))
-        return Failure(
+        return ReadFailure(
             kind, index, name, path, int(failure["offset"]), found, expected,
             int(failure["errno"]), any(v.kind != "packed" for v in segment.entry.volumes),
         ).to_error()  # fmt: skip

@@ -17,7 +17,7 @@ from headrace.store.sources.huggingface import is_dataset, open_dataset
 from headrace.store.sources.mds import is_mds_folder, list_mds_folder, scan_mds
 from headrace.store.sources.npy import scan_npy
 from headrace.store.sources.parquet import open_parquet
-from headrace.store.sources.scan import Stream, StreamItem
+from headrace.store.sources.scan import Stream, StreamItem, unreadable
 from headrace.store.sources.shards import open_objects, read_head, refuse_object
 from headrace.store.sources.tar import compression_of, open_tar
 from headrace.store.sources.tfrecord import (
@@ -178,9 +178,7 @@ def detect_file(path: str) -> str:
     except OSError as e:
         if isinstance(e, VolumeError):
             raise
-        raise SourceError(
-            f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Check the path."
-        ) from e
+        raise unreadable(path, e, "Check the path.") from e
     name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
         return "npy"

@@ -19,7 +19,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.failure import Failure
-from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed
+from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ LARGE_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
+class ReadPlan:
     """Samples `begin` to `end - 1`, read together; `large` marks one that is read in pieces."""
 
     begin: int
@@ -64,7 +64,7 @@ class SourceBatch:
         buffer: what `data` looks into, to be given back.
     """
 
-    plan: BatchPlan
+    plan: ReadPlan
     data: memoryview | None
     counts: NDArray[np.int64]
     length: NDArray[np.uint64]
@@ -73,7 +73,7 @@ class SourceBatch:
     buffer: bytearray | None = None
 
 
-def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> Iterator[BatchPlan]:
+def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> Iterator[ReadPlan]:
     """Cuts the samples from `begin` on into batches."""
     firsts = scan.columns.firsts.astype(np.int64)
     ends = np.zeros(scan.columns.extents + 1, np.int64)
@@ -84,12 +84,12 @@ def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> 
         end = int(np.searchsorted(ends, ends[begin] + batch_bytes, side="right")) - 1
         end = min(max(end, begin + 1), begin + BATCH_SAMPLES, n)
         size = int(ends[end] - ends[begin])
-        yield BatchPlan(begin, end, size, end == begin + 1 and size > LARGE_BYTES)
+        yield ReadPlan(begin, end, size, end == begin + 1 and size > LARGE_BYTES)
         begin = end
 
 
 def read_ahead(
-    plans: Iterable[BatchPlan], read: Callable[[BatchPlan], SourceBatch], workers: int
+    plans: Iterable[ReadPlan], read: Callable[[ReadPlan], SourceBatch], workers: int
 ) -> Iterator[SourceBatch]:
     """Reads batches with threads and gives them in order, at most `workers` + 1 at once in memory."""
     pending: deque[Future[SourceBatch]] = deque()
@@ -114,7 +114,7 @@ class ScanReader:
         self._firsts = scan.columns.firsts
         self._buffers: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
 
-    def read(self, plan: BatchPlan) -> SourceBatch:
+    def read(self, plan: ReadPlan) -> SourceBatch:
         """Reads one batch.
 
         Raises:
@@ -303,10 +303,8 @@ def _translated(path: str) -> Iterator[None]:
             next_step="Wait until nobody writes there, then pack or index again.",
         ) from None
     except OSError as e:
-        raise SourceError(
-            f"{path}: cannot be read: {e.strerror}.",
-            path=path,
-            next_step="Make it readable, or pass on_error='skip' to leave it out.",
+        raise unreadable(
+            path, e, "Make it readable, or pass on_error='skip' to leave it out."
         ) from e
 
 

@@ -31,6 +31,7 @@ from headrace.store.sources.scan import (
     null_problems,
     raise_problems,
     row_names,
+    unreadable,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Mapping:
     path: str
 
 
-class Mappings:
+class MappedFiles:
     """The files that are mapped now.
 
     Args:
@@ -207,7 +208,7 @@ class _View:
 
 
 def _scan_values(view: _View, source: dict[str, Any], options: SourceOptions) -> Scan:
-    mappings = Mappings()
+    mappings = MappedFiles()
     files: dict[str, int] = {}
     places = [_locate(view.values(name), mappings, files) for name in view.parts]
     valid = np.logical_and.reduce([p.valid[view.order] for p in places])
@@ -223,7 +224,7 @@ def _scan_values(view: _View, source: dict[str, Any], options: SourceOptions) ->
     return Scan(columns, volumes, source, problems)
 
 
-def _locate(values: list[Values], mappings: Mappings, files: dict[str, int]) -> _Places:
+def _locate(values: list[Values], mappings: MappedFiles, files: dict[str, int]) -> _Places:
     volume, offset, length, valid = [], [], [], []
     for chunk in values:
         count = len(chunk.start)
@@ -241,7 +242,7 @@ def _locate(values: list[Values], mappings: Mappings, files: dict[str, int]) -> 
     )
 
 
-def _file_of(chunk: Values, mappings: Mappings, files: dict[str, int]) -> tuple[int, int]:
+def _file_of(chunk: Values, mappings: MappedFiles, files: dict[str, int]) -> tuple[int, int]:
     """Number of the file that holds a chunk's values, and where its buffer begins there."""
     used = np.flatnonzero(chunk.length)
     if not len(used):
@@ -259,11 +260,7 @@ def _volume(path: str) -> SourceVolume:
     try:
         status = os.stat(path)
     except OSError as e:
-        raise SourceError(
-            f"{path}: cannot be read: {e.strerror}.",
-            path=path,
-            next_step="Load the data set again: its file is gone.",
-        ) from e
+        raise unreadable(path, e, "Load the data set again: its file is gone.") from e
     return SourceVolume.of_file(path, status)
 
 

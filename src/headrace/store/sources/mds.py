@@ -23,6 +23,7 @@ from headrace.store.sources.scan import (
     label_array,
     scan_rows,
     source_entry,
+    unreadable,
 )
 from headrace.store.sources.shards import Window, map_files
 
@@ -113,9 +114,7 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
                 path=file,
                 next_step="Decompress the shards, or write them with compression=None.",
             ) from e
-        raise SourceError(
-            f"{file}: cannot be read: {e.strerror}.", path=file, next_step="Fetch the shard again."
-        ) from e
+        raise unreadable(file, e, "Fetch the shard again.") from e
     if size != raw.get("bytes"):
         raise damaged(
             file, "size in bytes", f"{size:,}", f"{raw.get('bytes')}, as index.json says", 0

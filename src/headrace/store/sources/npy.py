@@ -27,6 +27,7 @@ from headrace.store.sources.scan import (
     damaged,
     no_samples,
     row_names,
+    unreadable,
 )
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
     except OSError as e:
         if isinstance(e, SourceError):
             raise
-        raise SourceError(
-            f"{path}: cannot be read: {e.strerror or e}.", path=path, next_step="Check the file."
-        ) from e
+        raise unreadable(path, e, "Check the file.") from e
     for array in arrays:
         if array.end > status.st_size:
             raise damaged(

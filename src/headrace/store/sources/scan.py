@@ -241,6 +241,13 @@ def damaged(path: str, what: str, found: object, expected: object, offset: int) 
     )
 
 
+def unreadable(path: str, error: OSError, next_step: str) -> SourceError:
+    """The error for a file that the system refuses."""
+    return SourceError(
+        f"{path}: cannot be read: {error.strerror or error}.", path=path, next_step=next_step
+    )
+
+
 def unsound(path: str, kind: str, error: object, because: str = "") -> SourceError:
     """The error for a file that a library cannot read."""
     reason = str(error).partition("\n")[0][:300]

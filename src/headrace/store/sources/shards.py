@@ -18,7 +18,13 @@ from headrace.errors import SourceError
 from headrace.io.objects.failure import Failure
 from headrace.io.objects.location import is_url, shown
 from headrace.store.sources.extents import read_fully
-from headrace.store.sources.scan import Scan, SourceVolume, absolute_path, check_unchanged
+from headrace.store.sources.scan import (
+    Scan,
+    SourceVolume,
+    absolute_path,
+    check_unchanged,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,9 +162,7 @@ class Window:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as e:
-            raise SourceError(
-                f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Make it readable."
-            ) from e
+            raise unreadable(path, e, "Make it readable.") from e
         status = os.fstat(self._fd)
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns

@@ -31,6 +31,7 @@ from headrace.store.sources.scan import (
     raise_problems,
     shard_labels,
     source_entry,
+    unreadable,
 )
 from headrace.store.sources.shards import ShardListing, Window, map_files, read_head
 
@@ -124,9 +125,7 @@ def _compression(path: str) -> str | None:
     try:
         return compression_of(read_head(path, 8))
     except OSError as e:
-        raise SourceError(
-            f"{path}: cannot be read: {e.strerror}.", path=path, next_step="Make it readable."
-        ) from e
+        raise unreadable(path, e, "Make it readable.") from e
 
 
 # -- one tar file -----------------------------------------------------------------------------------
