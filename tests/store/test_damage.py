@@ -306,11 +306,11 @@ def test_a_hostile_name_does_not_lead_out_of_the_tree(tmp_path, monkeypatch):
     (tmp_path / "secret").write_bytes(b"secret")
     status = (tmp_path / "secret").stat()
     os.utime(root / "xx-yyyyyy", ns=(status.st_atime_ns, status.st_mtime_ns))
+    from headrace.store import directory
     from headrace.store import index as index_function
-    from headrace.store.sources import folder as folder_source
 
-    original = folder_source.join_names
-    monkeypatch.setattr(folder_source, "join_names", lambda _: original([b"../secret"]))
+    original = directory.join_names
+    monkeypatch.setattr(directory, "join_names", lambda _: original([b"../secret"]))
     index_function(root, tmp_path / "out.hr", checksum=False)
     with open_store(tmp_path / "out.hr", reference=True) as store:
         assert store.names[0] == "../secret"
