@@ -173,15 +173,15 @@ def measuring(*, on: bool) -> Iterator[None]:
     if on:
         yield
         return
-    came = batch_trace.StepLog.came
+    add = batch_trace.StepLog.add
     publisher = controller._controller._publisher  # noqa: SLF001 - there is no switch, on purpose
-    batch_trace.StepLog.came = lambda *_: None  # type: ignore[method-assign]
+    batch_trace.StepLog.add = lambda *_: None  # type: ignore[method-assign]
     controller._controller._publisher = None  # noqa: SLF001
     interpreter._watch.delivered_s = 0.0  # noqa: SLF001 - its thread ends, until a step comes again
     try:
         yield
     finally:
-        batch_trace.StepLog.came = came  # type: ignore[method-assign]
+        batch_trace.StepLog.add = add  # type: ignore[method-assign]
         controller._controller._publisher = publisher  # noqa: SLF001
 
 

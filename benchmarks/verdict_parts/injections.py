@@ -20,7 +20,7 @@ import numpy as np
 import headrace as hr
 from benchmarks.verdict_parts.servers import serving
 from headrace.base.causes import Cause
-from headrace.frameworks.torch import threads as torch_threads
+from headrace.frameworks.torch import deliveries
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 from headrace.torch import DataLoader, StoreLoader
@@ -213,13 +213,13 @@ def slow_transfer(place: Place, strength: float, seed: int) -> Iterator[Any]:
         time.sleep(0.03 * strength)
         return value
 
-    before = torch_threads.pinned
-    torch_threads.pinned = copy  # type: ignore[assignment]
+    before = deliveries.pinned
+    deliveries.pinned = copy  # type: ignore[assignment]
     try:
         with _store_loader(place, seed, len, pin_memory=True) as loader:
             yield loader
     finally:
-        torch_threads.pinned = before
+        deliveries.pinned = before
 
 
 @contextmanager

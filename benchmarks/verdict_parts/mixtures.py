@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.verdict_parts.injections import BATCH, Burn
 from headrace.base.causes import Cause
-from headrace.frameworks.torch import threads as torch_threads
+from headrace.frameworks.torch import deliveries
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 from headrace.torch import StoreLoader
@@ -100,8 +100,8 @@ class Switches:
     @contextmanager
     def loading(self, place: Place) -> Iterator[Any]:
         """The loader, with everything switched off."""
-        before = torch_threads.pinned
-        torch_threads.pinned = self.copied  # type: ignore[assignment]
+        before = deliveries.pinned
+        deliveries.pinned = self.copied  # type: ignore[assignment]
         hog = threading.Thread(target=self.spin, daemon=True)
         hog.start()
         try:
@@ -115,7 +115,7 @@ class Switches:
         finally:
             self.ending = True
             hog.join()
-            torch_threads.pinned = before
+            deliveries.pinned = before
 
 
 @dataclass(frozen=True)

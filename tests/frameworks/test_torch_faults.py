@@ -239,10 +239,10 @@ def test_sixty_four_descriptors_are_enough():
 
 def test_the_memory_budget_is_kept():
     """Eight megabytes a batch, four for all workers: torch's own way is taken, batch by batch."""
-    loader = DataLoader(Megabytes(16), 8, num_workers=1, budget_bytes=8 << 20)
+    loader = DataLoader(Megabytes(16), 8, num_workers=1, memory_bytes=8 << 20)
     assert sum(len(batch) for batch in loader) == 16
     assert "2 torch's own way" in loader.explain()
-    loader = DataLoader(Megabytes(40), 4, num_workers=2, budget_bytes=64 << 20)
+    loader = DataLoader(Megabytes(40), 4, num_workers=2, memory_bytes=64 << 20)
     for batch in loader:
         assert batch.shape == (4, 1 << 20)
         assert shared_bytes() <= 32 << 20

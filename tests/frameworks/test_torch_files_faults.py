@@ -299,7 +299,7 @@ dataloader.ReadAheadOptions = functools.partial(ReadAheadOptions, doze=False)  #
 count, workers = int(sys.argv[2]), int(sys.argv[3])
 loader = DataLoader(
     Files(sys.argv[1], count), 8, shuffle=True, num_workers=workers, collate_fn=keep,
-    persistent_workers=workers > 0, budget_bytes=64 << 20,
+    persistent_workers=workers > 0, memory_bytes=64 << 20,
 )
 for epoch in range(50):
     assert sum(data == Files.content(i) for batch in loader for i, data in batch) == count

@@ -114,7 +114,7 @@ def same_memory(a, b):
 def test_batches_that_are_kept_stay_as_they_were():
     """More than the shared memory holds: the rest travels torch's own way."""
     seed()
-    loader = DataLoader(Everything(), 4, num_workers=2, collate_fn=everything, budget_bytes=4 << 20)
+    loader = DataLoader(Everything(), 4, num_workers=2, collate_fn=everything, memory_bytes=4 << 20)
     kept = [batch for _ in range(6) for batch in loader]
     seed()
     theirs = torch_data.DataLoader(Everything(), 4, num_workers=2, collate_fn=everything)
@@ -128,7 +128,7 @@ def test_arguments_are_torchs_in_their_places_with_their_defaults():
         assert (ours[name].kind, ours[name].default) == (argument.kind, argument.default)
     positional = [n for n, a in theirs.items() if a.kind is a.POSITIONAL_OR_KEYWORD]
     assert list(ours)[: len(positional)] == positional
-    assert sorted(set(ours) - set(theirs)) == ["budget_bytes", "newer", "snapshot_every_n_steps"]
+    assert sorted(set(ours) - set(theirs)) == ["memory_bytes", "newer", "snapshot_every_n_steps"]
 
 
 @pytest.mark.parametrize(

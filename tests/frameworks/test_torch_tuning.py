@@ -6,7 +6,7 @@ import pytest
 
 import headrace as hr
 from headrace.control.controller import planes
-from headrace.frameworks.torch.dropin.tuning import READS_MAX, READS_MIN, tuned
+from headrace.frameworks.torch.dropin.watching import READS_MAX, READS_MIN, tuned
 from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.torch import DataLoader
 from plane.ahead_files import Listed, content, drop_pages, make_files

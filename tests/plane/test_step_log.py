@@ -14,7 +14,7 @@ from headrace.plane.interpreter import Contention
 
 def add(log, numbers, way=None):
     for number in numbers:
-        log.came((0, number, 10 * number, (1 << 64) - 1 - number), 10, (number, number + 0.5), way)
+        log.add((0, number, 10 * number, (1 << 64) - 1 - number), 10, (number, number + 0.5), way)
 
 
 def steps(log, seen=0):
@@ -99,9 +99,9 @@ def test_what_a_consumer_waited_for_meanwhile_is_kept_as_long_as_its_step():
         way = BatchTrace(read_record(number, number + 0.1, 0.1, 0.0))
         if number % 2:
             later = read_record(number + 0.1, number + 0.3, 0.2, 0.1)
-            way.detours = [(number + 0.4, later), (number + 0.45, later)]
+            way.interruptions = [(number + 0.4, later), (number + 0.45, later)]
         add(log, [number], way)
-    assert len(log._detours) == 50
+    assert len(log._interruptions) == 50
     rows, _ = log.since(0)
     waited_s = {name: rows["waited_s"][:, at] for at, name in enumerate(PHASES)}
     assert waited_s["read"] == pytest.approx(np.where(rows["step"] % 2, 0.2, 0.1), abs=1e-6)

@@ -8,8 +8,7 @@ import numpy as np
 from headrace.order import Shuffled, Slices, order_hash
 from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS
-from headrace.trace.file import TraceFile, write_once
-from headrace.trace.format import RUN
+from headrace.trace.format import RUN, TraceFile, write_once
 
 _NUMBERS = count()
 FINGERPRINT = "f" * 16

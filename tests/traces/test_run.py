@@ -16,8 +16,7 @@ from headrace.errors import TraceError
 from headrace.order import Shuffled, Slices
 from headrace.plane.batch_trace import PHASES, STEP
 from headrace.trace import read_run
-from headrace.trace.file import TraceFile
-from headrace.trace.format import EVENT, STEPS, chunk, header_line
+from headrace.trace.format import EVENT, STEPS, TraceFile, chunk, header_line
 
 from .runs import Loaders, about, made_run, steps_of
 
@@ -235,7 +234,7 @@ def test_a_file_stops_at_its_size_and_says_so(tmp_path, caplog):
 def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path, monkeypatch, caplog):
     run = Loaders(tmp_path / "run", world=1)
     full = OSError(28, "No space left on device")
-    monkeypatch.setattr("headrace.trace.file.os.write", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr("headrace.trace.format.os.write", lambda *_: (_ for _ in ()).throw(full))
     run.epoch(0).epoch(1).close()
     assert "No space left" in caplog.text
     assert isinstance(run.files[0], TraceFile)

@@ -15,7 +15,7 @@ from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
 from headrace.plane.batch_trace import PHASES, READ, BatchTrace, StepLog
 from headrace.trace import flush, follow, read_run
-from headrace.trace.file import bytes_max
+from headrace.trace.format import bytes_max
 from headrace.trace.writer import _without_secrets
 from tests_shared import until
 
@@ -47,7 +47,7 @@ def add(log, rows):
     for row in rows:
         place = tuple(row[name].item() for name in ("epoch", "step", "position", "order_hash"))
         times = row["asked_s"].item(), row["delivered_s"].item()
-        log.came(place, row["samples"].item(), times, way_of(row))
+        log.add(place, row["samples"].item(), times, way_of(row))
 
 
 def same(found, rows):

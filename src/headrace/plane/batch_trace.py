@@ -126,7 +126,7 @@ class BatchTrace:
         read: how it was read, as a record of dtype `READ`.
 
     Attributes:
-        detours: what else the consumer's own thread waited for when it asked for this batch.
+        interruptions: what else the consumer's own thread waited for when it asked for this batch.
         others: as in `MADE`.
     """
 
@@ -135,7 +135,7 @@ class BatchTrace:
         "cpu_s",
         "decoded_s",
         "decoding_s",
-        "detours",
+        "interruptions",
         "moved_s",
         "read",
         "serial",
@@ -147,7 +147,7 @@ class BatchTrace:
         self.decoding_s = self.decoded_s = self.collated_s = self.moved_s = 0.0
         self.work_s = self.cpu_s = 0.0
         self.serial = False
-        self.detours: Sequence[Interruption] = ()
+        self.interruptions: Sequence[Interruption] = ()
 
 
 Interruption = tuple[float, bytes]
@@ -201,11 +201,11 @@ class Interruptions(NamedTuple):
     """Detours: what consumers were busy with while their own batches were ready. One of each, at most."""
 
     rows: NDArray[np.int64]
-    """Of which deliveries; shape (detours,)."""
+    """Of which deliveries; shape (interruptions,)."""
     until_s: NDArray[np.float64]
-    """When each was over; shape (detours,)."""
+    """When each was over; shape (interruptions,)."""
     came: NDArray[np.void]
-    """How the batch that was waited for instead had come; dtype `WAY`, shape (detours,)."""
+    """How the batch that was waited for instead had come; dtype `WAY`, shape (interruptions,)."""
 
 
 def waits(
@@ -221,7 +221,7 @@ def waits(
         delivered_s: when it had it; shape (deliveries,).
         came: how each came, dtype `WAY`, shape (deliveries,). Nothing is known of a way without a moment:
             all of its wait is `read`.
-        asides: what else each was waited with: the first detours, the second, and so on.
+        asides: what else each was waited with: the first interruptions, the second, and so on.
     """
     done_s = _done_s(came)
     delivered_s = np.maximum(asked_s, delivered_s)
@@ -427,7 +427,7 @@ class StepLog:
     Attributes:
         added: steps that were ever added.
         marks: what had been counted when the last passes began.
-        first: is called once, by the next `came`: whoever takes steps can sleep until there are some.
+        first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -436,7 +436,7 @@ class StepLog:
         # seen: at first that is none.
         self._slots = most + 2
         self._ring = bytearray(self._slots * _PACKED.size)
-        self._detours: deque[tuple[int, Sequence[Interruption]]] = deque()
+        self._interruptions: deque[tuple[int, Sequence[Interruption]]] = deque()
         self.added = 0
         self.marks: deque[Mark] = deque(maxlen=MARKS)
         self.first: Callable[[], object] | None = None
@@ -448,21 +448,22 @@ class StepLog:
         place: tuple[int, int, int, int],
         samples: int,
         times: tuple[float, float],
-        way: BatchTrace,
+        trace: BatchTrace,
     ) -> None:
         looks, contended, _, others_s = contention()
         _put(
             self._ring, slot * _PACKED.size, *place, samples, *times,
-            way.decoding_s, way.decoded_s, way.collated_s, way.moved_s, way.work_s, way.cpu_s, way.serial,
-            looks, contended, others_s, way.read,
+            trace.decoding_s, trace.decoded_s, trace.collated_s, trace.moved_s,
+            trace.work_s, trace.cpu_s, trace.serial,
+            looks, contended, others_s, trace.read,
         )  # fmt: skip
 
-    def came(
+    def add(
         self,
         place: tuple[int, int, int, int],
         samples: int,
         times: tuple[float, float],
-        way: BatchTrace | None = None,
+        trace: BatchTrace | None = None,
     ) -> None:
         """Add the delivery of a batch, and forget the oldest if there is no room.
 
@@ -470,20 +471,20 @@ class StepLog:
             place: epoch, step, position and order hash.
             samples: positions that it was asked for, those included whose sample was left out.
             times: when it was asked for, and delivered.
-            way: how it came, which is complete; None: that is not known.
+            trace: complete; None: it is not known.
         """
         if place[1] == 0:
             self.marks.append(
                 Mark(place[0], self.added, times[0], contention(), read_host(times[0]))
             )
         delivered(times[1], self)
-        if way is None:
-            way = _NOTHING
-        elif way.detours:
-            self._detours.append((self.added, way.detours))
-            while self._detours[0][0] <= self.added - self._most:
-                self._detours.popleft()
-        self._write((self.added + 1) % self._slots, place, samples, times, way)
+        if trace is None:
+            trace = _NOTHING
+        elif trace.interruptions:
+            self._interruptions.append((self.added, trace.interruptions))
+            while self._interruptions[0][0] <= self.added - self._most:
+                self._interruptions.popleft()
+        self._write((self.added + 1) % self._slots, place, samples, times, trace)
         self.added += 1
         if self.first is not None:
             first, self.first = self.first, None
@@ -499,8 +500,10 @@ class StepLog:
         if len(told) < 2:  # all of them may have been put over
             found = np.empty(0, STEP)
         else:
-            detours = {at - first: each for at, each in list(self._detours) if first <= at < end}
-            found = _rows_of(told, detours)
+            interruptions = {
+                at - first: each for at, each in list(self._interruptions) if first <= at < end
+            }
+            found = _rows_of(told, interruptions)
         found.flags.writeable = False
         return found, end
 
@@ -520,13 +523,13 @@ class StepLog:
 
 
 def _rows_of(
-    told: NDArray[np.void], detours: Mapping[int, Sequence[Interruption]]
+    told: NDArray[np.void], interruptions: Mapping[int, Sequence[Interruption]]
 ) -> NDArray[np.void]:
     """Work steps out.
 
     Args:
         told: dtype `_TOLD`, the one before the first, too; shape (deliveries + 1,).
-        detours: by delivery.
+        interruptions: by delivery.
 
     Returns:
         Dtype `STEP`, shape (deliveries,).
@@ -536,7 +539,7 @@ def _rows_of(
     for name in ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s"):
         rows[name] = now[name]
     came = records(now["read"], now)
-    found = waits(now["asked_s"], now["delivered_s"], came, _asides(detours))
+    found = waits(now["asked_s"], now["delivered_s"], came, _asides(interruptions))
     rows["waited_s"], rows["room_s"], rows["held_s"] = found.phases, found.room_s, found.held_s
     rows["bytes"] = now["read"]["bytes"]
     for name in _OF_THE_WAY:
@@ -552,11 +555,11 @@ _OF_THE_WAY: Final = (
 )  # fmt: skip
 
 
-def _asides(detours: Mapping[int, Sequence[Interruption]]) -> list[Interruptions]:
+def _asides(interruptions: Mapping[int, Sequence[Interruption]]) -> list[Interruptions]:
     """The first detour of each delivery that has one, the second, and so on."""
     found: list[Interruptions] = []
-    for turn in range(max(map(len, detours.values()), default=0)):
-        those = [(row, *each[turn]) for row, each in detours.items() if len(each) > turn]
+    for turn in range(max(map(len, interruptions.values()), default=0)):
+        those = [(row, *each[turn]) for row, each in interruptions.items() if len(each) > turn]
         rows, until_s, read = zip(*those, strict=True)
         came = records(np.frombuffer(b"".join(read), READ))
         found.append(Interruptions(np.array(rows), np.array(until_s, np.float64), came))

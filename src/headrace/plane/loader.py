@@ -325,26 +325,26 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return self._deliver(self.begin())
 
-    def _deliver(self, this: Pass) -> Iterator[Batch]:
-        fetched = self._reader.stream(self.order, this.epoch, this.spans())
+    def _deliver(self, a_pass: Pass) -> Iterator[Batch]:
+        fetched = self._reader.stream(self.order, a_pass.epoch, a_pass.spans())
         try:
-            for step in range(this.steps):
-                this.check()
+            for step in range(a_pass.steps):
+                a_pass.check()
                 self.stats.ask()
                 asked_at = time.perf_counter()
-                batch, asked, reads, way = next(fetched)
+                batch, asked, reads, trace = next(fetched)
                 got_at = time.perf_counter()
                 waited_s = got_at - asked_at
                 ready = self._reader.was_ready
                 self.stats.count(len(batch), batch.nbytes, reads, waited_s, ready=ready)
-                place = this.delivered(step, asked)
-                self.stats.steps.came(place, len(asked), (asked_at, got_at), way)
+                place = a_pass.delivered(step, asked)
+                self.stats.steps.add(place, len(asked), (asked_at, got_at), trace)
                 yield batch
             self.stats.ask()  # what came after the last batch was work, too
         finally:
             self.stats.rest()
             fetched.close()
-        this.finish()
+        a_pass.finish()
 
 
 def loader_line(loader: Loader, kind: str = "Loader") -> str:

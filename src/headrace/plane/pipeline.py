@@ -436,7 +436,7 @@ class Fetched(NamedTuple):
     """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
     reads: dict[str, int]
     """How the bytes were read: numbers by name, see `LoaderStats`."""
-    way: BatchTrace
+    trace: BatchTrace
     """How it came; whoever makes something of it stamps it."""
 
 

@@ -10,8 +10,7 @@ from headrace.frameworks.tensorflow.cluster import place_in_cluster
 
 import headrace as hr
 from headrace.errors import OrderError
-from headrace.frameworks.tensorflow.elements import Elements
-from headrace.frameworks.tensorflow.strings import can_cut
+from headrace.frameworks.tensorflow.elements import Elements, can_cut
 from headrace.tensorflow import Loader, dataset
 
 from .samples import BATCH, LENGTH, SAMPLES, STEPS, content

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import headrace as hr
-from headrace.frameworks.tensorflow import elements, strings
+from headrace.frameworks.tensorflow import elements
 from headrace.tensorflow import Loader
 
 SIZES = (0, 1, 22, 23, 4095, 4096, 70_000)
@@ -35,7 +35,7 @@ def by_label(path, **arguments):
 
 @pytest.mark.parametrize("cuts", [True, False])
 def test_both_ways_give_the_same_strings(sized, monkeypatch, cuts):
-    assert strings.can_cut(), "this TensorFlow has its C API"
+    assert elements.can_cut(), "this TensorFlow has its C API"
     monkeypatch.setattr(elements, "can_cut", lambda: cuts)
     assert by_label(sized) == {i: content(i) for i in range(40)}
 
@@ -57,7 +57,7 @@ def test_a_string_that_is_changed_does_not_change_the_sample(sized):
 
 def test_offsets_outside_of_the_buffer_are_refused():
     data = tf.zeros(100, tf.uint8)
-    cut = tf.function(strings.cut, autograph=False)
+    cut = tf.function(elements.cut, autograph=False)
     for offset, length in ((99, 2), (-1, 1), (0, -1), (101, 1), (2**62, 2**62)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the buffer"):
             cut(data, tf.constant([offset], tf.int64), tf.constant([length], tf.int64))
@@ -67,12 +67,12 @@ def test_offsets_outside_of_the_buffer_are_refused():
 
 def test_it_is_found_out_inside_of_a_graph_too(sized):
     """The trial runs eagerly, wherever it is asked for first."""
-    strings.can_cut.cache_clear()
+    elements.can_cut.cache_clear()
     found = []
 
     @tf.function
     def traced():
-        found.append(strings.can_cut())
+        found.append(elements.can_cut())
         return tf.constant(0)
 
     traced()

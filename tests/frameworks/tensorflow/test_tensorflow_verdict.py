@@ -9,7 +9,7 @@ import tensorflow as tf
 import headrace as hr
 from headrace.base.causes import Cause
 from headrace.control.controller import planes
-from headrace.frameworks.tensorflow.run import Run
+from headrace.frameworks.tensorflow.pipeline import Run
 from headrace.tensorflow import Loader
 from tests_shared import until
 
@@ -98,7 +98,9 @@ def test_a_clock_that_is_set_makes_no_wait_negative_and_none_longer_than_the_ste
     batches = iter(loader.dataset())
     next(batches)
     now_s = time.time
-    monkeypatch.setattr("headrace.frameworks.tensorflow.run.time.time", lambda: now_s() + clock)
+    monkeypatch.setattr(
+        "headrace.frameworks.tensorflow.pipeline.time.time", lambda: now_s() + clock
+    )
     assert len(list(batches)) == STEPS - 1
     steps, _ = loader.stats.steps.since(0)
     assert len(steps) == STEPS

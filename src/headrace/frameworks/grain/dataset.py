@@ -6,6 +6,7 @@ with Orbax or by hand. `mp_prefetch` cuts the data set into one share of batches
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +15,10 @@ import numpy as np
 
 from headrace import api
 from headrace.base.job import RankDecision
+from headrace.config import reader_options
 from headrace.errors import OrderError
 from headrace.frameworks.grain.elements import Decoder, Form, arrays_of, check_form, on_device
+from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
 if TYPE_CHECKING:
@@ -24,12 +27,93 @@ if TYPE_CHECKING:
 
     from headrace.api import OrderName
     from headrace.order import Order
-    from headrace.plane import Loader
+    from headrace.plane import Batch, Loader
     from headrace.plane.batch import OnError, Skipped
     from headrace.plane.cursor import Pass
     from headrace.plane.pipeline import Fetched
 
-__all__ = ["Dataset", "dataset"]
+
+__all__ = ["Dataset", "Source", "dataset"]
+
+
+class Source:
+    """A store for Grain: item i is a dict of `data` (uint8) and `label` (int64, -1: none).
+
+    Where several parts are read, `data` is a dict of them by part.
+
+    Args:
+        store: an open store, or the path of one (or of a folder, a tar, ...).
+        parts: parts to read of samples that have several; all if empty.
+        options: fields of `headrace.config.ReaderOptions`.
+
+    Raises:
+        ValueError: an unknown part or option.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        *,
+        parts: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        self.store = store if isinstance(store, Store) else api.open(store)
+        self._parts = tuple(parts)
+        self._options, _ = reader_options(options)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = Pipeline(self.store, self._options, self._parts)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one sample.
+
+        Raises:
+            IndexError: there is no such sample.
+            HeadraceError: it cannot be read.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"index is {index}, expected 0 to {len(self) - 1}")
+        return self._getitems([index])[0]
+
+    def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the samples at `indices`; one native read for all. Grain calls it by this name.
+
+        Raises:
+            SampleNotFound: an index lies outside the store.
+            HeadraceError: a sample cannot be read.
+        """
+        wanted = np.asarray([int(i) for i in indices], np.int64)
+        with self._lock:  # the native reader is made with the first read
+            reader = self._reader
+            _ = reader.engine
+        batch = reader.fetch(wanted).batch
+        return [_sample(batch, i) for i in range(len(batch))]
+
+    def __repr__(self) -> str:
+        """Tell this data from other data: Grain compares it when it restores a checkpoint."""
+        parts = f", parts={self._parts}" if self._parts else ""
+        return f"headrace.grain.Source({self.store.fingerprint!r}{parts})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"store": self.store, "_parts": self._parts, "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def _sample(batch: Batch, i: int) -> dict[str, Any]:
+    if len(batch.part_names) == 1:
+        data: Any = np.frombuffer(batch[i], np.uint8)
+    else:
+        data = {name: np.frombuffer(batch[i, name], np.uint8) for name in batch.part_names}
+    return {"data": data, "label": batch.labels[i]}
+
 
 _FIRST = np.zeros(1, np.int64)
 
@@ -243,15 +327,15 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
             under_way.close()
             self._loader.stats.rest()
 
-    def _steps(self, this: Pass) -> range:
+    def _steps(self, a_pass: Pass) -> range:
         """The steps of a pass that this iterator delivers."""
         self._step = 0
-        return range(this.steps)
+        return range(a_pass.steps)
 
     def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:
         """Count it. Where Grain's own threads ask ahead, they are whoever waits: when they have room."""
         place = self._this.delivered(self._step, one.asked)
-        self._loader.stats.steps.came(place, len(one.asked), (asked_s, got_s), one.way)
+        self._loader.stats.steps.add(place, len(one.asked), (asked_s, got_s), one.trace)
         self._step += 1
         if self._step == self._this.steps:
             self._this.finish()
@@ -261,26 +345,26 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         self._loader.stats.rest()
         self._loader.stats.ask()
 
-    def _read(self, this: Pass, steps: range) -> Generator[Fetched, None, None]:
+    def _read(self, a_pass: Pass, steps: range) -> Generator[Fetched, None, None]:
         loader = self._loader
-        spans = (loader.slices.span(step, this.begin) for step in steps)
-        return loader.reader.stream(loader.order, this.epoch, spans)
+        spans = (loader.slices.span(step, a_pass.begin) for step in steps)
+        return loader.reader.stream(loader.order, a_pass.epoch, spans)
 
     def _element(self, one: Fetched) -> dict[str, Any]:
-        dataset, way = self._dataset, one.way
+        dataset, trace = self._dataset, one.trace
         if self._decoder is not None:
             element = self._decoded(self._decoder, one)
         else:
             element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
-            way.collated_s = time.perf_counter()
+            trace.collated_s = time.perf_counter()
         if dataset._device is not None:  # noqa: SLF001
             element = on_device(element, dataset._device)  # noqa: SLF001
-            way.moved_s = time.perf_counter()
+            trace.moved_s = time.perf_counter()
         return element
 
     def _decoded(self, decoder: Decoder, one: Fetched) -> dict[str, Any]:
         if len(one.asked):
-            return decoder(one.batch, one.way)
+            return decoder(one.batch, one.trace)
         # Of an exact tail that several ranks share, one may have nothing.
         return decoder.empty(self._loader.reader.fetch(_FIRST).batch)
 
@@ -325,8 +409,8 @@ class ShareOfBatches(Batches):
         self._loader.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self._go_to(step)
 
-    def _steps(self, this: Pass) -> range:
-        return range(self._step % this.steps, this.steps, self._stride)
+    def _steps(self, a_pass: Pass) -> range:
+        return range(self._step % a_pass.steps, a_pass.steps, self._stride)
 
     def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:  # noqa: ARG002
         # The place is a step, however large.

@@ -102,8 +102,8 @@ class Decoder:
         self._skipped = skipped
         self._pool = ThreadPoolExecutor(threads, "headrace-decode") if threads else None
 
-    def __call__(self, batch: Batch, way: BatchTrace) -> dict[str, Any]:
-        """Return the decoded batch, and stamp its way.
+    def __call__(self, batch: Batch, trace: BatchTrace) -> dict[str, Any]:
+        """Return the decoded batch, and stamp its trace.
 
         Raises:
             DecodeError: the function failed; names the sample.
@@ -111,10 +111,10 @@ class Decoder:
         """
         places = range(len(batch))
         one_by_one = self._pool.map if self._pool else map
-        way.decoding_s = time.perf_counter()
+        trace.decoding_s = time.perf_counter()
         timed = list(one_by_one(lambda i: self._timed(batch, i), places))
-        way.decoded_s = time.perf_counter()
-        way.work_s, way.cpu_s = sum(each[1] for each in timed), sum(each[2] for each in timed)
+        trace.decoded_s = time.perf_counter()
+        trace.work_s, trace.cpu_s = sum(each[1] for each in timed), sum(each[2] for each in timed)
         results = [each[0] for each in timed]
         kept = []
         for i, result in zip(places, results, strict=True):
@@ -133,7 +133,7 @@ class Decoder:
             "labels": batch.labels[kept],
             "indices": batch.indices[kept],
         }
-        way.collated_s = time.perf_counter()
+        trace.collated_s = time.perf_counter()
         return element
 
     def empty(self, one: Batch) -> dict[str, Any]:

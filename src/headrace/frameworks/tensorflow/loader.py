@@ -13,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from headrace import api
-from headrace.closing import Closing
 from headrace.errors import DecodeError, OrderError
 from headrace.frameworks.tensorflow.elements import Elements, Form
-from headrace.frameworks.tensorflow.pipeline import Steps, pipeline, takes_seed
-from headrace.frameworks.tensorflow.run import Run
+from headrace.frameworks.tensorflow.pipeline import Run, Steps, pipeline, takes_seed
+from headrace.frameworks.view import LoaderView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.api import OrderName
     from headrace.order import Order
-    from headrace.plane import LoaderStats
-    from headrace.plane.batch import OnError, Skipped
+    from headrace.plane.batch import OnError
     from headrace.store import Store
 
 __all__ = ["Loader", "dataset"]
@@ -36,7 +34,7 @@ PREFETCH = 2
 
 
 # TensorFlow is not typed, so for the type checker this is a subclass of Any.
-class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
+class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[misc]
     """Batches of a store in exact headrace order, for TensorFlow.
 
     Each iterator of `dataset()` goes through the rest of the current epoch (or through `epochs`),
@@ -154,64 +152,6 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
                 raise
             raise cause from e
 
-    def __len__(self) -> int:
-        """Return the number of batches in a whole epoch; the same on every rank."""
-        return len(self._loader)
-
-    def __repr__(self) -> str:
-        from headrace.plane.loader import loader_line
-
-        return loader_line(self._loader, type(self).__name__)
-
-    def _repr_html_(self) -> str:
-        """A card for notebooks."""
-        from headrace.plane.loader import loader_card
-
-        return loader_card(self._loader, type(self).__name__)
-
-    @property
-    def order(self) -> Order:
-        """Which sample comes when."""
-        return self._loader.order
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is under way or, between epochs, the one that comes next."""
-        return self._loader.epoch
-
-    @property
-    def position(self) -> int:
-        """Global positions of this epoch that were delivered."""
-        return self._loader.position
-
-    @property
-    def order_hash(self) -> str:
-        """16 hex digits over what this rank delivered in this epoch; see `headrace.Loader`."""
-        return self._loader.order_hash
-
-    @property
-    def last_order_hash(self) -> str | None:
-        """The order hash of the last epoch that was delivered to its end, or None."""
-        return self._loader.last_order_hash
-
-    @property
-    def stats(self) -> LoaderStats:
-        """What was delivered, and how long whoever iterates waited for it, by TensorFlow's clock."""
-        return self._loader.stats
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Samples that were left out so far, in the order in which that was found."""
-        return self._loader.skipped
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with the next iterator. Not needed: epochs advance by themselves."""
-        self._loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: plain values, under 300 bytes as JSON."""
-        return self._loader.state_dict()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was saved, with the next iterator; those made before end.
 
@@ -219,7 +159,7 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
             StateMismatch: the state belongs to other data or another order.
             OrderError: the state is damaged.
         """
-        self._loader.load_state_dict(state)
+        super().load_state_dict(state)
         self._loader.cursor.end()
 
     def serialize(self) -> str:
@@ -238,10 +178,6 @@ class Loader(Closing, tf.train.experimental.PythonState):  # type: ignore[misc]
         except ValueError as e:
             raise OrderError(f"the checkpoint's loader state is not JSON: {e}") from e
         self.load_state_dict(state)
-
-    def close(self) -> None:
-        """End reading ahead. Batches stay valid; the loader can be used again."""
-        self._loader.close()
 
     def begin_run(self) -> int:
         """Begin a run for an iterator of `dataset()`, which calls it, and return its number."""

@@ -9,10 +9,8 @@
 * whole, threads, workers: its three ways from bytes to batches
 """
 
-from headrace.frameworks.torch.adopting import adopt
-from headrace.frameworks.torch.dataloader import DataLoader
-from headrace.frameworks.torch.dataset import Dataset
-from headrace.frameworks.torch.decode import Sample
+from headrace.frameworks.torch.dataloader import DataLoader, adopt
+from headrace.frameworks.torch.dataset import Dataset, Sample
 from headrace.frameworks.torch.store_loader import StoreLoader
 from headrace.frameworks.torch.tensors import TensorBatch
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils import data as torch_data
 
 from headrace.base.job import which_rank
-from headrace.config import reader_options, trace_folder
+from headrace.config import trace_folder
+from headrace.control.limits import memory_policy
 from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch
@@ -30,10 +33,11 @@ from headrace.frameworks.torch.dropin.position import DataPosition, DataState, i
 from headrace.frameworks.torch.dropin.progress import (
     Beginning,
     Progress,
+    Snapshot,
     Track,
+    kept_randomness,
     resumption_of,
 )
-from headrace.frameworks.torch.dropin.randomness import Snapshot, kept_randomness
 from headrace.frameworks.torch.dropin.watching import Watcher, nothing_to_read
 from headrace.frameworks.torch.store_loader import StoreLoader
 from headrace.plane import LoaderStats
@@ -45,7 +49,9 @@ if TYPE_CHECKING:
 
     from headrace.frameworks.torch.dropin.progress import Resumption
 
-__all__ = ["DataLoader"]
+
+__all__ = ["DataLoader", "adopt", "keep_through_accelerate"]
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -88,8 +94,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         snapshot_every_n_steps: with workers, and a data set that has a state of its own: batches after
             which workers are asked for it, as in torchdata. What lies between is done again, unseen,
             when a state is loaded. 0 or None: never within an epoch.
-        budget_bytes: memory for batches that workers hand over and for files that were read ahead,
-            half for each, over all workers. None: `HEADRACE_BUDGET_BYTES`, else 256 MiB for the former
+        memory_bytes: memory for batches that workers hand over and for files that were read ahead,
+            half for each, over all workers. None: `HEADRACE_MEMORY_BYTES`, else 256 MiB for the former
             and the read-ahead's own default for the latter. What does not fit travels torch's way.
         newer: arguments that a newer torch has.
 
@@ -137,7 +143,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        budget_bytes: int | None = None,
+        memory_bytes: int | None = None,
         **newer: Any,
     ) -> None:
         if _TORCH_HAS_IN_ORDER:
@@ -148,8 +154,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             raise ValueError(
                 f"snapshot_every_n_steps is {snapshot_every_n_steps}, expected 0 or more"
             )
-        options, origins = reader_options({"budget_bytes": budget_bytes})
-        given = origins["budget_bytes"] != "default"
+        policy = memory_policy(memory_bytes)
         super().__init__(
             dataset,
             batch_size,
@@ -169,10 +174,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **newer,
         )
-        self.budget_bytes = budget_bytes
+        self.memory_bytes = memory_bytes
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._arena_bytes = options.budget_bytes // 2 if given else ARENA_BYTES
-        self._ahead_bytes = options.budget_bytes // 2 if given else None
+        self._arena_bytes = policy[0] // 2 if policy else ARENA_BYTES
+        self._ahead_bytes = policy[0] // 2 if policy else None
         self.stats = LoaderStats()
         self.epochs_begun = 0
         self._progress: Progress | None = None
@@ -403,8 +408,6 @@ class DataLoader(torch_data.DataLoader[T_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Asked by Accelerate's `prepare`, just before it builds another loader of this one's parts."""
-        from headrace.frameworks.torch.adopting import keep_through_accelerate
-
         keep_through_accelerate()
         return False
 
@@ -463,3 +466,68 @@ _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch_data.DataLoader.__in
 
 def _means_torch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return len(args) > _POSITIONAL_FOR_BOTH or not _TORCH_ONLY.isdisjoint(kwargs)
+
+
+def adopt(loader: Any) -> Any:
+    """Return a loader like this one that loads through headrace.
+
+    Args:
+        loader: a `torch.utils.data.DataLoader`, which is left as it is; or what Accelerate's `prepare`
+            or `skip_first_batches` returned, whose inner loader is replaced.
+
+    Returns:
+        A headrace `DataLoader` of the same parts; or the object that was given, if Accelerate made it.
+
+    Raises:
+        TypeError: it is no loader of torch's.
+    """
+    if isinstance(vars(loader).get("base_dataloader"), torch_data.DataLoader):
+        loader.base_dataloader = adopt(loader.base_dataloader)
+        loader.dl_state_dict = loader.base_dataloader.state_dict()
+        return loader
+    if not isinstance(loader, torch_data.DataLoader):
+        raise TypeError(f"loader is a {type(loader).__name__}, expected a torch DataLoader")
+    if isinstance(loader, DataLoader):
+        return loader
+    return DataLoader(**_arguments(loader))
+
+
+def keep_through_accelerate() -> None:
+    """Let Accelerate's `prepare` return headrace's loaders where it was given one.
+
+    It builds a loader of torch's own class from the parts of the one it is given, and would drop ours,
+    with its state, without a word. Loaders of other classes are left to it.
+    """
+    theirs: Any = sys.modules.get("accelerate.accelerator")
+    prepare = getattr(theirs, "prepare_data_loader", None)
+    if prepare is None:
+        log.warning(
+            "Accelerate builds a loader of torch's own class from this one, without its state_dict(): "
+            "call headrace.torch.adopt(...) on what prepare returns"
+        )
+        return
+    if getattr(prepare, "_keeps_headrace", False):
+        return
+
+    @functools.wraps(prepare)
+    def kept(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = prepare(dataloader, *args, **kwargs)
+        return adopt(prepared) if isinstance(dataloader, DataLoader) else prepared
+
+    kept._keeps_headrace = True  # type: ignore[attr-defined] # noqa: SLF001
+    theirs.prepare_data_loader = kept
+
+
+def _arguments(loader: torch_data.DataLoader[Any]) -> dict[str, Any]:
+    """The arguments that a loader was made with, from its attributes."""
+    names = inspect.signature(torch_data.DataLoader.__init__).parameters
+    arguments = {name: getattr(loader, name) for name in names if name not in {"self", "shuffle"}}
+    if isinstance(loader.dataset, torch_data.IterableDataset):
+        arguments |= {"sampler": None, "batch_sampler": None}
+    elif loader.batch_sampler is not None:
+        arguments |= {"batch_size": 1, "sampler": None, "drop_last": False}
+    if loader.num_workers == 0:
+        arguments["prefetch_factor"] = None
+    if hasattr(loader, "snapshot_every_n_steps"):  # torchdata's
+        arguments["snapshot_every_n_steps"] = loader.snapshot_every_n_steps
+    return arguments

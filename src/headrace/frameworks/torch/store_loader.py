@@ -1,6 +1,6 @@
 """StoreLoader: headrace's order and exact resume, as a PyTorch user expects a loader to look.
 
-Which way a batch takes is chosen once: whole, decoded in threads, or decoded in worker processes.
+How a batch is delivered is chosen once: whole, decoded in threads, or decoded in worker processes.
 None of them changes which sample comes when, and all of them are counted here, when a batch is
 delivered: that is why a run may be resumed with other threads, workers and world sizes.
 """
@@ -15,22 +15,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from headrace import api
-from headrace.closing import Closing
 from headrace.frameworks.torch.dataset import Dataset
-from headrace.frameworks.torch.delivery import Collate
-from headrace.frameworks.torch.threads import ThreadedDecoding, ThreadOptions
-from headrace.frameworks.torch.whole import WholeBatches
-from headrace.frameworks.torch.workers import WorkerDecoding, WorkerOptions
+from headrace.frameworks.torch.deliveries import (
+    Collate,
+    ThreadedDecoding,
+    ThreadOptions,
+    WholeBatches,
+    WorkerDecoding,
+    WorkerOptions,
+)
+from headrace.frameworks.view import LoaderView
 from headrace.order import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from headrace.api import OrderName
-    from headrace.frameworks.torch.delivery import Way
-    from headrace.plane import LoaderStats
-    from headrace.plane.batch import OnError, Skipped
+    from headrace.frameworks.torch.deliveries import Deliveries
+    from headrace.plane.batch import OnError
     from headrace.plane.cursor import Pass
     from headrace.store import Store
 
@@ -46,7 +49,7 @@ THREADS_MAX = 8
 """Threads unless told otherwise: past 8, Python's own share of the work is the limit."""
 
 
-class StoreLoader(Closing):
+class StoreLoader(LoaderView):
     """Batches of a store in exact headrace order, for PyTorch.
 
     Each `for` goes through the rest of the current epoch, and epochs advance by themselves. Without
@@ -139,7 +142,7 @@ class StoreLoader(Closing):
             memory_bytes=memory_bytes,
             **self.dataset.given_options,
         )
-        self._way = self._choose_way(
+        self._deliveries = self._choose_deliveries(
             threads,
             prefetch_batches,
             multiprocessing_context=multiprocessing_context,
@@ -153,12 +156,12 @@ class StoreLoader(Closing):
         """Whether batches are delivered as they were read."""
         return self.dataset.decode is None and self.collate_fn is None
 
-    def _choose_way(
+    def _choose_deliveries(
         self,
         threads: int | None,
         batches_ahead: int | None,
         **worker_options: Any,
-    ) -> Way:
+    ) -> Deliveries:
         if self.num_workers < 0:
             raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
         if self._is_whole:
@@ -185,86 +188,19 @@ class StoreLoader(Closing):
             ),
         )
 
-    def __len__(self) -> int:
-        """Return the number of batches in a whole epoch; the same on every rank."""
-        return len(self._loader)
-
-    def __repr__(self) -> str:
-        from headrace.plane.loader import loader_line
-
-        return loader_line(self._loader, type(self).__name__)
-
-    def _repr_html_(self) -> str:
-        """A card for notebooks."""
-        from headrace.plane.loader import loader_card
-
-        return loader_card(self._loader, type(self).__name__)
-
-    @property
-    def order(self) -> Order:
-        """Which sample comes when."""
-        return self._loader.order
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is under way or, between epochs, the one that comes next."""
-        return self._loader.epoch
-
-    @property
-    def position(self) -> int:
-        """Global positions of this epoch that were delivered."""
-        return self._loader.position
-
-    @property
-    def order_hash(self) -> str:
-        """16 hex digits over what this rank delivered in this epoch; see `headrace.Loader`."""
-        return self._loader.order_hash
-
-    @property
-    def last_order_hash(self) -> str | None:
-        """The order hash of the last epoch that was delivered to its end, or None."""
-        return self._loader.last_order_hash
-
-    @property
-    def stats(self) -> LoaderStats:
-        """What was delivered, and how long the consumer waited for it."""
-        return self._loader.stats
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Samples that were left out so far, in the order in which that was found."""
-        return self._loader.skipped
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with the next `for`. Not needed: epochs advance by themselves."""
-        self._loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: plain values, under 300 bytes as JSON."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was saved, with the next `for`; exactly what is left is delivered.
-
-        Raises:
-            StateMismatch: the state belongs to other data or another order.
-            OrderError: the state is damaged.
-        """
-        self._loader.load_state_dict(state)
-
     def close(self) -> None:
         """End workers and reading ahead. Batches stay valid; the loader can be used again."""
         self._loader.close()
-        self._way.close()
+        self._deliveries.close()
 
     def __iter__(self) -> Iterator[Any]:
         return self._deliver(self._loader.begin(), os.getpid())
 
-    def _deliver(self, this: Pass, pid: int) -> Iterator[Any]:
-        deliveries = self._way.deliveries(this)
+    def _deliver(self, a_pass: Pass, pid: int) -> Iterator[Any]:
+        deliveries = self._deliveries.deliveries(a_pass)
         try:
-            for step in range(this.steps):
-                this.check()
+            for step in range(a_pass.steps):
+                a_pass.check()
                 if os.getpid() != pid:
                     raise RuntimeError("this iterator belongs to the process that made it")
                 asked_at = time.perf_counter()
@@ -272,11 +208,11 @@ class StoreLoader(Closing):
                 got_at = time.perf_counter()
                 waited_s = got_at - asked_at
                 self.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
-                self.stats.steps.came(
-                    this.delivered(step, delivery.asked),
+                self.stats.steps.add(
+                    a_pass.delivered(step, delivery.asked),
                     len(delivery.asked),
                     (asked_at, got_at),
-                    delivery.way,
+                    delivery.trace,
                 )
                 yield delivery.value
             self.stats.ask()  # what came after the last batch was work, too
@@ -284,7 +220,7 @@ class StoreLoader(Closing):
             if os.getpid() == pid:
                 self.stats.rest()
                 deliveries.close()
-        this.finish()
+        a_pass.finish()
 
 
 def _usable_cores() -> int:

@@ -15,12 +15,9 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.frameworks.torch.dropin.arena import Arena
-from headrace.frameworks.torch.dropin.messages import Answer, Begun, Mark, WorkerPlan
-from headrace.frameworks.torch.dropin.packing import Packed, unpack
-from headrace.frameworks.torch.dropin.sending import Sender
-from headrace.frameworks.torch.dropin.timing import Made
-from headrace.frameworks.torch.dropin.watching import READS_AHEAD
+from headrace.frameworks.torch.dropin.messages import Answer, Begun, Mark, Sender, WorkerPlan
+from headrace.frameworks.torch.dropin.shared_batches import Arena, Packed, unpack
+from headrace.frameworks.torch.dropin.watching import READS_AHEAD, Made
 from headrace.frameworks.torch.dropin.worker import serve
 
 if TYPE_CHECKING:
@@ -132,7 +129,7 @@ class WorkerContext:
         """How a task's batch was made, if its worker said so."""
         assert self.results is not None
         made = self.results.made.pop(idx, None)
-        return None if made is None else Made(*made).way()
+        return None if made is None else Made(*made).trace()
 
     def begun(self) -> list[tuple[int, Mark]]:
         """Return where the workers stood when they had begun, by worker."""

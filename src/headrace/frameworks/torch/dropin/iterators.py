@@ -14,22 +14,22 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import (
-    _MultiProcessingDataLoaderIter,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from headrace.control.stalls.live import tell_epoch
 from headrace.errors import StateMismatch
-from headrace.frameworks.torch.dropin.heap import keep_freed_memory
 from headrace.frameworks.torch.dropin.messages import Coming
-from headrace.frameworks.torch.dropin.position import DataPosition, sampler_position
+from headrace.frameworks.torch.dropin.position import (
+    DataPosition,
+    batches_drawable,
+    sampler_position,
+)
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
-from headrace.frameworks.torch.dropin.samplers import batches_drawable
-from headrace.frameworks.torch.dropin.timing import Making, hash_of
+from headrace.frameworks.torch.dropin.watching import Making, hash_of
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.context import WorkerContext
@@ -39,7 +39,22 @@ if TYPE_CHECKING:
     from headrace.plane import LoaderStats
     from headrace.plane.batch_trace import BatchTrace
 
-__all__ = ["InProcess", "InWorkers"]
+
+__all__ = ["InProcess", "InWorkers", "keep_freed_memory"]
+
+
+_BLOCK_BYTES = (32 << 20) - (64 << 10)
+"""glibc learns from blocks of up to 32 MiB (DEFAULT_MMAP_THRESHOLD_MAX), its own head included."""
+
+
+def keep_freed_memory() -> None:
+    """Free a large block, untouched: from then on the heap keeps up to 64 MiB that are free.
+
+    It is what any program comes to that ever frees a tensor of this size; nothing is set, and whoever
+    set the C library's thresholds has them still. Costs microseconds.
+    """
+    np.empty(_BLOCK_BYTES, np.uint8)
+
 
 SAMPLES_FORETOLD = 1024
 """Samples that each process knows of ahead: reads go on while batches wait for their turn, and are enough
@@ -93,7 +108,7 @@ class _Draws:
         self._epoch = loader.epochs_begun - 1
         self._position = 0
         self._last_index: Any = None
-        self._last_way: BatchTrace | None = None
+        self._last_trace: BatchTrace | None = None
 
     def _instead(self) -> dict[str, Any]:
         """What torch's iterator is to see in the place of the loader's."""
@@ -162,8 +177,8 @@ class _Draws:
         place = (self._epoch, self.progress.delivered - 1, self._position, hashed)
         self._position += samples
         self._stats.count(samples, 0, {}, got_s - asked_s)
-        self._stats.steps.came(place, samples, (asked_s, got_s), self._last_way)
-        self._last_index = self._last_way = None
+        self._stats.steps.add(place, samples, (asked_s, got_s), self._last_trace)
+        self._last_index = self._last_trace = None
 
     def _next_data(self) -> Any:
         return super()._next_data()  # type: ignore[misc]
@@ -243,8 +258,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self._count()
         made = self._making.made()
         if made is not None:
-            self._last_way = way = made.way()
-            way.moved_s = made.made_s if self._pin_memory else 0.0
+            self._last_trace = trace = made.trace()
+            trace.moved_s = made.made_s if self._pin_memory else 0.0
         return data
 
     def _count(self) -> None:
@@ -424,7 +439,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         assert self._context is not None
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
         self._last_index = self.progress.pending.get(idx)
-        self._last_way = self._context.made(idx)
+        self._last_trace = self._context.made(idx)
         self.progress.deliver(idx, worker_idx, self._context.mark_of(idx))
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
 

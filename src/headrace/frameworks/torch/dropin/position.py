@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils import data as torch_data
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data.dataloader import _InfiniteConstantSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from headrace.errors import StateMismatch
 
@@ -22,7 +23,51 @@ if TYPE_CHECKING:
 
     from headrace.frameworks.torch.dropin.messages import Mark
 
-__all__ = ["DataPosition", "DataState", "SamplerPosition", "is_stateful", "sampler_position"]
+
+__all__ = [
+    "DataPosition",
+    "DataState",
+    "SamplerPosition",
+    "batches_drawable",
+    "is_stateful",
+    "sampler_position",
+]
+
+
+ALL = 1 << 62
+"""Every batch of the epoch."""
+
+# These draw all their random numbers before they give the first index.
+_DRAWS_AT_ONCE = (
+    torch_data.SequentialSampler,
+    torch_data.SubsetRandomSampler,
+    torch_data.WeightedRandomSampler,
+    DistributedSampler,
+    # A fixed order, given as it is.
+    list,
+    tuple,
+    range,
+)
+
+
+def batches_drawable(batch_sampler: Any) -> int:
+    """Return how many batches of an epoch may be drawn before their time; 0: none.
+
+    Once the first batch was drawn in its time, that is: with it the random numbers are.
+    """
+    if type(batch_sampler) is not torch_data.BatchSampler:
+        return 0
+    sampler = batch_sampler.sampler
+    if type(sampler) in _DRAWS_AT_ONCE:
+        return ALL
+    if type(sampler) is not torch_data.RandomSampler:
+        return 0
+    if sampler.generator is None:
+        return ALL  # it has a generator of its own, which nobody sees
+    if sampler.replacement or sampler.num_samples > len(sampler.data_source):
+        return 0
+    # It draws from the user's generator once more when it is exhausted: that has to wait.
+    return int((sampler.num_samples - 1) // batch_sampler.batch_size)
 
 
 def is_stateful(thing: Any) -> bool:

@@ -1,28 +1,188 @@
-"""Watching: the read-ahead's eyes and ears in the process that fetches samples.
+"""Watching: what the read-ahead is told in the process that fetches samples, and what fetching costs.
 
-It is told which indices come, from the batches that wait; and which sample is being fetched, by the
-index list itself: torch fetches a batch by going through its list of indices, and the list that we
+The read-ahead is told which indices come, from the batches that wait; and which sample is being fetched,
+by the index list itself: torch fetches a batch by going through its list of indices, and the list that we
 hand it reports each step. Nothing stands between torch and the user's data set.
+
+`Making` stands around `collate_fn` and takes the batch's trace: waiting for files, decoding, collating.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 from torch.utils import data as torch_data
 
-from headrace.frameworks.torch.dropin.tuning import tuned
+from headrace.control import tune
+from headrace.control.limits import Bounds, Limits, read_limits
+from headrace.io.replaced import real_open
+from headrace.order import order_hash
+from headrace.plane.batch_trace import BatchTrace, read_record
 from headrace.plane.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.control import TuningHandle
     from headrace.frameworks.torch.dropin.messages import Reading
 
-__all__ = ["AHEAD_VARIABLE", "READS_AHEAD", "Watcher", "nothing_to_read"]
+
+__all__ = [
+    "AHEAD_VARIABLE",
+    "READS_AHEAD",
+    "READS_MAX",
+    "READS_MIN",
+    "Made",
+    "Making",
+    "Watcher",
+    "hash_of",
+    "nothing_to_read",
+    "tuned",
+]
+
+
+READS_MIN = 16
+"""Fewer save nothing that can be measured, and finding that out costs reads."""
+
+READS_MAX = 128
+"""Of one process: each read has a thread. Eight workers reach the 1,024 of a plane."""
+
+
+def tuned(ahead: ReadAhead) -> TuningHandle:
+    """Return the handle to keep beside the read-ahead; `wake` it while files are read.
+
+    Args:
+        ahead: of this process.
+    """
+    return tune(
+        f"files read ahead in process {os.getpid()}",
+        [ahead],
+        ahead.consumer,
+        _limits,
+        frozen=("buffer_bytes",),
+        enabled=os.environ.get("HEADRACE_TUNE", "1") != "0",
+    )
+
+
+def _limits(held_bytes: int) -> Limits:
+    limits = read_limits(held_bytes=held_bytes)
+    high = min(limits.reads_in_flight.high, READS_MAX)
+    return replace(limits, reads_in_flight=Bounds(min(READS_MIN, high), high))
+
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+
+_LONG_S = 0.001
+"""Whoever stood still for less has not waited for files; asking why costs 20 microseconds."""
+
+
+class Made(NamedTuple):
+    """When and how a batch was made; monotonic seconds."""
+
+    begun_s: float
+    collating_s: float
+    collated_s: float
+    made_s: float
+    waited_s: float
+    """For files, in all."""
+    opened_s: float
+    """Of that, for opening them."""
+    cpu_s: float
+    """Processor time until it was collated."""
+
+    def trace(self) -> BatchTrace:
+        """The batch's trace: what was waited for comes first."""
+        ready_s = min(self.begun_s + self.waited_s, self.collating_s)
+        trace = BatchTrace(read_record(self.begun_s, ready_s, self.waited_s, self.opened_s))
+        trace.serial = True
+        trace.decoding_s = ready_s
+        trace.decoded_s, trace.collated_s = self.collating_s, self.collated_s
+        trace.work_s, trace.cpu_s = trace.decoded_s - trace.decoding_s, self.cpu_s
+        return trace
+
+
+class Making:
+    """Stands around the making of batches in one thread.
+
+    Args:
+        watcher: knows how long opens of files that were read ahead had to wait; None: nobody does.
+        collate: torch's `collate_fn`.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], watcher: Watcher | None = None) -> None:
+        self.collate = collate
+        self.watcher = watcher
+        self._begun_s = self._collating_s = self._collated_s = 0.0
+        self._cpu_s = self._collating_cpu_s = 0.0
+        self._queued_ns = 0
+        self._waited_s = self._opened_s = 0.0
+
+    def begin(self) -> None:
+        """A batch is begun."""
+        self._collating_s = 0.0
+        self._waited_s = 0.0 if self.watcher is None else self.watcher.waited_s
+        self._cpu_s = time.thread_time()
+        self._begun_s = time.perf_counter()
+
+    def __call__(self, samples: Any) -> Any:
+        """Collate, and note when."""
+        self._collating_s = time.perf_counter()
+        self._collating_cpu_s = time.thread_time()
+        batch = self.collate(samples)
+        self._collated_s = time.perf_counter()
+        return batch
+
+    def made(self) -> Made | None:
+        """The batch is made; None: nobody said that it was begun."""
+        begun_s, self._begun_s = self._begun_s, 0.0
+        if not begun_s:
+            return None
+        now_s = time.perf_counter()
+        if not self._collating_s:  # an error, or an end
+            return Made(begun_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)
+        cpu_s = self._collating_cpu_s - self._cpu_s
+        ahead_s = 0.0 if self.watcher is None else self.watcher.waited_s - self._waited_s
+        # What neither ran nor waited for a processor waited for something else: for files, here.
+        stopped_s = self._collating_s - begun_s - cpu_s
+        if stopped_s > _LONG_S:
+            stopped_s -= self._queued_s()
+        waited_s = max(0.0, ahead_s, stopped_s)
+        return Made(begun_s, self._collating_s, self._collated_s, now_s, waited_s, 0.0, cpu_s)
+
+    def _queued_s(self) -> float:
+        """How long this thread has waited for a processor since this was last asked."""
+        before, self._queued_ns = self._queued_ns, _queued_ns()
+        return (self._queued_ns - before) * 1e-9 if before else 0.0
+
+    def __reduce__(self) -> Any:
+        return Making, (self.collate,)
+
+
+def hash_of(position: int, index: Any) -> tuple[int, int]:
+    """How many samples a list of indices names, and their order hash; 0 where they are no numbers."""
+    if not isinstance(index, (list, tuple)):
+        return 1, 0
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        indices = np.asarray(index, dtype=np.int64)
+        if indices.ndim == 1:
+            return len(index), order_hash(position, indices)
+    return len(index), 0
+
+
+def _queued_ns() -> int:
+    """How long this thread has waited for a processor; 0 where the kernel does not say."""
+    try:
+        with real_open(_SCHEDSTAT, "rb", 0) as f:
+            return int(f.read(64).split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
 
 READS_AHEAD = "files are read ahead"
 """What a watcher says while nothing is in the way."""

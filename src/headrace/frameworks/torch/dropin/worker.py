@@ -19,16 +19,12 @@ from typing import TYPE_CHECKING, Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from headrace.frameworks.torch.dropin.arena import Regions
-from headrace.frameworks.torch.dropin.collating import ArenaCollate
-from headrace.frameworks.torch.dropin.heap import keep_freed_memory
-from headrace.frameworks.torch.dropin.messages import Answer, Begun, Coming, Mark
-from headrace.frameworks.torch.dropin.packing import pack
+from headrace.frameworks.torch.dropin.iterators import keep_freed_memory
+from headrace.frameworks.torch.dropin.messages import Answer, Begun, Coming, Mark, Sender
 from headrace.frameworks.torch.dropin.position import DataPosition
-from headrace.frameworks.torch.dropin.randomness import Snapshot
-from headrace.frameworks.torch.dropin.sending import Sender
-from headrace.frameworks.torch.dropin.timing import Making
-from headrace.frameworks.torch.dropin.watching import Watcher
+from headrace.frameworks.torch.dropin.progress import Snapshot
+from headrace.frameworks.torch.dropin.shared_batches import ArenaCollate, Regions, pack
+from headrace.frameworks.torch.dropin.watching import Making, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
