@@ -39,9 +39,9 @@ def deliver(reader: Pipeline, store: hr.Store, size: int = 10) -> list[int]:
 
 def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
     reader = Pipeline(store, ReaderOptions(engine="threads", direct="never"))
-    assert reader.stats() == {}
+    assert reader.native_stats() == {}
     assert sorted(deliver(reader, store)) == list(range(SAMPLES))
-    stats = reader.stats()
+    stats = reader.native_stats()
     assert stats["delivered_samples"] == SAMPLES
     assert stats["delivered_bytes"] == SAMPLES * BYTES
     assert stats["reads"] == sum(stats["latency_us"]) > 0
@@ -56,18 +56,18 @@ def test_statistics_count_what_was_read_and_delivered(store: hr.Store) -> None:
 
 def test_turned_knobs_outlive_the_reader_that_had_them(store: hr.Store) -> None:
     reader = Pipeline(store, ReaderOptions(engine="threads", direct="never"))
-    reader.turn(reads_in_flight=10)  # before there is one
+    reader.turn({"reads_in_flight": 10})  # before there is one
     assert sorted(deliver(reader, store, size=1)) == list(range(SAMPLES))
-    stats = reader.stats()
+    stats = reader.native_stats()
     # A batch of one read: four of them under way for each read in flight, and one more.
     assert (stats["reads_in_flight"], stats["workers"]) == (10, 41)
-    reader.turn(buffer_bytes=1 << 20)
+    reader.turn({"buffer_bytes": 1 << 20})
     reader.close()
     assert sorted(deliver(reader, store)) == list(range(SAMPLES))
-    stats = reader.stats()
+    stats = reader.native_stats()
     assert (stats["reads_in_flight"], stats["buffer_bytes"]) == (10, 1 << 20)
     with pytest.raises(ValueError, match="reads_in_flight is 0"):
-        reader.turn(reads_in_flight=0)
+        reader.turn({"reads_in_flight": 0})
     reader.close()
 
 
@@ -76,7 +76,7 @@ def test_reads_never_outnumber_the_knob(store: hr.Store) -> None:
     assert origins["reads_in_flight"] == "environment"
     reader = Pipeline(store, options)
     reader.fetch(np.arange(SAMPLES))
-    assert reader.stats()["in_flight_most"] <= 3
+    assert reader.native_stats()["in_flight_most"] <= 3
     reader.close()
     with pytest.raises(ValueError, match="reads_in_flight is 0"):
         ReaderOptions(reads_in_flight=0)

@@ -103,7 +103,7 @@ def test_a_whole_cache_is_read_as_a_packed_store_is(store, tmp_path, expected):
     (prefetch,) = [s for s in loader.stages_now() if s.name == "prefetch"]
     assert prefetch.stats().samples == SAMPLES
     prefetch.turn({"reads_in_flight": 3, "buffer_bytes": 5 << 20})
-    found = loader.reader.stats()
+    found = loader.reader.native_stats()
     assert (found["reads_in_flight"], found["buffer_bytes"]) == (3, 5 << 20)
     # A segment is lost: what reads the source gets back what it had given up.
     for bad in volumes_of(tmp_path):
@@ -111,7 +111,7 @@ def test_a_whole_cache_is_read_as_a_packed_store_is(store, tmp_path, expected):
     rest = epochs(loader, 2)
     assert rest == [*expected[len(loader) + 1 :], *epochs_from(store, 2)]
     assert loader.cache.distrusted_segments > 0
-    assert loader.reader.stats()["buffer_bytes"] == 5 << 20
+    assert loader.reader.native_stats()["buffer_bytes"] == 5 << 20
     loader.close()
 
 

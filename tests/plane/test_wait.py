@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from headrace.plane.batch_trace import PHASES, WAY, Interruptions, waits
+from headrace.plane.batch_trace import PHASES, TRACE, Interruptions, waits
 
 STAMPS = (
     "taken_s", "planned_s", "begun_s", "ready_s", "decoding_s", "decoded_s", "collated_s", "moved_s",
@@ -15,7 +15,7 @@ ASKED_S = 1000.0
 
 def way(**stamps):
     """A way with stamps in seconds after `ASKED_S`; other attributes as they are."""
-    made = np.zeros(1, WAY)
+    made = np.zeros(1, TRACE)
     for name, value in stamps.items():
         made[name] = ASKED_S + value if name in STAMPS else value
     return made

@@ -60,7 +60,7 @@ def test_a_loader_reads_a_simulated_store_and_says_so(folder, tmp_path):
     assert loader.stats.cached_reads == 0
     assert loader.reader.engine[0].startswith("simulated quick over ")
     assert slow.label == "simulated quick"
-    stats = loader.reader.stats()
+    stats = loader.reader.native_stats()
     assert slow.stats()["requests"] == stats["reads"] > 0
     # Nothing comes before the model says so: 100 us lie in bucket 13 (90.5 to 128 us).
     assert sum(stats["latency_us"][:13]) == 0

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "MADE",
     "NOT_READ",
     "PHASES",
+    "PREPARED",
     "READ",
     "STEP",
-    "WAY",
+    "TRACE",
     "BatchTrace",
     "Interruption",
     "Interruptions",
@@ -38,7 +38,7 @@ __all__ = [
     "StepLog",
     "Waits",
     "read_record",
-    "records",
+    "traces_of",
     "waits",
 ]
 
@@ -69,7 +69,7 @@ not pass there, or that is not known."""
 NOT_READ: Final = bytes(READ.itemsize)
 """Nothing is known."""
 
-MADE: Final = np.dtype(
+PREPARED: Final = np.dtype(
     [
         ("decoding_s", "<f8"),  # its first sample began to be decoded
         ("decoded_s", "<f8"),  # its last sample was decoded
@@ -85,7 +85,7 @@ MADE: Final = np.dtype(
 )
 """What became of a batch after it was read; 0.0 as above."""
 
-WAY: Final = np.dtype(
+TRACE: Final = np.dtype(
     [
         *((name, "<f8") for name in ("taken_s", "planned_s", "begun_s", "ready_s")),
         (
@@ -94,10 +94,10 @@ WAY: Final = np.dtype(
         ),  # its reads waited for room in the buffer, longer than anybody waited for it
         *((name, "<f8") for name in ("held_s", "read_s", "open_s", "quiet_s")),
         *((name, "<f8") for name in ("reads", "depth", "quiet_reads")),
-        *((name, "<f8") for name in MADE.names or ()),
+        *((name, "<f8") for name in PREPARED.names or ()),
     ]
 )
-"""The whole of it but bytes, in seconds."""
+"""A whole trace but for the bytes, in seconds."""
 
 
 def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) -> bytes:
@@ -112,22 +112,22 @@ def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) ->
     Returns:
         A record of dtype `READ`.
     """
-    found = np.zeros((), READ)
-    found["taken_ns"] = found["planned_ns"] = found["begun_ns"] = round(begun_s * 1e9)
-    found["ready_ns"] = round(ready_s * 1e9)
-    found["read_ns"], found["open_ns"] = round(read_s * 1e9), round(open_s * 1e9)
-    return found.tobytes()
+    records = np.zeros((), READ)
+    records["taken_ns"] = records["planned_ns"] = records["begun_ns"] = round(begun_s * 1e9)
+    records["ready_ns"] = round(ready_s * 1e9)
+    records["read_ns"], records["open_ns"] = round(read_s * 1e9), round(open_s * 1e9)
+    return records.tobytes()
 
 
 class BatchTrace:
-    """How one batch came.
+    """When one batch passed each stage.
 
     Args:
         read: how it was read, as a record of dtype `READ`.
 
     Attributes:
         interruptions: what else the consumer's own thread waited for when it asked for this batch.
-        others: as in `MADE`.
+        others: as in `PREPARED`.
     """
 
     __slots__ = (
@@ -154,27 +154,27 @@ Interruption = tuple[float, bytes]
 """Until when a consumer was busy with a later batch while its own was ready, and how that one was read."""
 
 
-def records(read: NDArray[np.void], made: NDArray[np.void] | None = None) -> NDArray[np.void]:
-    """Ways as records.
+def traces_of(read: NDArray[np.void], prepared: NDArray[np.void] | None = None) -> NDArray[np.void]:
+    """Traces as records, in seconds.
 
     Args:
-        read: dtype `READ`, shape (ways,).
-        made: with all fields of `MADE`, shape (ways,); None: nothing became of them yet.
+        read: dtype `READ`, shape (batches,).
+        prepared: with all fields of `PREPARED`, shape (batches,); None: nothing became of them yet.
 
     Returns:
-        Dtype `WAY`, shape (ways,).
+        Dtype `TRACE`, shape (batches,).
     """
-    found = np.zeros(len(read), WAY)
+    records = np.zeros(len(read), TRACE)
     for name in ("taken", "planned", "begun", "ready", "held", "read", "open", "quiet"):
-        found[f"{name}_s"] = read[f"{name}_ns"] * 1e-9
+        records[f"{name}_s"] = read[f"{name}_ns"] * 1e-9
     for name in ("reads", "depth", "quiet_reads"):
-        found[name] = read[name]
+        records[name] = read[name]
     planned = read["planned_ns"] != 0
-    found["room_s"] = np.where(planned, (read["begun_ns"] - read["planned_ns"]) * 1e-9, 0.0)
-    if made is not None:
-        for name in MADE.names or ():
-            found[name] = made[name]
-    return found
+    records["room_s"] = np.where(planned, (read["begun_ns"] - read["planned_ns"]) * 1e-9, 0.0)
+    if prepared is not None:
+        for name in PREPARED.names or ():
+            records[name] = prepared[name]
+    return records
 
 
 PHASES: Final = ("hold", "open", "read", "queue", "decode", "collate", "transfer", "hand")
@@ -204,61 +204,61 @@ class Interruptions(NamedTuple):
     """Of which deliveries; shape (interruptions,)."""
     until_s: NDArray[np.float64]
     """When each was over; shape (interruptions,)."""
-    came: NDArray[np.void]
-    """How the batch that was waited for instead had come; dtype `WAY`, shape (interruptions,)."""
+    traces: NDArray[np.void]
+    """How the batch that was waited for instead had come; dtype `TRACE`, shape (interruptions,)."""
 
 
 def waits(
     asked_s: NDArray[np.float64],
     delivered_s: NDArray[np.float64],
-    came: NDArray[np.void],
-    asides: Sequence[Interruptions] = (),
+    traces: NDArray[np.void],
+    interruptions: Sequence[Interruptions] = (),
 ) -> Waits:
     """Cut waits into their phases.
 
     Args:
         asked_s: when the consumer asked for each batch, monotonic; shape (deliveries,).
         delivered_s: when it had it; shape (deliveries,).
-        came: how each came, dtype `WAY`, shape (deliveries,). Nothing is known of a way without a moment:
+        traces: dtype `TRACE`, shape (deliveries,). Nothing is known of a trace without a moment:
             all of its wait is `read`.
-        asides: what else each was waited with: the first interruptions, the second, and so on.
+        interruptions: what else each was waited with: the first of each, the second, and so on.
     """
-    done_s = _done_s(came)
+    done_s = _done_s(traces)
     delivered_s = np.maximum(asked_s, delivered_s)
-    found, at = _along(asked_s, delivered_s, came)
-    straight = np.ones(len(came), np.bool_)
-    for first in asides[:1]:
+    phases, at = _along(asked_s, delivered_s, traces)
+    straight = np.ones(len(traces), np.bool_)
+    for first in interruptions[:1]:
         straight[first.rows] = False
     later = (done_s > asked_s) | straight
-    room_s, held_s = came["room_s"] * later, came["held_s"] * later
-    for rows, until_s, others in asides:
+    room_s, held_s = traces["room_s"] * later, traces["held_s"] * later
+    for rows, until_s, others in interruptions:
         room_s[rows] += others["room_s"]
         held_s[rows] += others["held_s"]
-        part, reached = _aside(at[rows], np.minimum(until_s, delivered_s[rows]), others)
-        found[rows] += part
+        part, reached = _interrupted(at[rows], np.minimum(until_s, delivered_s[rows]), others)
+        phases[rows] += part
         at[rows] = reached
-    found[:, _HAND] += delivered_s - at
-    found = np.where(
-        (came["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, came), found
+    phases[:, _HAND] += delivered_s - at
+    phases = np.where(
+        (traces["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, traces), phases
     )
     unknown = done_s == 0.0
-    found[unknown] = 0.0
-    found[unknown, _READ] = (delivered_s - asked_s)[unknown]
-    return Waits(found, room_s, held_s)
+    phases[unknown] = 0.0
+    phases[unknown, _READ] = (delivered_s - asked_s)[unknown]
+    return Waits(phases, room_s, held_s)
 
 
-def _done_s(came: NDArray[np.void]) -> NDArray[np.float64]:
+def _done_s(traces: NDArray[np.void]) -> NDArray[np.float64]:
     """When each could be handed over; 0.0: not known."""
-    done_s = came["moved_s"].copy()
+    done_s = traces["moved_s"].copy()
     for name in ("collated_s", "decoded_s", "ready_s"):
-        done_s = np.where(done_s > 0.0, done_s, came[name])
+        done_s = np.where(done_s > 0.0, done_s, traces[name])
     return done_s
 
 
-def _open_share(came: NDArray[np.void]) -> NDArray[np.float64]:
+def _open_share(traces: NDArray[np.void]) -> NDArray[np.float64]:
     """Of the time of its reads, that for opening files."""
-    share = np.zeros(len(came))
-    np.divide(came["open_s"], came["read_s"], out=share, where=came["read_s"] > 0.0)
+    share = np.zeros(len(traces))
+    np.divide(traces["open_s"], traces["read_s"], out=share, where=traces["read_s"] > 0.0)
     return np.minimum(share, 1.0)
 
 
@@ -266,12 +266,12 @@ class _Walk:
     """Goes along ways from one moment to the next, no further than an end.
 
     Attributes:
-        found: seconds in each phase so far, shape (ways, phases).
+        phases: seconds in each phase so far, shape (batches, phases).
         at_s: where each has got to.
     """
 
     def __init__(self, at_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
-        self.found = np.zeros((len(at_s), len(PHASES)))
+        self.phases = np.zeros((len(at_s), len(PHASES)))
         self.at_s = at_s
         self._end_s = end_s
 
@@ -282,71 +282,71 @@ class _Walk:
         self.at_s = reached_s
         return took_s
 
-    def read(self, came: NDArray[np.void]) -> None:
+    def read(self, traces: NDArray[np.void]) -> None:
         """Go on until all was read."""
-        self.found[:, _HOLD] = self.to(came["taken_s"])
-        self.found[:, _OPEN] = self.to(came["planned_s"])
-        self.found[:, _HOLD] += self.to(came["begun_s"])
-        reading_s = self.to(came["ready_s"])
-        opened_s = reading_s * _open_share(came)
-        self.found[:, _OPEN] += opened_s
-        self.found[:, _READ] = reading_s - opened_s
+        self.phases[:, _HOLD] = self.to(traces["taken_s"])
+        self.phases[:, _OPEN] = self.to(traces["planned_s"])
+        self.phases[:, _HOLD] += self.to(traces["begun_s"])
+        reading_s = self.to(traces["ready_s"])
+        opened_s = reading_s * _open_share(traces)
+        self.phases[:, _OPEN] += opened_s
+        self.phases[:, _READ] = reading_s - opened_s
 
 
 def _along(
-    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], came: NDArray[np.void]
+    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], traces: NDArray[np.void]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What batches did from when they were asked for until they were done; and when that was."""
     walk = _Walk(asked_s, delivered_s)
-    walk.read(came)
+    walk.read(traces)
     for phase, name in (
         (_QUEUE, "decoding_s"), (_DECODE, "decoded_s"), (_COLLATE, "collated_s"), (_TRANSFER, "moved_s"),
     ):  # fmt: skip
-        walk.found[:, phase] = walk.to(came[name])
-    return walk.found, walk.at_s.copy()
+        walk.phases[:, phase] = walk.to(traces[name])
+    return walk.phases, walk.at_s.copy()
 
 
-def _aside(
-    at_s: NDArray[np.float64], until_s: NDArray[np.float64], came: NDArray[np.void]
+def _interrupted(
+    at_s: NDArray[np.float64], until_s: NDArray[np.float64], traces: NDArray[np.void]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What later batches did while the consumer was busy with them; after it was read, that is `hand`."""
     walk = _Walk(at_s, until_s)
-    walk.read(came)
-    walk.found[:, _HAND] = walk.to(until_s)
-    return walk.found, walk.at_s
+    walk.read(traces)
+    walk.phases[:, _HAND] = walk.to(until_s)
+    return walk.phases, walk.at_s
 
 
 def _shared_out(
-    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], came: NDArray[np.void]
+    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], traces: NDArray[np.void]
 ) -> NDArray[np.float64]:
     """Waits for batches that one process made from beginning to end, one thing after the other.
 
     Whatever of it a wait fell on, all of it took that process's time: it is shared out as that was.
     """
-    made_s = came["collated_s"]
+    made_s = traces["collated_s"]
     for name in ("decoded_s", "ready_s"):
-        made_s = np.where(made_s > 0.0, made_s, came[name])
-    begun_s = came["taken_s"]
+        made_s = np.where(made_s > 0.0, made_s, traces[name])
+    begun_s = traces["taken_s"]
     for name in ("begun_s", "decoding_s"):
-        begun_s = np.where(begun_s > 0.0, begun_s, came[name])
-    ready_s = np.where(came["ready_s"] > 0.0, came["ready_s"], begun_s)
+        begun_s = np.where(begun_s > 0.0, begun_s, traces[name])
+    ready_s = np.where(traces["ready_s"] > 0.0, traces["ready_s"], begun_s)
     done_s = np.minimum(np.maximum(asked_s, made_s), delivered_s)
-    moved_s = np.minimum(np.maximum(done_s, came["moved_s"]), delivered_s)
+    moved_s = np.minimum(np.maximum(done_s, traces["moved_s"]), delivered_s)
     read_s = np.maximum(0.0, ready_s - begun_s)
-    decode_s = np.maximum(0.0, came["decoded_s"] - came["decoding_s"])
-    collate_s = np.maximum(0.0, came["collated_s"] - came["decoded_s"])
+    decode_s = np.maximum(0.0, traces["decoded_s"] - traces["decoding_s"])
+    collate_s = np.maximum(0.0, traces["collated_s"] - traces["decoded_s"])
     total_s = read_s + decode_s + collate_s
-    scale = np.zeros(len(came))
+    scale = np.zeros(len(traces))
     np.divide(done_s - asked_s, total_s, out=scale, where=total_s > 0.0)
-    opened_s = read_s * _open_share(came)
-    found = np.zeros((len(came), len(PHASES)))
-    found[:, _OPEN] = opened_s * scale
-    found[:, _READ] = (read_s - opened_s) * scale
-    found[:, _DECODE] = decode_s * scale
-    found[:, _COLLATE] = collate_s * scale
-    found[:, _TRANSFER] = moved_s - done_s
-    found[:, _HAND] = delivered_s - moved_s + np.where(scale > 0.0, 0.0, done_s - asked_s)
-    return found
+    opened_s = read_s * _open_share(traces)
+    phases = np.zeros((len(traces), len(PHASES)))
+    phases[:, _OPEN] = opened_s * scale
+    phases[:, _READ] = (read_s - opened_s) * scale
+    phases[:, _DECODE] = decode_s * scale
+    phases[:, _COLLATE] = collate_s * scale
+    phases[:, _TRANSFER] = moved_s - done_s
+    phases[:, _HAND] = delivered_s - moved_s + np.where(scale > 0.0, 0.0, done_s - asked_s)
+    return phases
 
 
 STEP: Final = np.dtype(
@@ -397,20 +397,20 @@ class Mark(NamedTuple):
 
 _NOTHING: Final = BatchTrace()
 
-_TOLD: Final = np.dtype(
+_DELIVERY: Final = np.dtype(
     [
         ("epoch", "<u8"), ("step", "<u8"), ("position", "<u8"), ("order_hash", "<u8"), ("samples", "<u8"),
         ("asked_s", "<f8"), ("delivered_s", "<f8"),
-        *((name, "<f8") for name in MADE.names or ()),
+        *((name, "<f8") for name in PREPARED.names or ()),
         # What had been seen in this process, up to this delivery.
         ("looks", "<f8"), ("contended", "<f8"), ("others_s", "<f8"),
         ("read", READ),
     ]
 )  # fmt: skip
-"""A delivery as it was told. What it means is worked out when somebody takes it."""
+"""A delivery as it was added. What it means is worked out when somebody takes it."""
 
 _PACKED: Final = struct.Struct(f"<5Q2d7d3d{READ.itemsize}s")
-assert _PACKED.size == _TOLD.itemsize
+assert _PACKED.size == _DELIVERY.itemsize
 
 _put: Final = _PACKED.pack_into
 
@@ -496,71 +496,71 @@ class StepLog:
         Returns:
             The steps, read-only, dtype `STEP`, shape (steps,), and the number to ask with next time.
         """
-        first, end, told = self._told(seen)
-        if len(told) < 2:  # all of them may have been put over
-            found = np.empty(0, STEP)
+        first, end, deliveries = self._deliveries_since(seen)
+        if len(deliveries) < 2:  # all of them may have been put over
+            steps = np.empty(0, STEP)
         else:
             interruptions = {
                 at - first: each for at, each in list(self._interruptions) if first <= at < end
             }
-            found = _rows_of(told, interruptions)
-        found.flags.writeable = False
-        return found, end
+            steps = _rows_of(deliveries, interruptions)
+        steps.flags.writeable = False
+        return steps, end
 
-    def _told(self, seen: int) -> tuple[int, int, NDArray[np.void]]:
+    def _deliveries_since(self, seen: int) -> tuple[int, int, NDArray[np.void]]:
         """Steps since `seen`: the first one's number, that after the last's, and all, with the one before."""
         end = self.added
         first = max(seen, end - self._most)
         if first >= end:
-            return seen, seen, np.empty(0, _TOLD)
+            return seen, seen, np.empty(0, _DELIVERY)
         begin, stop = first % self._slots * _PACKED.size, (end + 1) % self._slots * _PACKED.size
         ring = self._ring
         raw = ring[begin:stop] if begin < stop else ring[begin:] + ring[:stop]
-        told = np.frombuffer(raw, _TOLD)
+        deliveries = np.frombuffer(raw, _DELIVERY)
         # Those that were put over others meanwhile.
         lost = max(0, self.added - self._most - first)
-        return first + lost, end, told[lost:]
+        return first + lost, end, deliveries[lost:]
 
 
 def _rows_of(
-    told: NDArray[np.void], interruptions: Mapping[int, Sequence[Interruption]]
+    deliveries: NDArray[np.void], interruptions: Mapping[int, Sequence[Interruption]]
 ) -> NDArray[np.void]:
     """Work steps out.
 
     Args:
-        told: dtype `_TOLD`, the one before the first, too; shape (deliveries + 1,).
+        deliveries: dtype `_DELIVERY`, the one before the first, too; shape (deliveries + 1,).
         interruptions: by delivery.
 
     Returns:
         Dtype `STEP`, shape (deliveries,).
     """
-    before, now = told[:-1], told[1:]
+    before, now = deliveries[:-1], deliveries[1:]
     rows = np.empty(len(now), STEP)
     for name in ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s"):
         rows[name] = now[name]
-    came = records(now["read"], now)
-    found = waits(now["asked_s"], now["delivered_s"], came, _asides(interruptions))
-    rows["waited_s"], rows["room_s"], rows["held_s"] = found.phases, found.room_s, found.held_s
+    traces = traces_of(now["read"], now)
+    cut = waits(now["asked_s"], now["delivered_s"], traces, _by_turn(interruptions))
+    rows["waited_s"], rows["room_s"], rows["held_s"] = cut.phases, cut.room_s, cut.held_s
     rows["bytes"] = now["read"]["bytes"]
-    for name in _OF_THE_WAY:
-        rows[name] = came[name]
+    for name in _COPIED:
+        rows[name] = traces[name]
     anew = now["looks"] < before["looks"]
     for name in ("looks", "contended", "others_s"):
         rows[name] = np.where(anew, now[name], np.maximum(0.0, now[name] - before[name]))
     return rows
 
 
-_OF_THE_WAY: Final = (
+_COPIED: Final = (
     "reads", "read_s", "depth", "quiet_reads", "quiet_s", "work_s", "cpu_s", "serial",
 )  # fmt: skip
 
 
-def _asides(interruptions: Mapping[int, Sequence[Interruption]]) -> list[Interruptions]:
+def _by_turn(interruptions: Mapping[int, Sequence[Interruption]]) -> list[Interruptions]:
     """The first detour of each delivery that has one, the second, and so on."""
-    found: list[Interruptions] = []
+    turns: list[Interruptions] = []
     for turn in range(max(map(len, interruptions.values()), default=0)):
         those = [(row, *each[turn]) for row, each in interruptions.items() if len(each) > turn]
         rows, until_s, read = zip(*those, strict=True)
-        came = records(np.frombuffer(b"".join(read), READ))
-        found.append(Interruptions(np.array(rows), np.array(until_s, np.float64), came))
-    return found
+        traces = traces_of(np.frombuffer(b"".join(read), READ))
+        turns.append(Interruptions(np.array(rows), np.array(until_s, np.float64), traces))
+    return turns

@@ -15,7 +15,7 @@ from headrace.base.text import bytes_text
 from headrace.pages.card import card
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.cursor import Cursor, Pass
-from headrace.plane.pipeline import Pipeline, PrefetchStage, SampleSource
+from headrace.plane.pipeline import Pipeline, SampleSource
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
 
 if TYPE_CHECKING:
@@ -131,17 +131,6 @@ class LoaderStats:
 _ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
 
 
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """The stages of this process, the reading one first; tiers from when reading began."""
-
-    prefetch: PrefetchStage
-    reader: Pipeline
-
-    def __call__(self) -> tuple[Stage, ...]:
-        return (self.prefetch, *self.reader.stages)
-
-
 class Tuning(Protocol):
     """Whoever turns the knobs of a loader's stages."""
 
@@ -189,10 +178,9 @@ class Loader:
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = Pipeline(source, options, parts, on_error, tiers, over=over)
-        self._prefetch = PrefetchStage(self._reader, options)
         # Not of this loader's own method: a cycle would keep files and threads open after the last
         # reference has gone, until garbage is collected.
-        self.stats = LoaderStats(stages_now=_Stages(self._prefetch, self._reader))
+        self.stats = LoaderStats(stages_now=self._reader.all_stages)
         self.tuning: Tuning | None = None
 
     def __len__(self) -> int:

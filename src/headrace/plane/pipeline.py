@@ -2,14 +2,15 @@
 
     source reader -> throttle -> disk tier -> memory tier -> (node daemon) -> prefetch
 
-It is made when it is first needed in a process, so that a loader or data set may be made anywhere and
-used in any process, forked ones included. It keeps no order and no position. None of the stages changes
-what is delivered: only where from, and when.
+They are made when a process first reads, so that a loader or data set may be made anywhere and used in any
+process, forked ones included. The pipeline keeps no order and no position. No stage changes what is
+delivered: only where from, and when.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -31,7 +32,7 @@ from headrace.plane.rate_limit import Throttle
 from headrace.plane.stage import RemoteStats, StageStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -42,209 +43,25 @@ if TYPE_CHECKING:
     from headrace.plane.disk_tier import CacheReport
     from headrace.plane.stage import PendingReads, Reads, Stage
 
-
 __all__ = [
     "AddStage",
     "Fetched",
     "Pipeline",
-    "PrefetchStage",
     "SampleSource",
+    "Span",
     "Stages",
-    "TurnableReader",
     "build_stages",
     "bytes_of",
 ]
-
-
-_SAME_NAME = (
-    "busy_s",
-    "wait_input_s",
-    "wait_output_s",
-    "reads",
-    "in_flight",
-    "in_flight_s",
-    "buffered_bytes",
-    "ready_bytes",
-    "bytes_by_tier",
-)
-
-
-class TurnableReader(Protocol):
-    """What the stage needs of a `Pipeline`."""
-
-    def stats(self) -> Mapping[str, Any]:
-        """Statistics of this process's native reader; empty before it reads."""
-
-    def remote(self) -> RemoteStats | None:
-        """What the engine of remote volumes did in this process; None where there is none."""
-
-    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
-        """Set its knobs."""
-
-
-def _label(simulate: Any) -> str:
-    """What figures of a simulated storage must be labelled with; '' for a real one."""
-    if simulate is None:
-        return ""
-    label = getattr(getattr(simulate, "model", None), "label", None)  # of a SlowVolume
-    return str(label) if label is not None else f"simulated {simulation_of(simulate).name}"
-
-
-class PrefetchStage:
-    """Reads batches ahead of their consumer.
-
-    Args:
-        reader: what does it.
-        options: where the knobs stand at first.
-    """
-
-    name = "prefetch"
-
-    def __init__(self, reader: TurnableReader, options: ReaderOptions) -> None:
-        self._reader = reader
-        self._simulation = _label(options.simulate)
-        each = options.threads if options.engine == "threads" else options.queue_depth
-        given = options.reads_in_flight or each * options.workers
-        remote = reader.remote()
-        if remote is not None and options.reads_in_flight is None:
-            given = remote.reads_in_flight  # what waits inside of its engine is not in flight
-        self._knobs = {"reads_in_flight": given, "buffer_bytes": options.budget_bytes}
-        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
-        # their depths, two workers with small batches would have a handful of slow reads in flight.
-        reader.turn(reads_in_flight=given)
-
-    def stats(self) -> StageStats:
-        """What the reader of this process did; zeros before it has begun."""
-        found = self._reader.stats()
-        remote = self._reader.remote()
-        if not found:
-            return StageStats(name=self.name, simulation=self._simulation, remote=remote)
-        return StageStats(
-            name=self.name,
-            samples=found["delivered_samples"],
-            bytes=found["delivered_bytes"],
-            latency_us=tuple(found["latency_us"]),
-            simulation=self._simulation,
-            remote=remote,
-            **{name: found[name] for name in _SAME_NAME},
-        )
-
-    def knobs(self) -> Mapping[str, int]:
-        """Reads in flight and buffer bytes, as they were given or turned last."""
-        return dict(self._knobs)
-
-    def turn(self, knobs: Mapping[str, int]) -> None:
-        """Set reads in flight, buffer bytes or both.
-
-        Raises:
-            ValueError: a value is not positive.
-        """
-        mine = {name: value for name, value in knobs.items() if name in self._knobs}
-        for name, value in mine.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        self._knobs |= mine
-        self._reader.turn(**mine)
-
 
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
 
 WINDOWS_AHEAD_MAX = 2
-"""Windows submitted ahead of the one that is being consumed."""
+"""Windows of a blocked order that are submitted ahead of the one that is being consumed."""
 
-
-def read_batches(
-    reader: Reads,
-    order: Order,
-    epoch: int,
-    spans: Iterable[Span],
-    batches_ahead: Callable[[], int],
-    *,
-    told: Callable[[bool], None] = lambda _: None,
-) -> Generator[_native.Batch, None, None]:
-    """Yield the batch of each span, in order.
-
-    Args:
-        reader: reads them.
-        order: which sample lies at which position.
-        epoch: the epoch.
-        spans: global positions (start, stop) of each batch.
-        batches_ahead: how many batches to submit ahead, now; more than the reader's budget of bytes
-            holds only queue up.
-        told: called before each batch is taken, with whether it was ready.
-    """
-    pending: deque[PendingReads] = deque()
-    for span in spans:
-        pending.append(reader.submit(order.wrapped(epoch, *span)))
-        while len(pending) > max(1, batches_ahead()):
-            told(pending[0].done)
-            yield pending.popleft().take()
-    while pending:
-        told(pending[0].done)
-        yield pending.popleft().take()
-
-
-@dataclass(slots=True)
-class _Window:
-    """Positions that this rank takes from one window, and how they fall into batches."""
-
-    indices: list[NDArray[np.int64]] = field(default_factory=list)
-    pieces: list[tuple[int, bool]] = field(default_factory=list)  # samples; batch is complete
-
-
-def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]:
-    """Cut spans at the bounds of windows. A padded span comes back to the first windows."""
-    window, bounds = _Window(), (0, 0)
-    for start, stop in spans:
-        if start == stop:
-            window.pieces.append((0, True))
-        at = start
-        while at < stop:
-            position = at % order.length
-            if not bounds[0] <= position < bounds[1]:
-                if window.pieces:
-                    yield window
-                window, bounds = _Window(), order.window_at(epoch, position)
-            count = min(stop - at, bounds[1] - position)
-            window.indices.append(order.indices(epoch, position, position + count))
-            at += count
-            window.pieces.append((count, at == stop))
-    if window.pieces:
-        yield window
-
-
-def read_windows(
-    reader: Reads,
-    order: Blocked,
-    epoch: int,
-    spans: Iterable[Span],
-) -> Generator[_native.Batch, None, None]:
-    """Yield the batch of each span, in order, reading window by window."""
-    batch: list[tuple[_native.Batch, int, int]] = []
-    for window, pending in _submit_windows(reader, _cut(order, epoch, spans)):
-        native = pending.take()
-        at = 0
-        for count, complete in window.pieces:
-            batch.append((native, at, at + count))
-            at += count
-            if complete:
-                yield reader.gather(batch)
-                batch = []
-
-
-def _submit_windows(
-    reader: Reads,
-    windows: Iterable[_Window],
-) -> Iterator[tuple[_Window, PendingReads]]:
-    ahead: deque[tuple[_Window, PendingReads]] = deque()
-    for window in windows:
-        indices = np.concatenate([np.empty(0, np.int64), *window.indices])
-        ahead.append((window, reader.submit(indices)))
-        if len(ahead) > WINDOWS_AHEAD_MAX:
-            yield ahead.popleft()
-    yield from ahead
-
+BATCHES_AHEAD_MAX = 4096
+"""However small they are: a submitted batch costs memory for its indices."""
 
 _LOCAL_KINDS = ("packed", "file", "tree")
 
@@ -256,6 +73,41 @@ _ROOM = 2
 
 _IDLE_BYTES = 1 << 20
 """What a source's reader may hold while the cache has every sample."""
+
+
+class SampleSource(Protocol):
+    """What reading needs of a store."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the data."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """Names of the parts of its samples."""
+
+    @property
+    def catalog(self) -> _native.Catalog:
+        """Directories and volumes, opened in this process."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples' names."""
+
+    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
+        """The error for a failed slot of a native batch."""
+
+
+class Fetched(NamedTuple):
+    """A batch that was read, and what its delivery has to be counted with."""
+
+    batch: Batch
+    asked: NDArray[np.int64]
+    """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
+    reads: dict[str, int]
+    """How the bytes were read: numbers by name, see `LoaderStats`."""
+    trace: BatchTrace
+    """How it came; whoever makes something of it stamps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +157,10 @@ class Stages:
         if self.active is not self.source:
             self.source.turn(buffer_bytes=_IDLE_BYTES)
         self.active.turn(**knobs)
+
+
+AddStage = Callable[[Stages, Any, Sequence[str]], Stages]
+"""Puts another stage on top: of the stages, the source and the names of parts."""
 
 
 def build_stages(
@@ -394,54 +250,24 @@ def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:
     )
 
 
-BATCHES_AHEAD_MAX = 4096
-"""However small they are: a submitted batch costs memory for its indices."""
-
-
-class AddStage(Protocol):
-    """Puts another stage on top of a chain."""
-
-    def __call__(self, chain: Stages, source: Any, part_names: Sequence[str], /) -> Stages:
-        """The chain with the stage: over the source, for these parts."""
-
-
-class SampleSource(Protocol):
-    """What reading needs of a store."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the data."""
-
-    @property
-    def parts(self) -> Sequence[str]:
-        """Names of the parts of its samples."""
-
-    @property
-    def catalog(self) -> _native.Catalog:
-        """Directories and volumes, opened in this process."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The samples' names."""
-
-    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
-        """The error for a failed slot of a native batch."""
-
-
-class Fetched(NamedTuple):
-    """A batch that was read, and what its delivery has to be counted with."""
-
-    batch: Batch
-    asked: NDArray[np.int64]
-    """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
-    reads: dict[str, int]
-    """How the bytes were read: numbers by name, see `LoaderStats`."""
-    trace: BatchTrace
-    """How it came; whoever makes something of it stamps it."""
+_SAME_NAME = (
+    "busy_s",
+    "wait_input_s",
+    "wait_output_s",
+    "reads",
+    "in_flight",
+    "in_flight_s",
+    "buffered_bytes",
+    "ready_bytes",
+    "bytes_by_tier",
+)
 
 
 class Pipeline:
-    """Reads batches of a store.
+    """Reads batches of a store; towards the controller it is the stage `prefetch`.
+
+    The knobs that were turned last hold for all readers that it makes: after `close` and in forked children,
+    too. Samples that cannot be read become errors, or are left out.
 
     Args:
         source: the store.
@@ -449,7 +275,7 @@ class Pipeline:
         parts: names of the parts to read; all if empty.
         on_error: what to do with a sample that cannot be read.
         tiers: where samples are kept nearer than the source, and limits.
-        over: puts another stage on top of the chain, of the source and the names of parts.
+        over: puts another stage on top.
 
     Attributes:
         part_names: the parts that are read.
@@ -459,6 +285,8 @@ class Pipeline:
     Raises:
         ValueError: the store has no part of this name.
     """
+
+    name = "prefetch"
 
     def __init__(
         self,
@@ -472,69 +300,110 @@ class Pipeline:
     ) -> None:
         self.source = source
         self.options = options
-        self._over = over
         self.part_names = tuple(parts) or tuple(source.parts)
         self.skipped: list[Skipped] = []
+        self.was_ready = False
         self._part_numbers = _numbers_of(self.part_names, source.parts)
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
-        self._chain: Stages | None = None
+        self._over = over
+        self._stages: Stages | None = None
         self._turned: dict[str, int] = {}
-        self.was_ready = False
         self._batch_bytes = 0.0  # of a batch, lately
+        each = options.threads if options.engine == "threads" else options.queue_depth
+        reads = options.reads_in_flight or each * options.workers
+        remote = self._remote()
+        if remote is not None and options.reads_in_flight is None:
+            reads = remote.reads_in_flight  # what waits inside of its engine is not in flight
+        self._knobs = {"reads_in_flight": reads, "buffer_bytes": options.budget_bytes}
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory that batch buffers take, those of delivered batches included, and held samples."""
-        return self._chain.top.mapped_bytes if self._chain is not None else 0
+    # -- the stage, for whoever watches or tunes it ------------------------------------------------
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The tiers and limits of this process, the lowest first; none before it reads."""
-        return self._chain.stages if self._chain is not None else ()
+    def stats(self) -> StageStats:
+        """What the reader of this process did; zeros before it has begun."""
+        native, remote, simulation = (
+            self.native_stats(),
+            self._remote(),
+            _label(self.options.simulate),
+        )
+        if not native:
+            return StageStats(name=self.name, simulation=simulation, remote=remote)
+        return StageStats(
+            name=self.name,
+            samples=native["delivered_samples"],
+            bytes=native["delivered_bytes"],
+            latency_us=tuple(native["latency_us"]),
+            simulation=simulation,
+            remote=remote,
+            **{name: native[name] for name in _SAME_NAME},
+        )
 
-    def stats(self) -> dict[str, Any]:
+    def knobs(self) -> Mapping[str, int]:
+        """Reads in flight and buffer bytes, as they were given or turned last."""
+        return {**self._knobs, **self._turned}
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Set reads in flight, buffer bytes or both, now and for readers that are made anew.
+
+        Raises:
+            ValueError: a value is not positive.
+        """
+        own = {name: value for name, value in knobs.items() if name in self._knobs}
+        for name, value in own.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
+        self._turned |= own
+        stages = self._stages
+        if stages is not None and stages.active.usable:
+            stages.active.turn(**self._turned)
+
+    def native_stats(self) -> dict[str, Any]:
         """Statistics of the reader whose knobs count, see `BatchReader.stats`; empty before it reads.
 
         That is the source's, or the cache's once every sample is cached.
         """
-        chain = self._chain
-        return chain.active.stats() if chain is not None and chain.active.usable else {}
+        stages = self._stages
+        return stages.active.stats() if stages is not None and stages.active.usable else {}
 
-    def remote(self) -> RemoteStats | None:
+    def _remote(self) -> RemoteStats | None:
         """What the engine of the store's remote volumes did in this process; None without one."""
         engine = getattr(self.source, "objects", None)
         if engine is None:
             return None
-        found = engine.stats()
+        stats = engine.stats()
         return RemoteStats(
             reads_in_flight=engine.reads_in_flight,
-            **{each.name: getattr(found, each.name) for each in fields(RemoteStats)
-               if hasattr(found, each.name)},
+            **{each.name: getattr(stats, each.name) for each in fields(RemoteStats)
+               if hasattr(stats, each.name)},
         )  # fmt: skip
 
-    def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None) -> None:
-        """Set knobs of the reader whose knobs count, now and when it is made anew.
+    @property
+    def mapped_bytes(self) -> int:
+        """Memory that batch buffers take, those of delivered batches included, and held samples."""
+        return self._stages.top.mapped_bytes if self._stages is not None else 0
 
-        See `BatchReader.turn`.
-        """
-        given = {"reads_in_flight": reads_in_flight, "buffer_bytes": buffer_bytes}
-        self._turned |= {name: value for name, value in given.items() if value is not None}
-        chain = self._chain
-        if chain is not None and chain.active.usable:
-            chain.active.turn(**self._turned)
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The tiers and limits of this process, the lowest first; none before it reads."""
+        return self._stages.stages if self._stages is not None else ()
+
+    def all_stages(self) -> tuple[Stage, ...]:
+        """The pipeline itself as the stage `prefetch`, then the tiers and limits."""
+        return (self, *self.stages)
 
     @property
     def cache(self) -> CacheReport | None:
         """How far the cache in `cache_dir` is; None without one, or before reading began."""
-        if self._chain is None or self._chain.disk is None:
+        if self._stages is None or self._stages.disk is None:
             return None
-        return self._chain.disk.report()
+        return self._stages.disk.report()
 
     @property
     def engine(self) -> tuple[str, str]:
         """The engine for bytes that are not resident, and why it is not io_uring (or '')."""
         return self._reader().engine
+
+    # -- reading -----------------------------------------------------------------------------------
 
     def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
         """Read one batch now.
@@ -565,17 +434,18 @@ class Pipeline:
         Raises:
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
         """
+        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
+        # their depths, two workers with small batches would have a handful of slow reads in flight.
+        self._turned.setdefault("reads_in_flight", self._knobs["reads_in_flight"])
         reader = self._reader()
-        if self._chain is not None:
-            self._chain.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
+        if self._stages is not None:
+            self._stages.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
         # Reading runs ahead of the consumer: each walks the spans at its own pace.
         ahead, here = tee(spans)
         if isinstance(order, Blocked):
-            natives = read_windows(reader, order, epoch, ahead)
+            natives = _read_windows(reader, order, epoch, ahead)
         else:
-            natives = read_batches(
-                reader, order, epoch, ahead, self._batches_ahead, told=self._tell
-            )
+            natives = self._read_batches(reader, order, epoch, ahead)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
@@ -584,36 +454,50 @@ class Pipeline:
         finally:
             natives.close()
 
-    def _tell(self, ready: bool) -> None:
-        self.was_ready = ready
+    def _read_batches(
+        self, reader: Reads, order: Order, epoch: int, spans: Iterable[Span]
+    ) -> Generator[_native.Batch, None, None]:
+        """Yield the batch of each span, in order; each is read on its own.
+
+        Batches are submitted ahead without deciding how much memory that takes: the native reader keeps to
+        its budget, and what is more only queues up.
+        """
+        pending: deque[PendingReads] = deque()
+        for span in spans:
+            pending.append(reader.submit(order.wrapped(epoch, *span)))
+            while len(pending) > max(1, self._batches_ahead()):
+                self.was_ready = pending[0].done
+                yield pending.popleft().take()
+        while pending:
+            self.was_ready = pending[0].done
+            yield pending.popleft().take()
 
     def _batches_ahead(self) -> int:
         """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
-        if self._chain is None:
+        if self._stages is None:
             return 0
-        active = self._chain.active
+        active = self._stages.active
         if self._batch_bytes <= 0.0:  # before the first batch
             return active.batches_ahead
-        buffer_bytes = self._turned.get("buffer_bytes", self.options.budget_bytes)
-        filling = 1 + int(buffer_bytes / self._batch_bytes)
+        filling = 1 + int(self.knobs()["buffer_bytes"] / self._batch_bytes)
         return max(active.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
 
     def close(self) -> None:
-        """Stop reading ahead. Delivered batches stay valid; the reader can be used again."""
-        if self._chain is not None:
-            self._chain.top.close()
-        self._chain = None
+        """Stop reading ahead. Delivered batches stay valid; the pipeline can be used again."""
+        if self._stages is not None:
+            self._stages.top.close()
+        self._stages = None
 
     def _reader(self) -> Reads:
-        if self._chain is None or not self._chain.top.usable:
-            self._chain = build_stages(
+        if self._stages is None or not self._stages.top.usable:
+            self._stages = build_stages(
                 self.source, self.part_names, self._part_numbers, self.options, self._tiers
             )
             if self._over is not None:
-                self._chain = self._over(self._chain, self.source, self.part_names)
+                self._stages = self._over(self._stages, self.source, self.part_names)
             if self._turned:
-                self._chain.source.turn(**self._turned)
-        return self._chain.top
+                self._stages.source.turn(**self._turned)
+        return self._stages.top
 
     def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
         keep = self._without_failed(native) if native.failed else None
@@ -637,8 +521,78 @@ class Pipeline:
         return keep
 
 
+def _label(simulate: Any) -> str:
+    """What figures of a simulated storage must be labelled with; '' for a real one."""
+    if simulate is None:
+        return ""
+    label = getattr(getattr(simulate, "model", None), "label", None)  # of a SlowVolume
+    return str(label) if label is not None else f"simulated {simulation_of(simulate).name}"
+
+
 def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
     missing = [name for name in wanted if name not in available]
     if missing:
         raise ValueError(f"the store has no part {missing[0]!r}, only {list(available)}")
     return [list(available).index(name) for name in wanted]
+
+
+@dataclass(slots=True)
+class _Window:
+    """Positions that this rank takes from one window, and how they fall into batches."""
+
+    indices: list[NDArray[np.int64]] = field(default_factory=list)
+    pieces: list[tuple[int, bool]] = field(default_factory=list)  # samples; batch is complete
+
+
+def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]:
+    """Cut spans at the bounds of windows. A padded span comes back to the first windows."""
+    window, bounds = _Window(), (0, 0)
+    for start, stop in spans:
+        if start == stop:
+            window.pieces.append((0, True))
+        at = start
+        while at < stop:
+            position = at % order.length
+            if not bounds[0] <= position < bounds[1]:
+                if window.pieces:
+                    yield window
+                window, bounds = _Window(), order.window_at(epoch, position)
+            count = min(stop - at, bounds[1] - position)
+            window.indices.append(order.indices(epoch, position, position + count))
+            at += count
+            window.pieces.append((count, at == stop))
+    if window.pieces:
+        yield window
+
+
+def _read_windows(
+    reader: Reads, order: Blocked, epoch: int, spans: Iterable[Span]
+) -> Generator[_native.Batch, None, None]:
+    """Yield the batch of each span, in order.
+
+    A whole window of a blocked order is read at once, so that neighbours are read together; batches are
+    copied out of it.
+    """
+    batch: list[tuple[_native.Batch, int, int]] = []
+    for window, pending in _submit_windows(reader, _cut(order, epoch, spans)):
+        native = pending.take()
+        at = 0
+        for count, complete in window.pieces:
+            batch.append((native, at, at + count))
+            at += count
+            if complete:
+                yield reader.gather(batch)
+                batch = []
+
+
+def _submit_windows(
+    reader: Reads,
+    windows: Iterable[_Window],
+) -> Iterator[tuple[_Window, PendingReads]]:
+    ahead: deque[tuple[_Window, PendingReads]] = deque()
+    for window in windows:
+        indices = np.concatenate([np.empty(0, np.int64), *window.indices])
+        ahead.append((window, reader.submit(indices)))
+        if len(ahead) > WINDOWS_AHEAD_MAX:
+            yield ahead.popleft()
+    yield from ahead
