@@ -43,7 +43,7 @@ def always_ahead(monkeypatch):
     from headrace.plane.read_ahead import ReadAheadOptions
 
     monkeypatch.setattr(
-        dataloader, "ReadAheadOptions", functools.partial(ReadAheadOptions, doze=False)
+        dataloader, "ReadAheadOptions", functools.partial(ReadAheadOptions, bypass=False)
     )
     yield
     gc.collect()

@@ -295,7 +295,7 @@ from headrace.plane.read_ahead import ReadAheadOptions
 from headrace.torch import DataLoader
 from frameworks.dropin_faults import Files, keep
 from tests_shared import own_bytes
-dataloader.ReadAheadOptions = functools.partial(ReadAheadOptions, doze=False)  # the files lie in the page cache
+dataloader.ReadAheadOptions = functools.partial(ReadAheadOptions, bypass=False)  # they lie in the page cache
 count, workers = int(sys.argv[2]), int(sys.argv[3])
 loader = DataLoader(
     Files(sys.argv[1], count), 8, shuffle=True, num_workers=workers, collate_fn=keep,

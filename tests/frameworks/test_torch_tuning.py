@@ -27,7 +27,7 @@ def dataset(tmp_path):
 
 def test_reads_in_flight_are_tuned_within_bounds_and_the_buffer_is_the_loaders(dataset):
     with ReadAhead.for_dataset(
-        dataset, ReadAheadOptions(buffer_bytes=1 << 20, doze=False)
+        dataset, ReadAheadOptions(buffer_bytes=1 << 20, bypass=False)
     ) as ahead:
         handle = tuned(ahead)
         limits = handle.plane.limits

@@ -16,7 +16,7 @@ from headrace.plane.stage import Stage
 from plane.ahead_files import Hidden, Listed, content, drop_pages, make_files, serve, settle
 
 COUNT = 120
-PLAIN = ReadAheadOptions(doze=False)
+PLAIN = ReadAheadOptions(bypass=False)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_big_files_and_a_small_budget(tmp_path):
     paths = [str(folder / str(i)) for i in range(24)]
     for i, path in enumerate(paths):
         Path(path).write_bytes(bytes([i]) * sizes[i])
-    options = ReadAheadOptions(doze=False, buffer_bytes=1 << 20)
+    options = ReadAheadOptions(bypass=False, buffer_bytes=1 << 20)
     with ReadAhead.for_dataset(Listed(paths), options) as ahead:
         ahead.coming(range(24))
         most = 0
@@ -203,7 +203,7 @@ def test_a_plan_that_nobody_follows_switches_itself_off_and_says_why(paths):
     """A guess that is wrong: the dataset opens other files than its list names."""
     dataset = Listed(paths)
     dataset._where = paths[::-1]
-    options = ReadAheadOptions(doze=False, learn=False)
+    options = ReadAheadOptions(bypass=False, learn=False)
     with ReadAhead.for_dataset(dataset, options) as ahead:
         first = COUNT // 2 - 1
         for _ in range(3):
@@ -265,10 +265,10 @@ def test_a_forked_child_starts_anew_and_the_parent_goes_on(paths, ahead):
 def test_files_in_the_page_cache_are_left_to_the_dataset_from_the_first(paths):
     dataset = Listed(paths)
     with ReadAhead.for_dataset(dataset) as ahead:
-        ahead._doze.latency_s_max = 10.0  # a loaded machine makes no difference
+        ahead._bypass.latency_s_max = 10.0  # a loaded machine makes no difference
         for _ in range(2):
             assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
-        assert ahead.dozing
+        assert ahead.bypassed
         assert ahead.figures.planned == 0
         assert builtins.open is real_open
         assert "they lie in the page cache" in ahead.explain()
@@ -278,16 +278,16 @@ def test_files_in_the_page_cache_are_left_to_the_dataset_from_the_first(paths):
 def test_files_that_leave_the_page_cache_are_soon_read_ahead(paths):
     dataset = Listed(paths)
     with ReadAhead.for_dataset(dataset) as ahead:
-        ahead._doze.latency_s_max = 10.0
-        ahead._doze.pause = COUNT // 2
+        ahead._bypass.latency_s_max = 10.0
+        ahead._bypass.pause = COUNT // 2
         serve(ahead, dataset, range(COUNT))
-        assert ahead.dozing
+        assert ahead.bypassed
         for path in paths:
             drop_pages(path)
         if _native.look_at_files([os.fsencode(paths[1])], 1.0)[0]:
             pytest.skip("this file system keeps its pages")
         assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
-        assert not ahead.dozing
+        assert not ahead.bypassed
         assert ahead.figures.served >= COUNT // 2
 
 
@@ -297,10 +297,10 @@ def test_files_that_are_read_from_the_page_cache_again_and_again_are_left_to_the
         drop_pages(path)
     options = ReadAheadOptions(cold="fill")
     with ReadAhead.for_dataset(dataset, options) as ahead:
-        ahead._doze.latency_s_max = 10.0
+        ahead._bypass.latency_s_max = 10.0
         for _ in range(4):
             assert serve(ahead, dataset, range(COUNT)) == [content(i) for i in range(COUNT)]
-        assert ahead.dozing
+        assert ahead.bypassed
         assert ahead.figures.served < 4 * COUNT
 
 

@@ -15,7 +15,7 @@ from headrace.plane.read_ahead.sample_files import guess_paths
 from plane.ahead_files import Hidden, Listed, content, make_files, serve
 
 COUNT = 100
-PLAIN = ReadAheadOptions(doze=False)
+PLAIN = ReadAheadOptions(bypass=False)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def planned(tmp_path):
         path = tmp_path / name
         path.write_bytes(data)
         time.sleep(0.03)
-        ahead = ReadAhead(1, None, ReadAheadOptions(doze=False))
+        ahead = ReadAhead(1, None, ReadAheadOptions(bypass=False))
         aheads.append(ahead)
         ahead.coming([str(path)] * times)
         settle(ahead)
@@ -221,7 +221,7 @@ def test_libraries_read_from_memory(planned, tmp_path):
 def test_open_is_replaced_only_while_something_is_read_ahead(tmp_path):
     path = tmp_path / "data"
     path.write_bytes(b"x")
-    with ReadAhead(1, None, ReadAheadOptions(doze=False)) as ahead:
+    with ReadAhead(1, None, ReadAheadOptions(bypass=False)) as ahead:
         assert builtins.open is real
         ahead.coming([path])
         assert builtins.open is io.open is not real

@@ -29,7 +29,7 @@ def test_reading_ahead_pays_a_look_an_open_and_the_reads_of_each_file(paths, tmp
             assert ahead.figures.served == COUNT
             stats = ahead.stats()
             assert stats.simulation == "simulated quick"
-            assert not ahead.dozing
+            assert not ahead.bypassed
         assert builtins.open is io.open is simulated
     assert builtins.open is io.open is real_open
     assert stats.bytes_by_tier == {"page_cache": 0, "source": stats.bytes}
@@ -42,7 +42,7 @@ def test_reading_ahead_pays_a_look_an_open_and_the_reads_of_each_file(paths, tmp
 def test_other_folders_and_later_readers_are_as_fast_as_they_are(paths, tmp_path):
     (tmp_path / "other").mkdir()
     slow = SlowVolume(QUICK)
-    plain = ReadAheadOptions(doze=False)
+    plain = ReadAheadOptions(bypass=False)
     dataset = Listed(paths)
     with simulated_files(slow, tmp_path / "other"), ReadAhead.for_dataset(dataset, plain) as ahead:
         serve(ahead, dataset, range(COUNT))

@@ -28,7 +28,7 @@ def run(paths: list[str], seed: int) -> int:
         options = ReadAheadOptions(
             reads_in_flight=chance.randint(1, 24),
             buffer_bytes=chance.choice([64 << 10, 256 << 10, 4 << 20]),
-            doze=chance.random() < 0.5,
+            bypass=chance.random() < 0.5,
         )
         ahead = ReadAhead.for_dataset(dataset, options)
         order = chance.choices(range(COUNT), k=chance.randint(1, 2 * COUNT))

@@ -85,7 +85,7 @@ def test_the_second_epoch_of_a_run_reads_the_local_disk(store, tmp_path, expecte
     loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path)
     first = epochs(loader)
     deadline = time.monotonic() + 10
-    loader.stages[0].tee.publish()
+    loader.stages[0].writer.publish()
     while loader.cache.samples < SAMPLES:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -395,7 +395,7 @@ def test_a_full_disk_ends_the_writing_only(store, tmp_path, expected, caplog, mo
         first = next(batches)
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limit[1]))
         rest = list(batches)
-        loader.stages[0].tee.close()
+        loader.stages[0].writer.close()
         report = loader.cache
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -422,7 +422,7 @@ import headrace as hr
 with hr.open(sys.argv[1]) as store:
     loader = hr.loader(store, 32, cache_dir=sys.argv[2], cache_bytes=1 << 40)
     print(sum(len(batch) for batch in loader))
-    loader.stages[0].tee.close()
+    loader.stages[0].writer.close()
     print(loader.cache.stopped)
     loader.close()
 """
@@ -492,7 +492,7 @@ def test_sixty_four_file_descriptors_are_enough(packed, tmp_path):
 def test_a_small_budget_is_kept(store, tmp_path, expected):
     loader = hr.loader(store, 32, seed=3, cache_dir=tmp_path, budget_bytes=1 << 20)
     assert epochs(loader, 2) == expected
-    assert loader.stages[0].tee.queued_bytes <= 1 << 20
+    assert loader.stages[0].writer.queued_bytes <= 1 << 20
     assert loader.reader.mapped_bytes < 8 << 20
     loader.close()
 
@@ -525,12 +525,12 @@ def test_a_dropped_loader_ends_its_writer(store, tmp_path):
     batches = iter(loader)
     next(batches)
     gone = weakref.ref(loader.stages[0])
-    assert "headrace-tee" in {t.name for t in threading.enumerate()}
+    assert "headrace-cache-writer" in {t.name for t in threading.enumerate()}
     del batches, loader
     gc.collect()
     assert gone() is None
     deadline = time.monotonic() + 10
-    while "headrace-tee" in {t.name for t in threading.enumerate()}:
+    while "headrace-cache-writer" in {t.name for t in threading.enumerate()}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert hr.verify(folder_of(tmp_path)).ok
@@ -592,7 +592,7 @@ def test_room_is_made_of_complete_caches_that_nobody_uses(tmp_path):
             loader.close()
         else:
             kept = loader  # still in use: must stay
-            kept.stages[0].tee.close()
+            kept.stages[0].writer.close()
     (cache / "foreign").mkdir()
     (cache / "foreign" / "precious").write_bytes(bytes(100))
     found = {info.source for info in CacheDirectory(cache).caches() if info.complete}

@@ -18,7 +18,7 @@ from headrace.plane.read_ahead.opens import AheadFile
 from plane.ahead_files import Hidden, Listed, content, make_files, serve, settle
 
 COUNT = 150
-PLAIN = ReadAheadOptions(doze=False)
+PLAIN = ReadAheadOptions(bypass=False)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_p3_many_threads_may_open_the_same_files_at_once(paths, ahead):
 
 def test_p4_a_consumer_that_skips_blocks_nobody_and_leaves_nothing(paths):
     """It takes every tenth sample, stops in the middle, and begins again elsewhere."""
-    options = ReadAheadOptions(doze=False, buffer_bytes=512 << 10)
+    options = ReadAheadOptions(bypass=False, buffer_bytes=512 << 10)
     with ReadAhead.for_dataset(Listed(paths), options) as ahead:
         for start in (0, 3, 7):
             ahead.coming(range(COUNT))
@@ -141,7 +141,7 @@ def test_p6_a_missing_file_is_an_error_with_its_name_to_its_reader_only(paths, a
 
 
 def test_p7_the_budget_is_in_bytes_and_kept(paths):
-    options = ReadAheadOptions(doze=False, buffer_bytes=256 << 10)
+    options = ReadAheadOptions(bypass=False, buffer_bytes=256 << 10)
     total = sum(len(content(i)) for i in range(COUNT))
     assert total > 4 * options.buffer_bytes
     with ReadAhead.for_dataset(Listed(paths), options) as ahead:
@@ -157,7 +157,7 @@ def test_p7_the_budget_is_in_bytes_and_kept(paths):
 
 
 def test_p8_the_plan_does_not_grow_with_the_epochs(paths):
-    options = ReadAheadOptions(doze=False, plan_max=2 * COUNT)
+    options = ReadAheadOptions(bypass=False, plan_max=2 * COUNT)
     dataset = Listed(paths)
     with ReadAhead.for_dataset(dataset, options) as ahead:
         assert ahead.coming(range(COUNT)) == COUNT
@@ -175,7 +175,7 @@ def test_p9_the_work_for_a_sample_is_the_same_for_1_and_64_consumers(paths):
     calls = {}
     for consumers in (1, 64):
         with ReadAhead.for_dataset(
-            Listed(paths), ReadAheadOptions(doze=False, learn=False)
+            Listed(paths), ReadAheadOptions(bypass=False, learn=False)
         ) as ahead:
             count = [0]
 

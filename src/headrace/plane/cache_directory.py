@@ -1,7 +1,7 @@
-"""Shelf: a folder of caches, one for each data set, with one quota over all of them.
+"""CacheDirectory: a folder with the cache of each data set, and one quota over all of them.
 
     DIR/
-      lock                 held while room is shared out
+      lock                 held while free bytes are handed out
       <fingerprint>/       one data set's cache: an ordinary store, see `cache`
         cache.json         says that headrace made it, and of what
         store.json, segment-*.hrd, segment-*.hrv
@@ -47,7 +47,7 @@ _LOCK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One cache of a shelf.
+    """The cache of one data set.
 
     Attributes:
         path: its folder.
@@ -97,8 +97,8 @@ class CacheDirectory:
         return sum(_size(folder) for folder in self._folders())
 
     @contextlib.contextmanager
-    def sharing_out(self) -> Iterator[None]:
-        """Hold the lock under which room is shared out.
+    def locked(self) -> Iterator[None]:
+        """Hold the lock under which free bytes are handed out.
 
         Raises:
             OSError: the folder cannot be written.
@@ -108,17 +108,17 @@ class CacheDirectory:
             yield
 
     def room(self) -> int:
-        """Bytes that may still be written. Only under `sharing_out`."""
+        """Bytes that may still be written. Only under `locked`."""
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         if self.quota_bytes is None:
             return max(0, free - disk_reserve(disk.f_blocks * disk.f_frsize))
         return max(0, min(self.quota_bytes - self.used_bytes(), free))
 
-    def make_room(self, needed_bytes: int) -> int:
+    def evict(self, needed_bytes: int) -> int:
         """Remove complete caches that nobody uses until so much is free; returns the room then.
 
-        Only under `sharing_out`. The one that was used longest ago goes first.
+        Only under `locked`. The one that was used longest ago goes first.
         """
         for info in self.caches():
             if self.room() >= needed_bytes:
@@ -129,7 +129,7 @@ class CacheDirectory:
         return self.room()
 
     def remove(self, path: str | os.PathLike[str]) -> int:
-        """Remove a cache of this shelf; returns its bytes.
+        """Remove a cache of this directory; returns its bytes.
 
         Raises:
             StoreError: it is no cache of headrace's, or in use.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from headrace.plane.disk_cache import DiskCache
 
     class Described(Protocol):
-        """What a tail copies from its data set beside the bytes."""
+        """What a segment copies from its data set beside the bytes."""
 
         @property
         def names(self) -> Sequence[str]:
@@ -99,7 +99,7 @@ def writer_share(source_bytes_per_s: float, waiting: float) -> float:
     on one NVMe device, writing a quarter of what is read costs an eighth of the speed.
 
     Args:
-        source_bytes_per_s: how fast the source can be, see `Tee.saw`; 0.0: not known yet.
+        source_bytes_per_s: how fast the source can be, see `CacheWriter.note_batch`; 0.0: not known yet.
         waiting: how often the consumer had to wait lately, 0.0 to 1.0.
     """
     slow = 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S
@@ -114,7 +114,7 @@ def writes_direct(source_bytes_per_s: float) -> bool:
     a thread of the kernel's for writing back, a direct one 0.3 (measured on a loaded machine).
 
     Args:
-        source_bytes_per_s: how fast the source can be, see `Tee.saw`; 0.0: not known yet.
+        source_bytes_per_s: how fast the source can be, see `CacheWriter.note_batch`; 0.0: not known yet.
     """
     return not 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S
 
@@ -206,7 +206,7 @@ class CacheSegment:
     def finish(self, source: Described, keep: NDArray[np.bool_]) -> Segment:
         """Make a segment of the samples where `keep` ((samples,) bool) is true.
 
-        Its files lie in the tail's folder, under the names that they will have.
+        Its files lie in the segment's folder, under the names that they will have.
 
         Nothing is synced: a process that is killed loses nothing that it wrote, and what a power cut
         takes fails its checksum or its size, and is read from the source again. Syncing would make
@@ -354,8 +354,8 @@ class CacheWriter:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._publish_now = False
-        self._tail: CacheSegment | None = None
-        self._tail_since = 0.0
+        self._segment: CacheSegment | None = None
+        self._segment_since = 0.0
         self._segment_bytes = 0
         self._pid = os.getpid()
 
@@ -384,7 +384,7 @@ class CacheWriter:
             self._start()
             self._changed.notify_all()
 
-    def saw(self, nbytes: int, source_bytes: int, *, waited: bool) -> None:
+    def note_batch(self, nbytes: int, source_bytes: int, *, waited: bool) -> None:
         """Take note of a batch.
 
         Args:
@@ -433,7 +433,9 @@ class CacheWriter:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="headrace-tee", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="headrace-cache-writer", daemon=True
+            )
             self._thread.start()
             if self._pid not in _finalized:
                 # Workers of multiprocessing end without atexit, and forget their parent's finalizers.
@@ -470,8 +472,8 @@ class CacheWriter:
         with self._changed:
             while not self._queue and not self._stopping:
                 timeout = None
-                if self._tail is not None:
-                    due = self._tail_since + publish_after_s(self._segments())
+                if self._segment is not None:
+                    due = self._segment_since + publish_after_s(self._segments())
                     timeout = due - time.monotonic()
                     if self._publish_now or timeout <= 0 or self._all_written():
                         break
@@ -490,48 +492,48 @@ class CacheWriter:
         return 0 if store is None else len(store.segments)
 
     def _all_written(self) -> bool:
-        assert self._tail is not None
-        return self.cache.cached + self._tail.samples >= len(self.cache.places)
+        assert self._segment is not None
+        return self.cache.cached + self._segment.samples >= len(self.cache.places)
 
     def _write(self, offer: Offer) -> None:
         batch, positions, size = offer
-        if self._tail is not None and size > self._tail.room:
+        if self._segment is not None and size > self._segment.room:
             self._publish()
-        if self._tail is None:
-            self._begin_tail(size)
-        if self._tail is None:
+        if self._segment is None:
+            self._begin_segment(size)
+        if self._segment is None:
             self.cache.places[batch.indices[positions]] = 0
             return
-        self._tail.append(batch, positions)
-        if time.monotonic() > self._tail_since + publish_after_s(self._segments()):
+        self._segment.append(batch, positions)
+        if time.monotonic() > self._segment_since + publish_after_s(self._segments()):
             self._publish()
 
-    def _begin_tail(self, size: int) -> None:
+    def _begin_segment(self, size: int) -> None:
         if not self._segment_bytes:
             self._segment_bytes = segment_bytes(self.cache.source.nbytes)
         wanted = max(size, self._segment_bytes) + _ROOM_MIN
-        shelf = self.cache.shelf
-        with shelf.sharing_out():
-            room = shelf.make_room(wanted)
+        directory = self.cache.directory
+        with directory.locked():
+            room = directory.evict(wanted)
             if room < size + _ROOM_MIN:
                 self._give_up(_no_room(self.cache))
                 return
             capacity = min(wanted, room) - _ROOM_MIN
             direct = writes_direct(self.source_bytes_per_s)
-            self._tail = CacheSegment(
+            self._segment = CacheSegment(
                 self.cache.folder, capacity, self.cache.part_names, direct=direct
             )
-        self._tail_since = time.monotonic()
+        self._segment_since = time.monotonic()
 
     def _publish(self) -> None:
-        tail, self._tail = self._tail, None
-        if tail is None:
+        segment, self._segment = self._segment, None
+        if segment is None:
             return
-        if not tail.samples:
-            tail.remove()
+        if not segment.samples:
+            segment.remove()
             return
-        self.bytes += tail.bytes
-        self.samples += self.cache.publish(tail)
+        self.bytes += segment.bytes
+        self.samples += self.cache.publish(segment)
 
     def _give_up(self, reason: str) -> None:
         with self._changed:
@@ -547,18 +549,18 @@ class CacheWriter:
                 self.cache.places[batch.indices[positions]] = 0
             self._queued_bytes = 0
             self._thread = None
-        tail, self._tail = self._tail, None
-        if tail is not None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
             # The disk is full perhaps, but what was written before may still be published.
             with contextlib.suppress(OSError):
-                if tail.samples:
-                    self.samples += self.cache.publish(tail)
+                if segment.samples:
+                    self.samples += self.cache.publish(segment)
                 else:
-                    tail.remove()
+                    segment.remove()
 
 
 def _no_room(cache: DiskCache) -> str:
-    quota = cache.shelf.quota_bytes
+    quota = cache.directory.quota_bytes
     limit = "the disk's free space" if quota is None else f"the quota of {quota:,} bytes"
     return f"cache {cache.folder}: {limit} is used up; {cache.cached:,} samples are cached."
 
@@ -572,9 +574,9 @@ def _reason(e: OSError, cache: DiskCache) -> str:
 @atexit.register
 def _finish_at_exit() -> None:
     """What was written must not be lost because the program is short."""
-    tees = list(_running)
-    for tee in tees:
-        tee.stop()
+    writers = list(_running)
+    for writer in writers:
+        writer.stop()
     deadline = time.monotonic() + CLOSE_S
-    for tee in tees:
-        tee.close(max(0.0, deadline - time.monotonic()))
+    for writer in writers:
+        writer.close(max(0.0, deadline - time.monotonic()))

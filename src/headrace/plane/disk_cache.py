@@ -2,8 +2,8 @@
 
 An ordinary store (`headrace verify` checks it) whose samples are those that somebody has read so far,
 under their own names; a column says which sample of the data set each of them is. It grows by whole
-segments: a process writes one in a folder of its own (`tail`), then, under a lock, drops what others
-have published meanwhile and adds it to the manifest. A kill costs at most the unpublished tail; a power
+segments: a process writes one in a folder of its own (`cache_writer`), then, under a lock, drops what others
+have published meanwhile and adds it to the manifest. A kill costs at most the unpublished segment; a power
 cut may cost more, and is found out by sizes and checksums.
 
 A segment that cannot be opened, or that gave a wrong byte, is taken out of the manifest and never
@@ -91,7 +91,7 @@ class DiskCache:
     """One data set's cache, as this process sees it. Thread-safe.
 
     Args:
-        shelf: the folder of caches.
+        directory: the folder of caches.
         source: the data set.
         part_names: the parts that are read.
 
@@ -103,12 +103,12 @@ class DiskCache:
     """
 
     def __init__(
-        self, shelf: CacheDirectory, source: CacheSource, part_names: Sequence[str]
+        self, directory: CacheDirectory, source: CacheSource, part_names: Sequence[str]
     ) -> None:
-        self.shelf = shelf
+        self.directory = directory
         self.source = source
         self.part_names = tuple(part_names)
-        self.folder = shelf.path / _folder_name(source, self.part_names)
+        self.folder = directory.path / _folder_name(source, self.part_names)
         # zeros: pages that were never written to take no memory.
         self.places = np.zeros(len(source), np.int64)
         self.cached = 0
@@ -177,7 +177,7 @@ class DiskCache:
         Raises:
             OSError: it cannot be written.
         """
-        self.shelf.path.mkdir(parents=True, exist_ok=True)
+        self.directory.path.mkdir(parents=True, exist_ok=True)
         # What is no store of files (objects, a fabric) has readers that nobody here knows.
         mode = getattr(self.source, "readers", lambda: 0o700)()
         make_folder(self.folder, mode=mode, exist_ok=True)
@@ -293,16 +293,16 @@ class DiskCache:
 
     # -- adding and striking out ------------------------------------------------------------------
 
-    def publish(self, tail: CacheSegment) -> int:
-        """Add a tail's samples, but for those that others have published meanwhile.
+    def publish(self, segment: CacheSegment) -> int:
+        """Add a segment's samples, but for those that others have published meanwhile.
 
         Returns:
-            The number of samples added. The tail is used up, whatever happens.
+            The number of samples added. The segment is used up, whatever happens.
 
         Raises:
             OSError: the disk is full or fails (VolumeError included), or the lock is not to be had.
         """
-        indices = tail.indices
+        indices = segment.indices
         added = 0
         try:
             with take_lock(self.folder / "writer.lock"):
@@ -311,15 +311,15 @@ class DiskCache:
                 manifest = self._manifest()
                 kept = [s for s in manifest.segments if s.uuid not in self._struck]
                 if keep.any() and len(kept) < SEGMENTS_MAX:
-                    segment = tail.finish(self.source, keep)
-                    tail.move_to(self.folder, segment)
-                    self._save(replace(manifest, segments=(*kept, segment)))
+                    entry = segment.finish(self.source, keep)
+                    segment.move_to(self.folder, entry)
+                    self._save(replace(manifest, segments=(*kept, entry)))
                     # The same samples packed anew make the same uuid: these are good.
-                    self._struck.discard(segment.uuid)
+                    self._struck.discard(entry.uuid)
                     added = int(keep.sum())
             self.refresh()
         finally:
-            tail.remove()
+            segment.remove()
             with self._lock:
                 left = self.places[indices] == IN_SEGMENT
                 self.places[indices[left]] = 0

@@ -1,4 +1,4 @@
-"""DiskTier: reads cached samples from the local disk and the rest from the source, and tees those.
+"""DiskTier: reads cached samples from the local disk and the rest from the source, and caches those.
 
 A batch is split by a look into an array, both halves are read at the same time, and one native call
 puts them together; a batch that lies whole in one tier is not copied. A cached sample that cannot be
@@ -85,7 +85,7 @@ class DiskTier(ReadStage):
         below: reads the source.
         cache: the data set's cache.
         options: how to read the cache.
-        tee: writes what was read from the source.
+        writer: writes what was read from the source.
         shared: deliver in memory that other processes may map.
     """
 
@@ -96,13 +96,13 @@ class DiskTier(ReadStage):
         below: Reads,
         cache: DiskCache,
         options: ReaderOptions,
-        tee: CacheWriter,
+        writer: CacheWriter,
         *,
         shared: bool = False,
     ) -> None:
         super().__init__(below)
         self.cache = cache
-        self.tee = tee
+        self.writer = writer
         self._options = replace(options, simulate=None)  # which stands for the source alone
         self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes), shared)
         self._shared = shared
@@ -124,7 +124,7 @@ class DiskTier(ReadStage):
 
     def begin(self) -> None:
         """A pass begins: publish what the one before has left, and see what others have."""
-        self.tee.publish()
+        self.writer.publish()
         self.cache.refresh()
         store = self.cache.store
         self._whole = self._reader(store).reader if store and self.cache.complete else None
@@ -154,7 +154,7 @@ class DiskTier(ReadStage):
 
     def close(self) -> None:
         """Write what waits, then close both tiers."""
-        self.tee.close()
+        self.writer.close()
         local, self._local, self._whole = self._local, None, None
         if local is not None:
             local.reader.close()
@@ -162,32 +162,32 @@ class DiskTier(ReadStage):
         self._below.close()
 
     def __del__(self) -> None:
-        self.tee.stop()
+        self.writer.stop()
 
     def stats(self) -> StageStats:
         """What passed, how much of it from the local disk, and how the writer fares."""
         with self._lock:
             return StageStats(
                 name=self.name,
-                busy_s=self.tee.busy_s,
-                wait_input_s=self.tee.idle_s,
+                busy_s=self.writer.busy_s,
+                wait_input_s=self.writer.idle_s,
                 samples=self._samples,
                 bytes=self._bytes,
-                buffered_bytes=self.tee.queued_bytes,
+                buffered_bytes=self.writer.queued_bytes,
                 bytes_by_tier={"disk": self._local_bytes},
             )
 
     def report(self) -> CacheReport:
         """How far the cache is."""
-        cache, tee = self.cache, self.tee
+        cache, writer = self.cache, self.writer
         return CacheReport(
-            str(cache.folder), cache.cached, len(cache.places), tee.samples, tee.left,
-            self._read_again, cache.distrusted, tee.why_stopped,
+            str(cache.folder), cache.cached, len(cache.places), writer.samples, writer.left,
+            self._read_again, cache.distrusted, writer.why_stopped,
         )  # fmt: skip
 
     def knobs(self) -> Mapping[str, int]:
         """The quota of the folder of caches, where there is one."""
-        quota = self.cache.shelf.quota_bytes
+        quota = self.cache.directory.quota_bytes
         return {} if quota is None else {"cache_bytes": quota}
 
     def turn(self, knobs: Mapping[str, int]) -> None:
@@ -201,7 +201,7 @@ class DiskTier(ReadStage):
             return
         if quota <= 0:
             raise ValueError(f"cache_bytes is {quota}, expected more than 0")
-        self.cache.shelf.quota_bytes = quota
+        self.cache.directory.quota_bytes = quota
 
     # -- for pending batches ----------------------------------------------------------------------
 
@@ -241,8 +241,8 @@ class DiskTier(ReadStage):
         waited = not far.done
         batch = far.take()
         source_bytes = int(batch.lengths.sum())
-        self.tee.saw(source_bytes + local_bytes, source_bytes, waited=waited)
-        self._tee(batch)
+        self.writer.note_batch(source_bytes + local_bytes, source_bytes, waited=waited)
+        self._offer(batch)
         return batch
 
     def _take_near(self, near: _Near) -> tuple[_native.Batch | None, NDArray[np.int64]]:
@@ -272,15 +272,15 @@ class DiskTier(ReadStage):
         with self._lock:
             self._read_again += len(again)
         batch = self._below.submit(indices[near.positions[again]]).take()
-        self._tee(batch)
+        self._offer(batch)
         return batch
 
     def _only(self, batch: _native.Batch, good: NDArray[np.int64]) -> _native.Batch:
         """The good samples of a batch, without its failures."""
         return self._below.gather([(batch, int(k), int(k) + 1) for k in good])
 
-    def _tee(self, batch: _native.Batch) -> None:
-        if self.tee.why_stopped or not batch.samples:
+    def _offer(self, batch: _native.Batch) -> None:
+        if self.writer.why_stopped or not batch.samples:
             return
         missing = np.flatnonzero(self.cache.places[batch.indices] == 0)
         if not len(missing):
@@ -289,7 +289,7 @@ class DiskTier(ReadStage):
             missing = np.setdiff1d(missing, _native.failed_samples(batch))
         # A sampler may ask for one sample twice in a batch.
         _, first = np.unique(batch.indices[missing], return_index=True)
-        self.tee.offer(batch, missing[np.sort(first)])
+        self.writer.offer(batch, missing[np.sort(first)])
 
     def _counted(self, batch: _native.Batch, local_bytes: int) -> _native.Batch:
         with self._lock:

@@ -200,8 +200,8 @@ def build_stages(
         stages.append(throttle)
     disk = None
     if cache is not None:
-        tee = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
-        top = disk = DiskTier(top, cache, options, tee, shared=shared)
+        writer = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
+        top = disk = DiskTier(top, cache, options, writer, shared=shared)
         stages.append(disk)
     ram = None
     quota = _ram_bytes(source, options, tiers)

@@ -104,7 +104,7 @@ def test_hot_files_are_hardly_looked_at(tmp_path):
     ahead = PageCacheAhead(paths, np.full(400, 1000), threads=1)
     try:
         ahead.want(np.arange(DOZE_AFTER))
-        until(lambda: ahead.dozing)
+        until(lambda: ahead.bypassed)
         ahead.want(np.arange(DOZE_AFTER, 400))
         until(lambda: ahead.figures.hot_files == 400)
         assert ahead._hot_in_a_row == DOZE_AFTER + (400 - DOZE_AFTER) // DOZE_STEP

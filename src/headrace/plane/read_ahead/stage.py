@@ -145,7 +145,7 @@ class ReadAheadOptions:
     knowledge_bytes: int = 256 << 20
     """Memory for what was learned."""
 
-    doze: bool = True
+    bypass: bool = True
     """Pause while all files come from the page cache anyway."""
 
     wait_s: float = 60.0
@@ -210,7 +210,7 @@ class ReadAhead(Closing):
         self._plan = Plan()
         self.planned = self._plan.by_path
         self._judge = Usefulness()
-        self._doze = CacheBypass()
+        self._bypass = CacheBypass()
         self._later: deque[int | str] = deque()
         self._jobs: set[ReadJob] = set()
         self._active = self._active_max = 0
@@ -281,15 +281,15 @@ class ReadAhead(Closing):
         job = ReadJob()
         raw: list[bytes] = []
         while self._later and len(raw) < files_max:
-            if self._doze.due():
+            if self._bypass.due():
                 self._look()
             key = self._later.popleft()
-            paths = () if self._doze.paused else self._files.of(key)
+            paths = () if self._bypass.paused else self._files.of(key)
             if paths and self._judge.admits():
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
         if not raw:
-            if self._doze.paused and not self._plan:
+            if self._bypass.paused and not self._plan:
                 opens.stop_serving(self)  # the real `open` is the fastest
             return
         opens.serve(self)
@@ -300,12 +300,12 @@ class ReadAhead(Closing):
     def _look(self) -> None:
         """See whether the coming files lie in the page cache; simulated storage has none."""
         paths = list[str]()
-        if self.options.doze and simulated_paths() is None:
+        if self.options.bypass and simulated_paths() is None:
             coming = len(self._later)
-            looks = min(coming, self._doze.looks)
+            looks = min(coming, self._bypass.looks)
             for at in range(looks):
                 paths += self._files.of(self._later[at * coming // looks])[:1]
-        self._doze.look(paths)
+        self._bypass.look(paths)
 
     # -- serving -------------------------------------------------------------------------------
 
@@ -345,8 +345,8 @@ class ReadAhead(Closing):
         self.figures.bytes_served += size
         self._judge.note(good=1)
         self._reader.note_served(size, self.figures.wait_s)
-        if self._doze.note_served() and self.options.doze and (lately := self._reader.lately()):
-            self._doze.judge(*lately)
+        if self._bypass.note_served() and self.options.bypass and (lately := self._reader.lately()):
+            self._bypass.judge(*lately)
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -379,9 +379,9 @@ class ReadAhead(Closing):
         self._drop(self._plan.pass_before(number - slack))
 
     @property
-    def dozing(self) -> bool:
+    def bypassed(self) -> bool:
         """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
-        return self._doze.paused and not self._files.watching
+        return self._bypass.paused and not self._files.watching
 
     # -- samples -------------------------------------------------------------------------------
 
@@ -391,7 +391,7 @@ class ReadAhead(Closing):
         What was planned for it and is not opened by its end is dropped, and so is what was planned
         for samples before it. While learning, the files that it opens are noted.
         """
-        if self.dozing and not self.planned:
+        if self.bypassed and not self.planned:
             return _NOTHING
         return _Sample(self, _key(index))
 
@@ -483,7 +483,7 @@ class ReadAhead(Closing):
     @property
     def reads(self) -> bool:
         """Whether files are being read ahead at present."""
-        return self._reader.working and not self._doze.paused
+        return self._reader.working and not self._bypass.paused
 
     @property
     def why_off(self) -> str | None:
@@ -495,7 +495,7 @@ class ReadAhead(Closing):
     def explain(self) -> str:
         """One line on what was read ahead, and what became of it."""
         f = self.figures
-        if not f.planned and self._doze.paused and not self.why_off:
+        if not f.planned and self._bypass.paused and not self.why_off:
             return "not needed: the files are opened as ever, because they lie in the page cache"
         text = (
             f"{f.served} of {f.planned} planned files were served from memory "
@@ -504,7 +504,7 @@ class ReadAhead(Closing):
         )
         if self.why_off:
             return f"{text}; {self.why_off}"
-        return f"{text}; now they lie in the page cache" if self._doze.paused else text
+        return f"{text}; now they lie in the page cache" if self._bypass.paused else text
 
     def close(self, seconds: float = 5.0) -> bool:
         """Stop: the real `open` serves again, memory is given back, the threads end.

@@ -261,7 +261,7 @@ class Watcher:
         ahead = self._ahead
         if ahead is None or not self._steps or type(index) is not list or self._rests(ahead):
             return index
-        if ahead.dozing and not ahead.planned:
+        if ahead.bypassed and not ahead.planned:
             return index
         if ahead.reads:
             if self._tuning is None:
