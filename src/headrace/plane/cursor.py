@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.order import Order, Share, Slices
-    from headrace.plane.pipeline import Span
 
-__all__ = ["Cursor", "Pass"]
+__all__ = ["Cursor", "Pass", "Span"]
+
+Span = tuple[int, int]
+"""Global positions (start, stop) of one batch; past the order's length they wrap."""
 
 
 class Cursor:

@@ -23,12 +23,7 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
-from headrace.plane.cache_directory import CacheDirectory
-from headrace.plane.cache_writer import CacheWriter
-from headrace.plane.disk_cache import DiskCache
-from headrace.plane.disk_tier import DiskTier
 from headrace.plane.memory_tier import MemoryTier, memory_quota
-from headrace.plane.rate_limit import Throttle
 from headrace.plane.stage import RemoteStats, StageStats
 
 if TYPE_CHECKING:
@@ -40,7 +35,9 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions
     from headrace.errors import HeadraceError
     from headrace.order import Order
-    from headrace.plane.disk_tier import CacheReport
+    from headrace.plane.cursor import Span
+    from headrace.plane.disk_cache import DiskCache
+    from headrace.plane.disk_tier import CacheReport, DiskTier
     from headrace.plane.stage import PendingReads, Reads, Stage
 
 __all__ = [
@@ -48,14 +45,10 @@ __all__ = [
     "Fetched",
     "Pipeline",
     "SampleSource",
-    "Span",
     "Stages",
     "build_stages",
     "bytes_of",
 ]
-
-Span = tuple[int, int]
-"""Global positions (start, stop) of one batch; past the order's length they wrap."""
 
 WINDOWS_AHEAD_MAX = 2
 """Windows of a blocked order that are submitted ahead of the one that is being consumed."""
@@ -182,13 +175,19 @@ def build_stages(
         tiers: which stages.
         shared: deliver in memory that other processes may map.
     """
+    # Stages that nobody asked for are not imported: the first batch waits for every module.
     cache = None
     if tiers.cache_dir is not None:
+        from headrace.plane.cache_directory import CacheDirectory
+        from headrace.plane.disk_cache import DiskCache
+
         cache = DiskCache(CacheDirectory(tiers.cache_dir, tiers.cache_bytes), source, part_names)
     reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)
     top: Reads = reader
     stages: list[Stage] = []
     if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
+        from headrace.plane.rate_limit import Throttle
+
         top = throttle = Throttle(
             top,
             lambda indices: bytes_of(source, indices),
@@ -200,6 +199,9 @@ def build_stages(
         stages.append(throttle)
     disk = None
     if cache is not None:
+        from headrace.plane.cache_writer import CacheWriter
+        from headrace.plane.disk_tier import DiskTier
+
         writer = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
         top = disk = DiskTier(top, cache, options, writer, shared=shared)
         stages.append(disk)

@@ -78,7 +78,7 @@ class PageCacheAhead:
     def want(self, files: NDArray[np.int64]) -> None:
         """These files are opened next, in this order, after those that were wanted before."""
         new = files[(self._states[files] == _NEW) & (self._sizes[files] <= FILE_BYTES_MAX)]
-        if self.bypassed:
+        if self.dozing:
             hot = new % DOZE_STEP > 0
             self._states[new[hot]] = _HOT
             self.figures.hot_files += int(hot.sum())
