@@ -60,7 +60,7 @@ def test_a_controller_is_shown_beside_the_daemon_or_alone(run, folder, monkeypat
 
     asked = []
 
-    def document(self, method, path):
+    def document(self, method, path, body=None):
         asked.append((self.endpoint.url, method, path))
         return state(plane("node1", {"storage": 1.0}, [flow("vit")]))
 
