@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.base import text
-from headrace.pages.text import axis_text
+from headrace.pages.html import axis_text
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from headrace.bench.report import report_page, with_confidence
 from headrace.bench.results import load_run, load_runs, rank_blocks
 from headrace.bench.trace import phases_of, slowest_steps, trace_events, trace_text
 from headrace.errors import BenchError
-from headrace.pages.text import safe
+from headrace.pages.html import safe
 
 HOSTILE = "</title><script>alert(1)</script>\" onload='x' \u202e\x1b[31m\udcff&amp;"
 

@@ -15,7 +15,7 @@ from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of
 from headrace.insight.report.figures import phases_of, stall_of
 from headrace.insight.report.text import report_document
 from headrace.insight.report.words import cause_colours
-from headrace.pages.style import STYLE
+from headrace.pages.html import STYLE
 from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS, latency_bucket
 from traces.runs import Loaders, made_run

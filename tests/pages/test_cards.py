@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 import headrace as hr
-from headrace.pages.card import card
+from headrace.pages.html import card
 from headrace.trace import read_run
 from traces.runs import made_run
 

@@ -14,8 +14,7 @@ from headrace.bench.compare import MEASURES, measure_named, measured, value_of
 from headrace.bench.results import number_of
 from headrace.bench.trace import phases_of, slowest_steps
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
-from headrace.pages.document import document
-from headrace.pages.text import axis_text, measure_text, safe
+from headrace.pages.html import axis_text, document, measure_text, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from headrace.pages.text import safe
+from headrace.pages.html import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

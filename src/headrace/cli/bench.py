@@ -158,7 +158,7 @@ def _numbers(text: str) -> tuple[int, int]:
 
 
 def _probe_line(probe: Probe, condition: Condition) -> str:
-    from headrace.pages.text import measure_text
+    from headrace.pages.html import measure_text
 
     name = condition.measure.name
     value = measure_text(probe.value, condition.measure.unit)
@@ -169,7 +169,7 @@ def _probe_line(probe: Probe, condition: Condition) -> str:
 
 def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: str | None) -> None:
     from headrace.bench.report import NOT_MLPERF
-    from headrace.pages.text import measure_text
+    from headrace.pages.html import measure_text
 
     if output.as_json:
         output.document({

@@ -1,6 +1,10 @@
-"""Charts: SVG within the page, each with its table behind it. Colours are classes: see `style`.
+"""Charts: SVG within the page, each with its table behind it. Colours are classes: see `html.STYLE`.
 
-No chart needs its colours to be read: parts are named where they stand or in the table.
+No chart needs its colours to be read: parts are named where they stand or in the table. Values that stand side
+by side are `stacked`, `bars` and `columns`; what changes over time or over steps is `areas` (parts of a whole),
+`heat` (shades in a grid) and `lines`. These have at most some hundred columns, whatever they are made of.
+Shapes of one colour are one path, so that a page stays small; columns have invisible bars above them that show
+their values on hovering.
 """
 
 from __future__ import annotations
@@ -9,23 +13,38 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.pages.text import safe
+import numpy as np
+
+from headrace.pages.html import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
 __all__ = [
+    "FEW_ROWS",
+    "SHADES",
+    "Axis",
     "Part",
+    "StepLine",
+    "areas",
     "bars",
     "columns",
+    "count_axis",
     "figure",
+    "heat",
     "legend",
+    "lines",
     "round_up",
+    "share_axis",
     "stacked",
     "svg",
     "table",
     "text",
+    "time_axis",
 ]
+
 
 _WIDTH: Final = 720
 _LEFT: Final = 108
@@ -58,11 +77,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def figure(title: str, svg: str, behind: str, said: str = "") -> str:
+def figure(title: str, svg: str, behind: str, note: str = "") -> str:
     """A chart with its title, what to see in it, and its table."""
-    note = f"<p>{safe(said)}</p>" if said else ""
+    below = f"<p>{safe(note)}</p>" if note else ""
     return (
-        f"<figure><figcaption>{safe(title)}</figcaption>{note}{svg}"
+        f"<figure><figcaption>{safe(title)}</figcaption>{below}{svg}"
         f"<details><summary>As a table</summary>{behind}</details></figure>"
     )
 
@@ -80,18 +99,18 @@ def text(x: float, y: float, text: str, where: str = "start", kind: str = "") ->
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{where}" class="{kind}">{safe(text)}</text>'
 
 
-def _rect(box: tuple[float, float, float, float], kind: str, told: str) -> str:
+def _rect(box: tuple[float, float, float, float], kind: str, title: str) -> str:
     x, y, width, height = box
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" '
-        f'height="{max(0.0, height):.1f}" class="{kind}"><title>{safe(told)}</title></rect>'
+        f'height="{max(0.0, height):.1f}" class="{kind}"><title>{safe(title)}</title></rect>'
     )
 
 
 def legend(named: Sequence[tuple[str, str]]) -> str:
     """What colours stand for: (class, name)."""
-    told = "".join(f'<li><i class="{colour}"></i>{safe(name)}</li>' for colour, name in named)
-    return f'<ul class="legend">{told}</ul>'
+    items = "".join(f'<li><i class="{colour}"></i>{safe(name)}</li>' for colour, name in named)
+    return f'<ul class="legend">{items}</ul>'
 
 
 def stacked(name: str, parts: Sequence[Part]) -> str:
@@ -102,10 +121,10 @@ def stacked(name: str, parts: Sequence[Part]) -> str:
     drawn, x, named = [], 0.0, []
     for part in parts:
         width = part.value / total * _WIDTH
-        told = f"{part.name}: {part.text}"
-        drawn.append(_rect((x, 4, width - (1 if width > 3 else 0), 36), part.colour, told))
+        title = f"{part.name}: {part.text}"
+        drawn.append(_rect((x, 4, width - (1 if width > 3 else 0), 36), part.colour, title))
         x += width
-        named.append((part.colour, told))
+        named.append((part.colour, title))
     return svg(44, name, "".join(drawn)) + legend(named)
 
 
@@ -134,7 +153,7 @@ def bars(name: str, parts: Sequence[Part], *, words: float = 130) -> str:
 def columns(
     name: str,
     parts: Sequence[Part],
-    told: Callable[[float], str],
+    tick_text: Callable[[float], str],
     *,
     below: str,
     line: tuple[float, str] | None = None,
@@ -145,7 +164,7 @@ def columns(
     Args:
         name: what it shows.
         parts: from left to right.
-        told: the text of a value on the axis.
+        tick_text: the text of a value on the axis.
         below: what the columns are: the axis's name.
         line: a value and what it is: a target.
         top: the axis's end; else a round number above all.
@@ -158,7 +177,7 @@ def columns(
     for fraction in (0, 0.25, 0.5, 0.75, 1):
         y = base - (base - first) * fraction
         drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
-        drawn.append(text(_LEFT - 6, y + 4, _short(told(end * fraction)), "end"))
+        drawn.append(text(_LEFT - 6, y + 4, _short(tick_text(end * fraction)), "end"))
     room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(parts))
     every = math.ceil(len(parts) * 44 / (_WIDTH - _LEFT - _RIGHT)) or 1
     values = []
@@ -192,3 +211,220 @@ def round_up(value: float) -> float:
     value = max(value, 1e-12)
     power = 10.0 ** math.floor(math.log10(value))
     return min(step * power for step in (1, 2, 2.5, 4, 5, 8, 10, 20) if step * power >= value)
+
+
+_ROOM: Final = _WIDTH - _LEFT - _RIGHT
+_TOP: Final = 18.0
+
+SHADES: Final = 6
+"""Shades of a heat map: classes h0 (nothing) to h5."""
+
+FEW_ROWS: Final = 8
+"""So many rows of a heat map are tall enough for a name each, on narrow screens, too."""
+
+_TICKS_MOST: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: what it is of, and where it has marks.
+
+    Attributes:
+        name: stands beside it.
+        ticks: (share of its length, text).
+        crowded: every second text is left out on narrow screens.
+    """
+
+    name: str
+    ticks: Sequence[tuple[float, str]]
+    crowded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """A line of steps: it stays where it is until the next point.
+
+    Attributes:
+        name: in the legend.
+        points: (share of the x axis, share of the y axis), in their order.
+        colour: class of its colour: `l1` to `l3`, which differ in their dashes, too.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str = "l1"
+
+
+def time_axis(seconds: float, name: str = "time since the run began") -> Axis:
+    """Round numbers of seconds, minutes, hours or days."""
+    units = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+    unit, size = next(each for each in units if seconds >= 2 * each[1] or each[0] == "s")
+    return Axis(name, _ticks(seconds / size, lambda value: f"{value:g} {unit}"))
+
+
+def count_axis(most: float, name: str) -> Axis:
+    """Round numbers from 0 on."""
+    return Axis(name, _ticks(most, lambda value: f"{value:,.10g}"))
+
+
+def share_axis(name: str, top: float = 1.0) -> Axis:
+    """Percent from 0 on.
+
+    Args:
+        name: of what.
+        top: the axis's end.
+    """
+    return Axis(name, [(part, f"{100 * part * top:.3g} %") for part in (0.0, 0.5, 1.0)])
+
+
+def _ticks(end: float, text_of: Callable[[float], str]) -> list[tuple[float, str]]:
+    """At most five round numbers, 0 among them."""
+    if not end > 0:
+        return [(0.0, text_of(0.0))]
+    power = 10.0 ** np.floor(np.log10(end))
+    steps = [power * factor for factor in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)]
+    step = next(step for step in steps if end / step < _TICKS_MOST)
+    return [
+        (at * step / end, text_of(round(at * step, 9))) for at in range(int(end / step + 1e-9) + 1)
+    ]
+
+
+def _axes(x: Axis, y: Axis, height: float, *, grid: bool = True) -> str:
+    base = _TOP + height
+    drawn = []
+    for number, (share, label) in enumerate(y.ticks):
+        at = base - share * height
+        kind = "minor" if y.crowded and number % 2 else ""
+        if grid:
+            drawn.append(f'<path d="M{_LEFT:g} {at:.1f}H{_WIDTH - _RIGHT:g}" class="grid"/>')
+        drawn.append(text(_LEFT - 6, min(base, max(_TOP + 8, at + 4)), label, "end", kind))
+    for share, label in x.ticks:
+        at = _LEFT + share * _ROOM
+        where = "start" if share < 0.02 else "end" if share > 0.97 else "middle"
+        drawn.append(f'<path d="M{at:.1f} {base:.1f}v4" class="grid"/>')
+        drawn.append(text(at, base + 19, label, where))
+    drawn.append(text(_LEFT + _ROOM / 2, base + 42, x.name, "middle", "soft"))
+    return "".join(drawn)
+
+
+def areas(  # noqa: PLR0917 - a picture has two axes
+    name: str,
+    parts: Sequence[Part],
+    values: NDArray[np.float64],
+    x: Axis,
+    y: Axis,
+    titles: Sequence[str],
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Columns without gaps, each stacked of parts.
+
+    Args:
+        name: what it shows.
+        parts: from the bottom up; their text stands in the legend.
+        values: shape (parts, columns): shares of the height, 1.0 is the top.
+        x: across.
+        y: up.
+        titles: of each column, on hovering.
+        marks: upright lines: (share of the x axis, what begins there).
+    """
+    height = 150.0
+    base = _TOP + height
+    columns = values.shape[1]
+    width = _ROOM / max(1, columns)
+    tops = np.clip(np.cumsum(values, axis=0), 0.0, 1.0) * height
+    bottoms = np.concatenate([np.zeros((1, columns)), tops[:-1]])
+    drawn = []
+    for part, top, bottom in zip(parts, tops, bottoms, strict=True):
+        path = "".join(
+            f"M{_LEFT + at * width:.1f} {base - top[at]:.1f}h{width + 0.15:.1f}v{top[at] - bottom[at]:.1f}"
+            f"h-{width + 0.15:.1f}z"
+            for at in np.flatnonzero(top - bottom > 0.04)
+        )
+        drawn.append(
+            f'<path d="{path}" class="{part.colour}"><title>{safe(part.name)}</title></path>'
+        )
+    for share, mark in marks:
+        at = _LEFT + share * _ROOM
+        drawn.append(f'<path d="M{at:.1f} {_TOP:g}V{base:g}" class="target"/>')
+        drawn.append(text(at, _TOP - 5, mark, "end" if share > 0.95 else "middle", "soft value"))
+    drawn += [
+        f'<rect x="{_LEFT + at * width:.1f}" y="{_TOP:g}" width="{width:.1f}" height="{height:g}" class="over">'
+        f"<title>{safe(one)}</title></rect>"
+        for at, one in enumerate(titles)
+    ]
+    picture = svg(base + 50, name, _axes(x, y, height) + "".join(drawn))
+    return picture + legend([(part.colour, f"{part.name} {part.text}".rstrip()) for part in parts])
+
+
+def heat(  # noqa: PLR0917 - likewise
+    name: str,
+    shades: NDArray[np.int64],
+    x: Axis,
+    rows: Axis,
+    names: Sequence[str],
+    height: float = 0.0,
+) -> str:
+    """A grid of shades, the first row at the top.
+
+    Args:
+        name: what it shows.
+        shades: 0 to `SHADES` - 1, -1: there is nothing; shape (rows, columns).
+        x: across.
+        rows: down.
+        names: what each shade stands for, for the legend; `SHADES` of them.
+        height: of the grid; else by its rows.
+    """
+    count, columns = shades.shape
+    height = height or min(360.0, max(60.0, (26.0 if count <= FEW_ROWS else 18.0) * count))
+    tall, wide = height / max(1, count), _ROOM / max(1, columns)
+    paths: list[list[str]] = [[] for _ in range(SHADES)]
+    for row in range(count):
+        line = shades[row]
+        cuts = np.flatnonzero(np.diff(line)) + 1
+        for begin, end in zip([0, *cuts], [*cuts, columns], strict=True):
+            if line[begin] >= 0:
+                paths[line[begin]].append(
+                    f"M{_LEFT + begin * wide:.1f} {_TOP + row * tall:.1f}h{(end - begin) * wide:.1f}"
+                    f"v{tall:.1f}h-{(end - begin) * wide:.1f}z"
+                )
+    drawn = "".join(
+        f'<path d="{"".join(path)}" class="h{shade}"><title>{safe(names[shade])}</title></path>'
+        for shade, path in enumerate(paths)
+        if path
+    )
+    turned = Axis(rows.name, [(1.0 - share, label) for share, label in rows.ticks], rows.crowded)
+    frame = (
+        f'<rect x="{_LEFT:g}" y="{_TOP:g}" width="{_ROOM:g}" height="{height:g}" class="frame"/>'
+    )
+    picture = svg(_TOP + height + 50, name, drawn + frame + _axes(x, turned, height, grid=False))
+    return picture + legend([(f"h{shade}", one) for shade, one in enumerate(names)])
+
+
+def lines(
+    name: str, series: Sequence[StepLine], marks: Sequence[tuple[float, str]], x: Axis, y: Axis
+) -> str:
+    """Lines of steps, and marks below them.
+
+    Args:
+        name: what it shows.
+        series: the lines.
+        marks: (share of the x axis, title on hovering).
+        x: across.
+        y: up.
+    """
+    height = 120.0
+    base = _TOP + height
+    drawn = [
+        f'<path d="M{_LEFT + share * _ROOM:.1f} {_TOP:g}V{base:g}" class="mark">'
+        f"<title>{safe(title)}</title></path>"
+        for share, title in marks
+    ]
+    for line in series:
+        path = []
+        for at, (share, up) in enumerate(line.points):
+            across, over = _LEFT + share * _ROOM, base - up * height
+            path.append(f"M{across:.1f} {over:.1f}" if at == 0 else f"H{across:.1f}V{over:.1f}")
+        if path:
+            drawn.append(f'<path d="{"".join(path)}H{_WIDTH - _RIGHT:g}" class="{line.colour}"/>')
+    picture = svg(base + 50, name, _axes(x, y, height) + "".join(drawn))
+    return picture + legend([(f"stroke {line.colour}", line.name) for line in series])

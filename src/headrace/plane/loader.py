@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.text import bytes_text
-from headrace.pages.card import card
+from headrace.pages.html import card
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.cursor import Cursor, Pass
 from headrace.plane.pipeline import Pipeline, SampleSource

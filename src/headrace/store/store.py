@@ -80,7 +80,7 @@ class Store(Closing):
 
     def _repr_html_(self) -> str:
         """A card for notebooks, of what is known without a look at the storage."""
-        from headrace.pages.card import card
+        from headrace.pages.html import card
 
         rows: list[tuple[str, object]] = [
             ("samples", f"{self._samples:,}"),

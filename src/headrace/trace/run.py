@@ -116,7 +116,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
-        from headrace.pages.card import card
+        from headrace.pages.html import card
 
         traces = [trace for trace in self.ranks if len(trace.steps)]
         steps = sum(len(trace.steps) for trace in traces)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from headrace.pages.text import safe
+from headrace.pages.html import safe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping

@@ -9,8 +9,7 @@ from typing import Final
 
 from headrace import __version__
 from headrace.base.causes import Cause
-from headrace.pages.style import STYLE
-from headrace.pages.text import safe
+from headrace.pages.html import STYLE, safe
 
 __all__ = ["PAGES", "Page", "document", "files"]
 

@@ -419,7 +419,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _repr_html_(self) -> str:
         """A card for notebooks. The data set is not asked: its `len` may take long."""
-        from headrace.pages.card import card
+        from headrace.pages.html import card
         from headrace.plane.loader import delivered_rows, waited_share
 
         rows: list[tuple[str, object]] = [

@@ -9,8 +9,7 @@ from headrace.insight.doctor.diagnose import unit_of
 from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED
 from headrace.insight.doctor.text import facts_of
 from headrace.pages.charts import Part, bars, columns, figure, table
-from headrace.pages.document import document
-from headrace.pages.text import marked, safe
+from headrace.pages.html import document, marked, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

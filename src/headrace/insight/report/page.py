@@ -14,8 +14,7 @@ from headrace.insight.report.words import (
     cause_word,
 )
 from headrace.pages.charts import Part, stacked, table
-from headrace.pages.document import document
-from headrace.pages.text import axis_text, marked, safe
+from headrace.pages.html import axis_text, document, marked, safe
 from headrace.trace.format import finite
 
 if TYPE_CHECKING:

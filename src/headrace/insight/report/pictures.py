@@ -22,8 +22,21 @@ from headrace.insight.report.words import (
     TIER_COLOURS,
     TIER_WORDS,
 )
-from headrace.pages.charts import Part, columns, figure, round_up, table
-from headrace.pages.plots import FEW_ROWS, SHADES, Axis, Line, areas, heat, lines, time_axis
+from headrace.pages.charts import (
+    FEW_ROWS,
+    SHADES,
+    Axis,
+    Part,
+    StepLine,
+    areas,
+    columns,
+    figure,
+    heat,
+    lines,
+    round_up,
+    table,
+    time_axis,
+)
 from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import LATENCY_BUCKETS
 
@@ -155,7 +168,7 @@ def decisions(run: RunFigures) -> str:
         most = max(value for _, value in points)
         told = bytes_text(most) if name.endswith("bytes") else number_text(most)
         shown = _thinned([((at - first) / seconds, value / most) for at, value in points])
-        found.append(Line(f"{name.replace('_', ' ')} (top: {told})", shown, colour))
+        found.append(StepLine(f"{name.replace('_', ' ')} (top: {told})", shown, colour))
     marks = [
         (
             _inside((one.at_s - first) / seconds),

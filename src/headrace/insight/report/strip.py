@@ -16,8 +16,7 @@ from headrace.insight.report.words import (
     cause_colours,
     cause_word,
 )
-from headrace.pages.charts import Part, figure, table
-from headrace.pages.plots import areas, count_axis, share_axis
+from headrace.pages.charts import Part, areas, count_axis, figure, share_axis, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
