@@ -289,7 +289,7 @@ def top(
 
 
 class _Snapshot:
-    """What was snapshot at a look."""
+    """What daemon and controller said at one time."""
 
     def __init__(self, board: Board | None, planes: PlanesBoard | None, folder: Path) -> None:
         self.board = board
@@ -378,7 +378,7 @@ def _live(output: Output, observer: _Observer, interval: float, first: _Snapshot
 
 
 def _frame(observer: _Observer, width: int) -> RenderableType:
-    """The screen; what cannot be snapshot now may come back."""
+    """The screen; what does not answer now may come back."""
     from rich.text import Text
 
     from headrace.errors import ControlError
