@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import headrace as hr
 from benchmarks.verdict_parts.injections import BATCH
-from headrace.insight.verdict import Verdict, verdict_of
+from headrace.control.stalls import Verdict, verdict_of
 from headrace.io.simulation import Simulation
 
 if TYPE_CHECKING:

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ProgramError
-from headrace.insight.ab.comparison import Ended
-from headrace.insight.ab.experiment import compare, recording_cost
-from headrace.insight.ab.options import AbOptions
-from headrace.insight.ab.order_check import Sameness
-from headrace.insight.ab.page_cache import make_cold
-from headrace.insight.ab.words import COLUMNS, report
+from headrace.insight.ab.comparison import Ended, Sameness
+from headrace.insight.ab.experiment import compare, make_cold, recording_cost
+from headrace.insight.ab.running import AbOptions
+from headrace.insight.ab.text import COLUMNS, report
 from tests_shared import until, write_real_images
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]

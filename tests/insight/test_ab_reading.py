@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.insight.ab.order_check import Match, Sameness, compare_orders, worst
-from headrace.insight.ab.reading import ROOTS_MAX, folders_of, is_data, reading_of
+from headrace.insight.ab.comparison import Match, Sameness, compare_orders, worst
+from headrace.insight.ab.running import ROOTS_MAX, folders_of, is_data, reading_of
 from headrace.posix.opens import Open
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.insight.ab.interval import PAIRS_LEAST, interval_of, is_narrow
+from headrace.insight.ab.comparison import PAIRS_LEAST, interval_of, is_narrow
+from headrace.insight.ab.running import Side, turns
 from headrace.insight.ab.student import cumulative, quantile
-from headrace.insight.ab.turns import Side, turns
 
 TIMES = st.floats(1e-3, 1e6)
 

@@ -8,13 +8,10 @@ import re
 import pytest
 
 from headrace.insight.ab.comparison import Comparison, Ended
+from headrace.insight.ab.experiment import Cached
 from headrace.insight.ab.one_run import Ran
-from headrace.insight.ab.options import AbOptions
-from headrace.insight.ab.page_cache import Cached
-from headrace.insight.ab.reading import Reading
-from headrace.insight.ab.running import Outcome, Run
-from headrace.insight.ab.turns import Side
-from headrace.insight.ab.words import COLUMNS, command_text, report, sentence
+from headrace.insight.ab.running import AbOptions, Outcome, Reading, Run, Side
+from headrace.insight.ab.text import COLUMNS, command_text, report, sentence
 
 FILES = (b"/data/1.png", b"/data/2.png")
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli.top import FLOWS_SHOWN, view_planes
-from headrace.insight.planes import PlanesWatch
+from headrace.insight.top import PlanesWatch
 
 HERE = Path(__file__).parent
 

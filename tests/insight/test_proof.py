@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headrace.cli.app import app
-from headrace.insight.proof import same_order, verify_epochs
-from headrace.insight.proof.expected import sums_at
+from headrace.insight.deliveries import sums_at
+from headrace.insight.verify import same_order, verify_epochs
 from headrace.order import Blocked, Sequential, Shuffled, Weighted, order_hash
 from headrace.order.hash import position_hashes
 from headrace.trace import read_run

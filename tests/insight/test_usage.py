@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from headrace.base.causes import Cause
-from headrace.insight.starving import starving_of
-from headrace.insight.usage import usage_of
+from headrace.insight.usage import starving_of, usage_of
 from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hours_text

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.insight.steps import Run
 
 from headrace.base.causes import Cause
+from headrace.control.stalls import Evidence, verdict_line, verdict_of
 from headrace.control.stalls.verdict import causes_by_step
-from headrace.insight.evidence import Evidence
-from headrace.insight.verdict import verdict_line, verdict_of
 from headrace.plane.batch_trace import PHASES, STEP
 
 QUIET = {"quiet_reads": 2, "quiet_s": 2 * 0.005}

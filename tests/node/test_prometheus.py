@@ -21,7 +21,7 @@ from headrace.control.metrics import MetricsServer, address_of, asked, renderer
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError
-from headrace.insight.grafana import dashboard
+from headrace.insight import dashboard
 from headrace.machine.gpu import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics

@@ -8,9 +8,8 @@ from tests.insight.steps import Run
 from headrace.base import causes
 from headrace.base.causes import Cause, cause_of
 from headrace.control.publishing import divided
-from headrace.insight.evidence import Evidence
+from headrace.control.stalls import Evidence, verdict_of
 from headrace.insight.top import Watch
-from headrace.insight.verdict import verdict_of
 from headrace.node.tally import CAUSES, JobTotals
 from headrace.node.wire import Note
 from headrace.telemetry.advice import hint_of

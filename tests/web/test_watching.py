@@ -10,7 +10,7 @@ from headrace.cluster.executor import JobState
 from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
 from headrace.control.client import Client, Endpoint
 from headrace.errors import TelemetryError
-from headrace.insight.starving import starving_of
+from headrace.insight.usage import starving_of
 from headrace.telemetry.ledger import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from headrace.web.picture import UNKNOWN

@@ -23,8 +23,7 @@ from headrace.cli.simulate import SimulateOption
 if TYPE_CHECKING:
     from types import FrameType
 
-    from headrace.insight.ab.options import AbOptions
-    from headrace.insight.ab.running import Run
+    from headrace.insight.ab.running import AbOptions, Run
     from headrace.insight.doctor import Diagnosis
 
 _STYLES = {"head": "bold", "verdict": "bold yellow", "do": "bold green", "command": "cyan"}
@@ -167,8 +166,8 @@ def ab(
     from headrace.errors import ProgramError
     from headrace.insight.ab.comparison import Comparison, Ended
     from headrace.insight.ab.experiment import compare as run_both
-    from headrace.insight.ab.options import AbOptions
-    from headrace.insight.ab.words import report
+    from headrace.insight.ab.running import AbOptions
+    from headrace.insight.ab.text import report
 
     if compare is not None:
         try:
@@ -220,7 +219,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _tell_run(output: Output, run: Run, options: AbOptions) -> None:
     """A line about a run, on stderr."""
     from headrace.base.text import duration_text
-    from headrace.insight.ab.words import progress
+    from headrace.insight.ab.text import progress
 
     if run.number == 0:
         files = len(run.reading.files)

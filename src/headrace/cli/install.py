@@ -159,7 +159,7 @@ def export_dashboard(
     """Write the dashboard as JSON: import it in Grafana, and choose your Prometheus."""
     from pathlib import Path
 
-    from headrace.insight.grafana import dashboard
+    from headrace.insight import dashboard
 
     text = dashboard()
     if target is None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cluster.manifest import ManifestDifference
-    from headrace.insight.proof import Proof, Sameness
-    from headrace.insight.starving import Group, Starving
-    from headrace.insight.usage import Accounted, Usage, UsageRow
+    from headrace.insight.usage import Accounted, Group, Starving, Usage, UsageRow
+    from headrace.insight.verify import Proof, Sameness
     from headrace.telemetry.history import JobRecord
 
 HistoryOption = Annotated[
@@ -129,7 +128,7 @@ def starving(
     output: JsonOutput,
 ) -> None:
     """Rank jobs by GPU-hours lost to waiting for data; then users, file systems and causes."""
-    from headrace.insight.starving import starving_of
+    from headrace.insight.usage import starving_of
 
     until_s = time.time()
     since_s = until_s - seconds_of(last)
@@ -343,7 +342,7 @@ def verify_epoch(
     With a second run, also that both delivered in the same order; else the first step that differs.
     Ends with 1 if something is not proved.
     """
-    from headrace.insight.proof import same_order, verify_epochs
+    from headrace.insight.verify import same_order, verify_epochs
     from headrace.trace import read_run
 
     runs = [read_run(path) for path in (run, other) if path is not None]
@@ -368,7 +367,7 @@ def _holds(proofs: list[Proof], same: Sameness | None) -> bool:
 
 
 def _print_proofs(output: Output, proofs: list[Proof], same: Sameness | None) -> None:
-    from headrace.insight.proof.text import proof_lines, same_lines
+    from headrace.insight.verify import proof_lines, same_lines
 
     for proof in proofs:
         if len(proofs) > 1:

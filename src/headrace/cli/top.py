@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from headrace.insight.planes import FlowRow, PlaneRow, PlanesBoard
-    from headrace.insight.top import Board, DataRow, JobRow
+    from headrace.insight.top import Board, DataRow, FlowRow, JobRow, PlaneRow, PlanesBoard
 
 WIDE: Final = 110
 """Columns from which on more is shown."""
@@ -326,7 +325,7 @@ class _Observer:
         self._client = None
         if controller is not None:
             from headrace.control.client import Client, Endpoint
-            from headrace.insight.planes import PlanesWatch
+            from headrace.insight.top import PlanesWatch
 
             self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
             self._planes = PlanesWatch()

@@ -1,4 +1,19 @@
-"""What is seen of a node and its jobs, for people: dashboards, and the live view of `headrace top`.
+"""What is seen of a node and its jobs, for people: dashboards, reports, and the live view of `headrace top`.
 
 Nothing here draws on a terminal: that is the command line's part.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["dashboard"]
+
+
+def dashboard() -> str:
+    """The Grafana dashboard as JSON; Grafana asks for the Prometheus to use when it is imported.
+
+    It is `grafana.json` beside this file, as Grafana exports it. A test runs each of its queries against a
+    Prometheus that scrapes a daemon at work.
+    """
+    return Path(__file__).with_name("grafana.json").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from headrace.control.client import Refusal as ControllerRefusal
 from headrace.control.policy import PolicyError
 from headrace.errors import HeadraceError, SampleNotFound
-from headrace.insight.starving import starving_of
+from headrace.insight.usage import starving_of
 from headrace.web.guard import Guard
 from headrace.web.live import Client, Full, Live
 from headrace.web.picture import plain

@@ -11,7 +11,7 @@ from headrace.web.picture import plain
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.insight.starving import Group, Starving, StarvingJob
+    from headrace.insight.usage import Group, Starving, StarvingJob
     from headrace.telemetry.history import JobRecord
 
 __all__ = ["Query", "rows"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.control.stalls.verdict import causes_by_step
-from headrace.insight.report.looks import evidence_of
+from headrace.insight.report.curves import evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import JobRecord
 from headrace.trace import read_run

@@ -1,32 +1,306 @@
-"""Running: one run of the command in a process of its own, with its output kept, and its end looked at."""
+"""Running: one run of the command in a process of its own, its output kept, and which of its opens were data.
+
+A Python program opens thousands of files before its first sample: modules, libraries, the time zone. None of
+these is data. What remains, and was not written by the run itself, is.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ProgramError
 from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task, descendants_of
-from headrace.insight.ab.reading import Reading, reading_of
-from headrace.insight.ab.turns import Side
 from headrace.posix.opens import OpenLog
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from headrace.insight.ab.options import AbOptions
-    from headrace.insight.ab.page_cache import Cached
+    from headrace.insight.ab.experiment import Cached
+    from headrace.posix.opens import Open
 
-__all__ = ["Outcome", "Run", "run_once"]
+__all__ = [
+    "ROOTS_MAX",
+    "AbOptions",
+    "Outcome",
+    "Reading",
+    "Run",
+    "Side",
+    "folders_of",
+    "is_data",
+    "reading_of",
+    "run_once",
+    "turns",
+]
+
+
+class Side(StrEnum):
+    """How a run is made."""
+
+    WITHOUT = "without"
+    WITH = "with"
+
+
+def turns(seed: int) -> Iterator[tuple[Side, Side]]:
+    """Pairs without an end, each with its order.
+
+    Args:
+        seed: the same gives the same.
+    """
+    draw = random.Random(seed)  # noqa: S311 - a coin
+    while True:
+        order = [Side.WITHOUT, Side.WITH]
+        if draw.random() < 0.5:
+            order.reverse()
+        yield order[0], order[1]
+        yield order[1], order[0]
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+PAIRS: Final = 6
+"""Pairs unless told otherwise: with runs that differ by 3 % the interval is about 3 % to either side."""
+
+PAIRS_MOST: Final = 40
+"""Of `until_confident`, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbOptions:
+    """How a command is compared with itself under headrace.
+
+    Attributes:
+        pairs: runs of each side, at most; None: `PAIRS`, or `PAIRS_MOST` with `until_confident`, or what
+            `seconds` allow.
+        seconds: no pair begins that would probably end later than so long after the start.
+        cold: what the command reads is put out of the page cache before each run; else into it.
+        until_confident: stop when the interval is narrow enough.
+        width: what narrow is: half of the interval's width, as a fraction.
+        drop_in: the other side is torch's DataLoader exchanged for headrace's, instead of `headrace run`.
+        with_order: `headrace run` is told the order that the first run had, instead of learning it.
+        roots: folders whose files are served; without any, they are found.
+        limit_s: a run that takes longer is an error.
+        compare: a regular expression; lines of stdout in which it is found must be the same on both sides.
+        compare_files: files that each run writes; they must be the same on both sides.
+        simulate: a slow storage that the roots lie on, on both sides.
+        stdin: a file that each run reads as its standard input; None: it is empty.
+        seed: of the order in which the sides take turns.
+    """
+
+    pairs: int | None = None
+    seconds: float | None = None
+    cold: bool = True
+    until_confident: bool = False
+    width: float = 0.05
+    drop_in: bool = False
+    with_order: bool = False
+    roots: tuple[str, ...] = ()
+    limit_s: float = 3600.0
+    compare: str | None = None
+    compare_files: tuple[str, ...] = ()
+    simulate: str | None = None
+    stdin: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pairs is not None and self.pairs < 1:
+            raise ValueError(f"{self.pairs} pairs, expected 1 or more")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"{self.seconds:g} seconds, expected more than 0")
+        if not 0 < self.width < 1:
+            raise ValueError(f"a width of {self.width:g}, expected between 0 and 1: 0.05 is 5 %")
+        if self.limit_s <= 0:
+            raise ValueError(f"a limit of {self.limit_s:g} s, expected more than 0")
+        if self.drop_in and (self.simulate or self.with_order):
+            raise ValueError(
+                "drop_in reads by itself: no simulated storage, and no order to be told"
+            )
+
+    @property
+    def pairs_most(self) -> int:
+        """Pairs that are run at most."""
+        if self.pairs is not None:
+            return self.pairs
+        return PAIRS_MOST if self.until_confident or self.seconds is not None else PAIRS
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+ROOTS_MAX: Final = 16
+"""Folders that headrace is told to serve, at most."""
+
+_SYSTEM: Final = tuple(
+    os.fsencode(f"/{name}/")
+    for name in (
+        "proc", "sys", "dev", "etc", "lib", "lib64", "bin", "sbin", "usr/lib", "usr/lib64", "usr/bin",
+        "usr/libexec", "usr/local/lib", "usr/share/zoneinfo", "usr/share/locale", "usr/share/misc",
+        "usr/share/mime", "usr/share/fonts", "var/lib", "var/cache", "run",
+    )
+)  # fmt: skip
+_CODE: Final = re.compile(
+    rb"/(?:site-packages|dist-packages|__pycache__|python3\.\d+|\.git|\.venv)/"
+    rb"|\.(?:py|pyc|pyi|pyx|pth|so|sh|ipynb)$|\.so\.[\d.]+$|/pyvenv\.cfg$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one run read of its data.
+
+    Attributes:
+        opens: process and path of each, by time.
+        written: files that it opened for writing.
+        first_ns: when the first of them was opened (CLOCK_MONOTONIC); None when none was.
+        nbytes: what calls returned; reads through a mapping are not seen.
+        busy_ns: time spent opening and reading, over all threads.
+        readers: threads that read.
+        mapped: files that were mapped into memory.
+        dropped: opens that the log had no room for.
+    """
+
+    opens: tuple[tuple[int, bytes], ...]
+    written: frozenset[bytes]
+    first_ns: int | None
+    nbytes: int
+    busy_ns: int
+    readers: int
+    mapped: int
+    dropped: int = 0
+
+    @property
+    def files(self) -> tuple[bytes, ...]:
+        """Each file once, in the order of its first open."""
+        return tuple(dict.fromkeys(path for _, path in self.opens))
+
+    def below(self, roots: Sequence[str]) -> Reading:
+        """With the opens alone that lie below folders; the other figures stay."""
+        folders = _spellings(roots)
+        return replace(self, opens=tuple(one for one in self.opens if one[1].startswith(folders)))
+
+
+def reading_of(
+    opens: Sequence[Open],
+    *,
+    not_data: Collection[bytes] = (),
+    roots: Sequence[str] = (),
+    dropped: int = 0,
+) -> Reading:
+    """What of a run's opens is data.
+
+    Args:
+        opens: all, by time.
+        not_data: files that are the program itself.
+        roots: folders below which data lies; without any, what is not code or the system's is data.
+        dropped: how many are not among them.
+    """
+    written = frozenset(one.path for one in opens if one.writes and not _is_system(one.path))
+    below = _spellings(roots)
+    data = [
+        one
+        for one in opens
+        if not one.writes
+        and one.path not in written
+        and one.path not in not_data
+        and (one.path.startswith(below) if below else is_data(one.path))
+    ]
+    return Reading(
+        tuple((one.process, one.path) for one in data),
+        written,
+        data[0].began_ns if data else None,
+        sum(one.read_bytes for one in data),
+        sum(one.open_ns + one.read_ns for one in data),
+        len({(one.process, one.thread) for one in data}),
+        sum(one.mapped > 0 for one in data),
+        dropped,
+    )
+
+
+def _spellings(roots: Sequence[str]) -> tuple[bytes, ...]:
+    """How paths below folders may begin."""
+    spelled = {path for root in roots for path in (os.path.abspath(root), os.path.realpath(root))}
+    return tuple(os.fsencode(path).rstrip(b"/") + b"/" for path in sorted(spelled))
+
+
+def is_data(path: bytes) -> bool:
+    """Whether a file may be data: it is neither code nor the system's."""
+    return not _is_system(path) and _CODE.search(path) is None
+
+
+def _is_system(path: bytes) -> bool:
+    return path.startswith(_SYSTEM)
+
+
+def folders_of(files: Iterable[bytes], avoid: Collection[bytes] = ()) -> list[str]:
+    """Folders below which files lie: few, and without much else below them.
+
+    Sisters become their parent where they are most of what is in it (`train`, `val`): so a data set's own
+    folder is found, and not the home folder that it lies in.
+
+    Args:
+        files: absolute paths.
+        avoid: folders that must not be among them, nor lie below one: the working folder.
+
+    Returns:
+        At most `ROOTS_MAX`, those with the most files first.
+    """
+    counts = Counter(os.path.dirname(path) for path in files)
+    total = sum(counts.values())
+    # A list of labels beside a data set's folder is not worth serving all that lies there.
+    folders = {
+        folder: count
+        for folder, count in counts.items()
+        if folder not in (b"", b"/")
+        and (count * 100 >= total or not any(_is_below(other, folder) for other in counts))
+    }
+    while merged := _merge(folders, avoid):
+        folders = merged
+    ranked = sorted(folders, key=lambda folder: (-folders[folder], folder))
+    return [os.fsdecode(folder) for folder in ranked[:ROOTS_MAX]]
+
+
+def _merge(folders: dict[bytes, int], avoid: Collection[bytes]) -> dict[bytes, int] | None:
+    """One step towards fewer folders; None where there is none."""
+    for folder in folders:
+        if below := [other for other in folders if _is_below(other, folder)]:
+            rest = {name: count for name, count in folders.items() if name not in below}
+            rest[folder] += sum(folders[other] for other in below)
+            return rest
+    sisters = Counter(os.path.dirname(folder) for folder in folders)
+    for parent, count in sisters.most_common():
+        if count < 2 or parent == b"/" or any(_is_below(a, parent) or a == parent for a in avoid):
+            continue
+        if count * 2 >= _folders_in(parent):
+            rest = {f: n for f, n in folders.items() if os.path.dirname(f) != parent}
+            rest[parent] = sum(n for f, n in folders.items() if os.path.dirname(f) == parent)
+            return rest
+    return None
+
+
+def _is_below(path: bytes, folder: bytes) -> bool:
+    return path.startswith(folder.rstrip(b"/") + b"/")
+
+
+def _folders_in(folder: bytes) -> int:
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.is_dir(follow_symlinks=True) for entry in entries)
+    except OSError:
+        return 0
+
+
+# -- running -----------------------------------------------------------------------------------------
 
 _GRACE_S: Final = 5.0
 _LINES: Final = 8

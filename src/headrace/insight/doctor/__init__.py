@@ -16,8 +16,7 @@ from __future__ import annotations
 from headrace.insight.doctor.diagnose import diagnose
 from headrace.insight.doctor.examine import ExamineOptions, examine
 from headrace.insight.doctor.findings import Diagnosis, Findings
-from headrace.insight.doctor.page import doctor_page
-from headrace.insight.doctor.text import lines_of
+from headrace.insight.doctor.text import doctor_page, lines_of
 
 __all__ = [
     "Diagnosis",

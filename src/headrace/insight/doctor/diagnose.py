@@ -1,19 +1,400 @@
-"""Diagnose: what follows from the findings: expected rates, a verdict, and what to do first. Pure."""
+"""Diagnose: what follows from the findings: expected rates, a verdict, and what to do. Pure.
+
+Each advice has what says so, what it is expected to gain, and a command to paste. What would make training fail
+comes first, then what gains most. Of things that would all gain nothing, the first is to train: there is always
+one thing to do first.
+"""
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause, cause_of
-from headrace.base.text import rough_text
-from headrace.insight.doctor.advice import advice_of
-from headrace.insight.doctor.findings import Diagnosis
-from headrace.insight.doctor.predict import AHEAD, TORCH, expected_of
+from headrace.base.text import bytes_text, duration_text, rough_text
+from headrace.insight.doctor.findings import Advice, Diagnosis
+from headrace.insight.doctor.predict import (
+    AHEAD,
+    TORCH,
+    Curve,
+    Work,
+    ahead_rate,
+    expected_of,
+    fits_in_memory,
+    metadata_share,
+    torch_rate,
+    work_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace.insight.doctor.findings import Expected, Findings
 
-__all__ = ["ENOUGH_STALL", "diagnose", "unit_of", "workers_for"]
+__all__ = ["diagnose", "unit_of"]
+
+_PREFETCH: Final = 2
+"""Batches that each of torch's workers keeps ready."""
+
+_DESCRIPTORS: Final = 4096
+_DESCRIPTORS_FAIL: Final = 512
+_BATCHES_BEFORE_SHM_IS_FULL: Final = 0.8
+_RSIZE: Final = 1 << 18
+
+
+def what_fails(found: Findings, batch: int, workers: int) -> Iterator[Advice]:
+    """Limits that torch's workers would run into; `blocking` where they surely would."""
+    environment, decode = found.environment, found.decode
+    if environment is None:
+        return
+    need = workers * _PREFETCH * batch * decode.out_bytes if decode is not None and workers else 0.0
+    shm = environment.shm_free_bytes
+    if shm is not None and need > _BATCHES_BEFORE_SHM_IS_FULL * shm:
+        wanted = max(1, -(-int(2 * need) // (1 << 30)))
+        yield Advice(
+            key="shm", do=f"Give the container more shared memory ({wanted} GB), or use headrace's loader.",
+            because=f"torch's {workers} workers keep {bytes_text(need)} of batches in /dev/shm, where "
+            f"{bytes_text(shm)} are free: they die of a bus error. headrace does not use /dev/shm",
+            gain="training does not crash", command=f"docker run --shm-size={wanted}g IMAGE",
+            blocking=True,
+        )  # fmt: skip
+    if environment.nofile_soft < _DESCRIPTORS:
+        can = environment.nofile_hard >= 2 * environment.nofile_soft
+        more = min(environment.nofile_hard, 65_536)
+        yield Advice(
+            key="nofile", do="Let the process open more files.",
+            because=f"the limit is {environment.nofile_soft:,} open files (hard limit "
+            f"{_limit_text(environment.nofile_hard)}); workers and their batches need some thousands",
+            gain='no "Too many open files" in the middle of training',
+            command=f"ulimit -n {more}" if can else "ulimit -Hn  # ask your admin for 65536",
+            blocking=environment.nofile_soft < _DESCRIPTORS_FAIL,
+        )  # fmt: skip
+
+
+def _limit_text(value: int) -> str:
+    return "none" if value >= 1 << 60 else f"{value:,}"
+
+
+def what_is_worth_knowing(found: Findings, torch: Expected | None, name: str) -> Iterator[Advice]:
+    """What helps a little, or only some: each with what says so."""
+    environment, data, place = found.environment, found.data, found.place
+    assert data is not None
+    if environment is not None and environment.engine_why and environment.engine != "uring":
+        yield Advice(
+            key="io_uring", do="Allow io_uring, where you can: headrace reads by threads without it.",
+            because=environment.engine_why.rstrip("."),
+            gain="less processor time for each read, and more of them from a local NVMe disk; nothing on a "
+            "network",
+            command="docker run --security-opt seccomp=unconfined IMAGE",
+        )  # fmt: skip
+    if environment is not None and data.nbytes and not fits_in_memory(found):
+        limit = environment.memory_limit_bytes
+        if limit is not None and data.nbytes < environment.memory_bytes and limit < data.nbytes:
+            yield Advice(
+                key="memory", do="Ask for memory enough to keep the data, if you can.",
+                because=f"the job's limit is {bytes_text(limit)}, the data have "
+                f"{bytes_text(data.nbytes)}, the machine {bytes_text(environment.memory_bytes)}",
+                gain="later epochs come from memory",
+                command=f"srun --mem={-(-int(1.4 * data.nbytes) >> 30)}G python train.py",
+            )  # fmt: skip
+    if place is not None:
+        yield from _mount_options(place.options, place.file_system, place.mount)
+    if torch is not None and torch.stall is None:
+        yield Advice(
+            key="step", do="Tell the doctor what a step of your model takes: does your GPU wait at all?",
+            because="--step-ms was not given", gain="a verdict on your model",
+            command=f"headrace doctor {name} --batch 256 --step-ms 100",
+        )  # fmt: skip
+
+
+def _mount_options(options: tuple[str, ...], kind: str, mount: str) -> Iterator[Advice]:
+    if "strictatime" in options:
+        yield Advice(
+            key="mount", do="Mount with noatime.",
+            because=f"{mount} is mounted with strictatime: each read writes when it was",
+            gain="no writes while training reads",
+            command=f"sudo mount -o remount,noatime {shlex.quote(mount)}",
+        )  # fmt: skip
+    rsize = next((o.removeprefix("rsize=") for o in options if o.startswith("rsize=")), "")
+    if kind.startswith("nfs") and rsize.isdigit() and int(rsize) < _RSIZE:
+        yield Advice(
+            key="rsize", do="Mount with a larger rsize.",
+            because=f"{mount} reads in pieces of {int(rsize):,} bytes", gain="fewer requests a file",
+            command=f"sudo mount -o remount,rsize=1048576 {shlex.quote(mount)}",
+        )  # fmt: skip
+
+
+# -- advice ------------------------------------------------------------------------------------------
+
+WORTH: Final = 1.15
+"""What gains less than this factor is within what is not known."""
+
+_COLD: Final = 0.1
+_WORTH_IN_MEMORY: Final = 1.4
+"""Where only copies are saved, which are known less well."""
+
+_ENOUGH_STALL: Final = 0.05
+
+_FLAT: Final = 1.3
+_OTHERS: Final = 0.5
+_WORTH_ALONE: Final = 1.5
+_BLOCK_BYTES: Final = 256 << 10
+"""That a blocked order reads together."""
+
+_FAST_BYTES_PER_S: Final = 1e9
+_WORTH_IN_BLOCKS: Final = 1.5
+_STORED_SIDE: Final = 256
+"""Of the shorter side of images that are stored to be cropped to 224."""
+
+_PROVE: Final = "headrace ab --drop-in -- python train.py"
+_CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"
+_DRAFT: Final = """\
+def load(path):  # for ImageFolder(..., loader=load)
+    image = Image.open(path)
+    image.draft("RGB", (224, 224))
+    return image.convert("RGB")"""
+
+
+def advice_of(
+    found: Findings,
+    expected: tuple[Expected, ...],
+    *,
+    batch: int,
+    workers: int,
+    wanted: float | None,
+    target: str,
+) -> tuple[Advice, ...]:
+    """What to do, the most important first; () where nothing is known."""
+    if found.data is None:
+        return ()
+    name = shlex.quote(target or found.data.path)
+    failing = list(what_fails(found, batch, workers))
+    given = [advice for advice in failing if advice.blocking]
+    work = work_of(found)
+    torch = next((e for e in expected if e.loader == TORCH and not e.when), None)
+    ahead = next((e for e in expected if e.loader == AHEAD and not e.when), None)
+    enough = torch is not None and torch.stall is not None and torch.stall < _ENOUGH_STALL
+    if work is not None and torch is not None and ahead is not None:
+        if enough:
+            given.append(_train(torch, wanted))
+        gains = [
+            *_ahead(found, work, torch, ahead),
+            *_more_workers(work, torch),
+            *_others(work, torch),
+            *_decode(found, work, torch, name),
+            *_pack(found, work, torch, name),
+            *_blocked(found, work, torch, name),
+            *_nearer(found, torch, name),
+        ]
+        given += sorted(gains, key=lambda advice: -advice.factor)
+        if not gains and not enough:
+            given.append(_nothing(torch, name))
+    given += (advice for advice in failing if not advice.blocking)
+    known = {advice.key for advice in given}
+    more = what_is_worth_knowing(found, torch, name)
+    return (*given, *(advice for advice in more if advice.key not in known))
+
+
+def _times(factor: float) -> str:
+    return f"about {factor:.1f} x" if factor < 10 else f"about {factor:.0f} x"
+
+
+# -- what gains ----------------------------------------------------------------------------------------
+
+
+def _train(torch: Expected, wanted: float | None) -> Advice:
+    assert wanted is not None
+    return Advice(
+        key="train", do="Train. The data are not what your model waits for.",
+        because=f"it asks for {rough_text(wanted)}/s, and torch's DataLoader gives about "
+        f"{rough_text(torch.per_s)}/s",
+        gain="none to be had from loading", command="python train.py",
+    )  # fmt: skip
+
+
+def _nothing(torch: Expected, name: str) -> Advice:
+    return Advice(
+        key="step", do="Leave the loading as it is, and tell the doctor what a step of your model takes.",
+        because=f"nothing that is known here would change the {rough_text(torch.per_s)}/s much; whether they "
+        "are enough depends on your model",
+        gain="to know whether your GPU waits",
+        command=f"headrace doctor {name} --batch 256 --step-ms 100",
+    )  # fmt: skip
+
+
+def _ahead(found: Findings, work: Work, torch: Expected, ahead: Expected) -> Iterator[Advice]:
+    storage = found.storage
+    assert storage is not None
+    factor = ahead.per_s / max(1e-9, torch.per_s)
+    if factor < (WORTH if work.cold > _COLD else _WORTH_IN_MEMORY):
+        return
+    first, last = storage.points[0], max(storage.points, key=lambda point: point.per_s)
+    if work.cold > _COLD:
+        do = "Change one import: headrace reads the next files while the workers decode."
+        because = (
+            f"one read at a time gives {rough_text(first.per_s)}/s here, {last.depth} at a time give "
+            f"{rough_text(last.per_s)}/s"
+        )
+    else:
+        do = "Change one import: headrace hands batches over in memory that is used again."
+        because = (
+            f"copying a sample into fresh memory takes {duration_text(work.collate_s)}, into memory that "
+            f"was used before {duration_text(work.ahead_collate_s)}; the files lie in memory already"
+        )
+    yield Advice(
+        key="ahead", do=do, because=because,
+        gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(ahead.per_s)} samples/s",
+        command=_CHANGE_IMPORT, python=True, factor=factor, proof=_PROVE,
+    )  # fmt: skip
+
+
+def _more_workers(work: Work, torch: Expected) -> Iterator[Advice]:
+    best = int(work.cpus)
+    if torch.workers >= best:
+        return
+    rate = torch_rate(work, best)
+    factor = rate / max(1e-9, torch.per_s)
+    if factor >= WORTH:
+        yield Advice(
+            key="workers", do=f"Use {best} workers.",
+            because=f"{work.cpus:g} CPUs may be used, and {torch.workers} workers leave "
+            f"{work.cpus - torch.workers:g} of them idle",
+            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(rate)} samples/s",
+            command=f"DataLoader(..., num_workers={best})", python=True, factor=factor,
+        )  # fmt: skip
+
+
+def _others(work: Work, torch: Expected) -> Iterator[Advice]:
+    """Where other programs have the processors."""
+    alone = torch_rate(replace(work, others=0.0), torch.workers)
+    factor = alone / max(1e-9, torch.per_s)
+    if work.others > _OTHERS and factor >= _WORTH_ALONE:
+        yield Advice(
+            key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
+            because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} meanwhile",
+            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(alone)} samples/s",
+            command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head", factor=factor,
+        )  # fmt: skip
+
+
+def _decode(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+    """Where the processors are the limit: less to decode, or more processors."""
+    decode, environment = found.decode, found.environment
+    if decode is None or environment is None or torch.cause != Cause.DECODE.value:
+        return
+    if decode.draft_s is not None:
+        faster = replace(work, decode_s=decode.draft_s)
+        factor = torch_rate(faster, torch.workers) / max(1e-9, torch.per_s)
+        if factor >= WORTH:
+            yield Advice(
+                key="draft", do="Let the JPEG decoder scale images down while it decodes.",
+                because=f"measured here: {duration_text(decode.sample_s)} an image without, "
+                f"{duration_text(decode.draft_s)} with it",
+                gain=_times(factor), factor=factor, command=_DRAFT, python=True,
+            )  # fmt: skip
+    elif decode.pixels > 2 * _STORED_SIDE**2:
+        smaller_s = decode.sample_s * _STORED_SIDE**2 / decode.pixels
+        factor = torch_rate(replace(work, decode_s=smaller_s), torch.workers) / max(
+            1e-9, torch.per_s
+        )
+        yield Advice(
+            key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
+            "epoch, to be thrown away.",
+            because=f"an image has {decode.pixels / 1e6:.1f} million pixels and takes "
+            f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} needs "
+            f"{decode.side**2 / 1e6:.2f} million",
+            gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
+            command=f"cp -r {name} smaller\nfind smaller -type f -exec mogrify -resize '256x256^>' {{}} +",
+        )  # fmt: skip
+    idle = environment.cpus_machine - environment.cpus
+    if idle >= 1:
+        more = (
+            f"its quota is {environment.cpu_quota:g}" if environment.cpu_quota is not None
+            and environment.cpu_quota <= environment.cpus_affinity
+            else f"it may run on {environment.cpus_affinity}"
+        )  # fmt: skip
+        factor = min(4.0, environment.cpus_machine / environment.cpus)
+        yield Advice(
+            key="cpus", do="Ask for more CPUs.",
+            because=f"this process gets {environment.cpus:g} of the machine's {environment.cpus_machine} "
+            f"({more}), and decoding needs them",
+            gain=f"up to {_times(factor).removeprefix('about ')}", factor=factor,
+            command=f"srun --cpus-per-task={environment.cpus_machine} python train.py",
+        )  # fmt: skip
+
+
+def _pack(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+    """Files that cost more to open than to read belong into one."""
+    data, storage = found.data, found.storage
+    assert data is not None
+    assert storage is not None
+    if data.kind != "folder" or storage.opened is None or not storage.cold:
+        return
+    most = max(storage.opened.per_s, work.curve.most)
+    packed = replace(work, curve=Curve.through([(1.0, most)]))
+    factor = ahead_rate(packed, torch.workers) / max(1e-9, torch.per_s)
+    files = ahead_rate(work, torch.workers)
+    if factor < WORTH or ahead_rate(packed, torch.workers) < WORTH * files:
+        return
+    share = metadata_share(found)
+    yield Advice(
+        key="pack", do="Pack the files into one store: it is opened once, and read at any place.",
+        because=f"opening takes {share:.0%} of the time of reading a file; files that are open already "
+        f"come at {rough_text(storage.opened.per_s)}/s",
+        gain=f"{_times(factor)}, with hr.loader or headrace.torch.StoreLoader",
+        command=f"headrace pack {name} packed.hr", factor=factor,
+    )  # fmt: skip
+
+
+def _blocked(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+    """Where each read costs the same and more at a time bring no more, larger ones do."""
+    data, storage = found.data, found.storage
+    assert data is not None
+    assert storage is not None
+    opened, small = storage.opened, storage.small
+    flat = work.curve.most < _FLAT * work.curve.rates[0]
+    if opened is None or small is None or not flat or work.cold <= _COLD:
+        return
+    size = opened.bytes_per_s / opened.per_s
+    byte_s = max(1 / opened.per_s - 1 / small.per_s, size / _FAST_BYTES_PER_S) / size
+    block_s = 1 / small.per_s + _BLOCK_BYTES * byte_s
+    rate = max(1.0, _BLOCK_BYTES / max(1.0, data.size_mean)) / block_s
+    blocked = ahead_rate(replace(work, curve=Curve.through([(1.0, rate)])), torch.workers)
+    factor = blocked / max(1e-9, torch.per_s)
+    if factor >= _WORTH_IN_BLOCKS:
+        packed = "" if data.kind in ("store", "object") else f"  # headrace pack {name} packed.hr"
+        where = name if not packed else "packed.hr"
+        yield Advice(
+            key="blocked", do="Read neighbours together and shuffle them in memory: a blocked order.",
+            because=f"{storage.points[0].depth} or {storage.points[-1].depth} reads at a time give the same "
+            f"{rough_text(work.curve.most)}/s, and one of 4 kB takes {duration_text(1 / small.per_s)}: the "
+            "reads cost, not their bytes",
+            gain=f"{_times(factor)}, for an order that is shuffled within some megabytes",
+            command=f"headrace.loader({where!r}, 256, order='blocked'){packed}", python=True,
+            factor=factor,
+        )  # fmt: skip
+
+
+def _nearer(found: Findings, torch: Expected, name: str) -> Iterator[Advice]:
+    """What is far and slow belongs on a local disk, if the storage is what is waited for."""
+    place, data = found.place, found.data
+    assert data is not None
+    slow = torch.cause in (Cause.BANDWIDTH, Cause.LATENCY, Cause.METADATA, Cause.NETWORK)
+    if place is None or not slow:
+        return
+    if place.network or place.simulated or place.rotational:
+        far = place.simulated or ("a disk that turns" if place.rotational else place.file_system)
+        yield Advice(
+            key="local", do="Keep a packed copy on a local disk, and train from there.",
+            because=f"the data lie on {far}, and {torch.cause} there is what would be waited for; "
+            f"{bytes_text(data.nbytes)} must fit",
+            gain="that of the local disk: headrace doctor on its folder says", factor=WORTH,
+            command=f'headrace pack {name} "${{TMPDIR:-/tmp}}/packed.hr"',
+        )  # fmt: skip
+
+
+# -- diagnose ----------------------------------------------------------------------------------------
 
 ENOUGH_STALL: Final = 0.05
 """A training that waits for less than this share of its time has what it needs."""

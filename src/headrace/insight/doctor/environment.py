@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.base.text import printable
 from headrace.insight.doctor.findings import Environment, Place
-from headrace.insight.doctor.pieces import Piece
 from headrace.insight.doctor.reads import PieceReads
+from headrace.insight.doctor.samples import Piece
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
 from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
 from headrace.machine.mounts import Mount, mounts

@@ -14,34 +14,74 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError, VolumeTimeout
-from headrace.insight.doctor.decoding import measure_decoding
 from headrace.insight.doctor.environment import environment, place_of
 from headrace.insight.doctor.findings import Findings, Storage
-from headrace.insight.doctor.formats import format_of_bytes
-from headrace.insight.doctor.opens import copy_speeds, open_rates, plain_reads
-from headrace.insight.doctor.others import Busy, wanted_by_others
 from headrace.insight.doctor.reads import (
     FileReads,
     PieceReads,
     StoreReads,
     can_read_direct,
+    copy_speeds,
     files_at_once,
+    open_rates,
+    plain_reads,
+    resident_share,
 )
-from headrace.insight.doctor.resident import resident_share
+from headrace.insight.doctor.samples import format_of_bytes, measure_decoding
 from headrace.insight.doctor.survey import survey
 from headrace.io.objects.location import is_url
+from headrace.machine.host import read_text
 from headrace.testing import SlowVolume, simulated_files
 
 if TYPE_CHECKING:
     from headrace.insight.doctor.findings import Opens, Point
-    from headrace.insight.doctor.pieces import Piece, Pool
     from headrace.insight.doctor.reads import Reads
+    from headrace.insight.doctor.samples import Piece, Pool
     from headrace.io.simulation import Simulation
 
-__all__ = ["DEPTHS", "THREAD", "ExamineOptions", "examine"]
+__all__ = ["THREAD", "ExamineOptions", "examine"]
+
+_ALONE: Final = 0.95
+_STAT: Final = Path("/proc/stat")
+
+
+def wanted_by_others(found: Findings) -> float:
+    """CPUs that others want, by what a busy thread of ours did not get: more than they can have."""
+    if found.decode is None or found.environment is None or found.decode.got >= _ALONE:
+        return 0.0
+    return max(0.0, found.environment.cpus / found.decode.got - 1.0)
+
+
+class Busy:
+    """What other processes take of the CPUs meanwhile."""
+
+    def __init__(self) -> None:
+        self._begun = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        own = os.times()
+        words = read_text(_STAT).split("\n", 1)[0].split()
+        ticks = [int(word) for word in words[1:9] if word.isdigit()]
+        busy = 0.0
+        if len(ticks) == 8:
+            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), busy, own.user + own.system
+
+    def others(self) -> float:
+        """CPUs that others used since."""
+        then, now = self._begun, self._now()
+        seconds = now[0] - then[0]
+        if seconds <= 0 or not now[1]:
+            return 0.0
+        return max(0.0, (now[1] - then[1] - (now[2] - then[2])) / seconds)
+
+
+# -- examine -----------------------------------------------------------------------------------------
 
 DEPTHS: Final = (1, 4, 16, 64)
 """Reads in flight: one worker, a few, many, and what an NVMe disk wants."""

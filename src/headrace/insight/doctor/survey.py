@@ -1,7 +1,7 @@
 """Survey: what the data set is, and samples of it at random, within a few seconds and without opening most.
 
-Whatever headrace can open is told apart as it tells it apart. What it cannot open, or not in the time, is
-looked at as bytes: files, or blocks of large ones.
+Whatever headrace can open is told apart as it tells it apart: a store, packed, indexed or at a URL; files;
+shards. What it cannot open, or not in the time, is looked at as bytes: files, objects, or blocks of large ones.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import glob
 import os
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,21 +19,210 @@ import numpy as np
 from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError, StoreNotFound
 from headrace.insight.doctor.findings import DataSet
-from headrace.insight.doctor.formats import family_of, format_of
-from headrace.insight.doctor.objects import survey_objects
-from headrace.insight.doctor.pieces import POOL_MAX, Piece, Pool, quantiles
+from headrace.insight.doctor.samples import POOL_MAX, Piece, Pool, family_of, format_of, quantiles
 from headrace.insight.doctor.shards import SHARD_KINDS, Shards, survey_shards
-from headrace.insight.doctor.stored import survey_store
 from headrace.insight.doctor.walk import Walk, walk
-from headrace.io.objects.location import HTTP, is_url, scheme_of
+from headrace.io.objects.location import (
+    HTTP,
+    has_magic,
+    is_url,
+    literal_folder,
+    matches,
+    scheme_of,
+    shown,
+)
+from headrace.store.directory import DirectoryColumns
+from headrace.store.names import join_names
+from headrace.store.opening import store_of_scan
 from headrace.store.sources.detect import detect_file
+from headrace.store.sources.scan import Scan, SourceVolume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from headrace.io.objects.engine import ObjectEngine
+    from headrace.io.objects.reading import RemoteObject
+    from headrace.store import Store
+    from headrace.store.segment import OpenSegment
+
 __all__ = ["survey"]
+
+_STORE_SAMPLES: Final = 2000
+_NAMES: Final = 16
+
+
+def survey_store(where: str, storage_options: Mapping[str, Any] | None) -> tuple[DataSet, Pool]:
+    """Open a store and draw some of its samples.
+
+    Returns:
+        The pool holds the store where its samples are no files; else it is closed again.
+
+    Raises:
+        StoreNotFound: there is none.
+        CorruptStore: it is damaged.
+        SourceError: it has no samples.
+        VolumeError: it cannot be read.
+    """
+    from headrace import api
+
+    store = api.open(where, storage_options=storage_options)
+    try:
+        data, pool = _survey_open_store(store)
+    except BaseException:
+        store.close()
+        raise
+    if pool.store is None:
+        store.close()
+    return data, pool
+
+
+def _survey_open_store(store: Store) -> tuple[DataSet, Pool]:
+    count = len(store)
+    if not count:
+        raise SourceError(
+            f"{shown(store.path)}: no samples.", path=store.path, next_step="Append some."
+        )
+    drawn = np.unique(np.random.default_rng(5).integers(0, count, _STORE_SAMPLES))
+    pieces: list[Piece] = []
+    sizes: list[int] = []
+    for segment in store.segments:
+        local = drawn[(drawn >= segment.base) & (drawn < segment.base + segment.directory.samples)]
+        if len(local):
+            _draw_samples(segment, local - segment.base, pieces, sizes)
+    lengths = np.array(sizes, np.int64)
+    entries = [volume for segment in store.segments for volume in segment.entry.volumes]
+    remote = is_url(store.path) or any(v.kind not in ("packed", "file", "tree") for v in entries)
+    first = store.segments[0].directory
+    names = first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
+    formats = {format_of(os.fsdecode(name)) for name in names}
+    data = DataSet(
+        path=shown(store.path), kind="object" if remote else "store",
+        format=formats.pop() if len(formats) == 1 else "mixed", samples=count, exact=True,
+        files=len(entries), nbytes=float(lengths.mean()) * count, **quantiles(lengths),
+        classes=len(store.classes or ()),
+    )  # fmt: skip
+    random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
+    whole = all(v.kind == "tree" for v in entries)
+    return data, Pool(pieces=pieces, whole_files=whole, store=store if remote else None)
+
+
+def _draw_samples(
+    segment: OpenSegment, local: NDArray[np.int64], pieces: list[Piece], sizes: list[int]
+) -> None:
+    found = segment.directory.extents_of(local)
+    names = dict(zip(local.tolist(), segment.directory.names(local), strict=True))
+    totals: dict[int, int] = {}
+    columns = (found[key].tolist() for key in ("sample", "volume", "offset", "length"))
+    for sample, volume, offset, length in zip(*columns, strict=True):
+        totals[sample] = totals.get(sample, 0) + length
+        path = segment.volumes.paths[volume]
+        if segment.entry.volumes[volume].kind == "tree":
+            path = os.path.join(path, os.fsdecode(names[sample]))
+        if length:
+            pieces.append(Piece(path, offset, length))
+    sizes += totals.values()
+
+
+# -- objects -----------------------------------------------------------------------------------------
+
+_OBJECTS_MAX: Final = 1000
+_MAJORITY: Final = 0.5
+
+
+def survey_objects(
+    url: str,
+    seconds: float,
+    *,
+    stop: Callable[[], bool],
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[DataSet, Pool]:
+    """List what lies below a URL, or fits a pattern, and draw some of it.
+
+    Raises:
+        SourceError: there is nothing, or it cannot be listed.
+        VolumeError: the store refuses.
+    """
+    from headrace.io.objects.engine import ObjectEngine
+
+    engine = ObjectEngine(storage_options)
+    try:
+        return _survey_listed(url, engine, time.monotonic() + seconds, stop)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _survey_listed(
+    url: str, engine: ObjectEngine, until: float, stop: Callable[[], bool]
+) -> tuple[DataSet, Pool]:
+    dice = random.Random(6)  # noqa: S311 - a draw, no secret
+    drawn: list[RemoteObject] = []
+    count = nbytes = largest = 0
+    complete = True
+    formats: Counter[str] = Counter()
+    for each in _listed(url, engine.client_options):
+        count += 1
+        nbytes += each.size
+        largest = max(largest, each.size)
+        formats[format_of(each.url)] += 1
+        if len(drawn) < _OBJECTS_MAX:
+            drawn.append(each)
+        elif (at := dice.randrange(count)) < _OBJECTS_MAX:
+            drawn[at] = each
+        if time.monotonic() > until or stop():
+            complete = False
+            break
+    full = [each for each in drawn if each.size]
+    if not full:
+        raise SourceError(
+            f"{shown(url)}: there is no store and no object with anything in it.", path=shown(url),
+            next_step="Check the URL, and the credentials: --storage-option, or the environment.",
+        )  # fmt: skip
+    name, most = formats.most_common(1)[0]
+    sizes = np.array([each.size for each in drawn], np.int64)
+    data = DataSet(
+        path=shown(url), kind="object", format=name if most > _MAJORITY * count else "mixed",
+        samples=count, exact=complete, at_least=not complete, files=count, nbytes=float(nbytes),
+        **{**quantiles(sizes), "size_max": float(largest)},
+    )  # fmt: skip
+    engine.register(full)
+    engine.looked_at.update(each.url for each in full)
+    pieces = [Piece(each.url, 0, each.size) for each in full]
+    return data, Pool(pieces=pieces, store=store_of_scan(url, _scan(url, full, engine)))
+
+
+def _listed(url: str, options: Mapping[str, Any]) -> Iterator[RemoteObject]:
+    from headrace.io.objects.listing import list_objects
+
+    if not has_magic(url):
+        yield from list_objects(url, options)
+        return
+    accept = matches(url)
+    yield from (
+        each for each in list_objects(literal_folder(url), options) if accept.match(each.url)
+    )
+
+
+def _scan(url: str, objects: list[RemoteObject], engine: ObjectEngine) -> Scan:
+    """The objects as samples, each whole."""
+    names, name_offsets = join_names([b"%06d" % i for i in range(len(objects))])
+    columns = DirectoryColumns(
+        names=names,
+        name_offsets=name_offsets,
+        volume=np.arange(len(objects), dtype=np.uint32),
+        offset=np.zeros(len(objects), np.uint64),
+        length=np.array([each.size for each in objects], np.uint64),
+    )
+    volumes = tuple(
+        SourceVolume("object", each.url, each.size, each.modified_ns, each.etag) for each in objects
+    )
+    source = {"kind": "objects", "url": shown(os.fspath(url))}
+    return Scan(columns, volumes, source, objects=engine)
+
+
+# -- survey ------------------------------------------------------------------------------------------
 
 _NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
 """Where nothing can be listed."""

@@ -1,30 +1,159 @@
-"""Data: which of the files that a program read are its data set, and which samples it read of them.
+"""Data: which of the files that a program read are its data set, which samples it read, and which it saved.
 
 A program opens its own code, its libraries, settings and logs, too. The data set is the kind of file, by its
-ending, that most visits and most bytes went to; a folder can be named instead.
+ending, that most visits and most bytes went to; a folder can be named instead. Programs that read tar or
+TFRecord files from begin to end say nothing of the samples: the files' headers do, and nothing is unpacked; a
+file that is gone, compressed or damaged has none.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import sysconfig
+import tarfile
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace.insight.record.shards import records_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.visits import Visit
+    from headrace.insight.record.log import Visit
 
-__all__ = ["Reads", "data_visits", "is_evaluation", "reads_of"]
+__all__ = ["Reads", "Saves", "data_visits", "is_evaluation", "reads_of", "saves_of"]
+
+_RECORDS_MAX: Final = 1_000_000
+
+
+def records_of(path: str, size: int) -> list[tuple[int, int]]:
+    """(offset, bytes) of each sample in the order of the file; empty where it is no such file."""
+    try:
+        if path.endswith(".tar"):
+            return _of_tar(path)
+        if ".tfrecord" in os.path.basename(path):
+            return _of_tfrecord(path, size)
+    except (OSError, tarfile.TarError, ValueError, EOFError):
+        pass
+    return []
+
+
+def _of_tar(path: str) -> list[tuple[int, int]]:
+    """WebDataset's rule: members that share a name up to its first dot are one sample."""
+    found: list[tuple[int, int]] = []
+    last = None
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            folder, name = os.path.split(member.name)
+            key = os.path.join(folder, name.split(".", 1)[0])
+            end = member.offset_data + member.size
+            if key == last:
+                found[-1] = (found[-1][0], end - found[-1][0])
+            elif len(found) == _RECORDS_MAX:
+                break
+            else:
+                found.append((member.offset, end - member.offset))
+            last = key
+    return found
+
+
+def _of_tfrecord(path: str, size: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    with open(path, "rb", buffering=0) as f:
+        at = 0
+        while at + 16 <= size and len(found) < _RECORDS_MAX:
+            (length,) = struct.unpack("<Q", os.pread(f.fileno(), 12, at)[:8])
+            nbytes = length + 16
+            if nbytes > size - at:
+                return []
+            found.append((at, nbytes))
+            at += nbytes
+    return found
+
+
+# -- saves -------------------------------------------------------------------------------------------
+
+_SAVED_MODELS: Final = (
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".safetensors",
+    ".distcp",
+    ".h5",
+    ".keras",
+    ".npz",
+    ".tmp",
+)
+_NO_MODELS: Final = (".log", ".csv", ".txt", ".json", ".jsonl", ".html", ".png", ".svg", ".pyc")
+_BYTES_LEAST: Final = 16 << 10
+_BYTES_OF_ANY: Final = 1 << 20
+_APART_NS: Final = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """Checkpoints.
+
+    Attributes:
+        count: of them.
+        nbytes: of one, the median.
+        files: of one, the median.
+        seconds: that one was written, the median.
+        begin_ns: of each.
+        synced: whether the program waited for the disk.
+        folder: of the first.
+    """
+
+    count: int
+    nbytes: int
+    files: int
+    seconds: float
+    begin_ns: tuple[int, ...]
+    synced: bool
+    folder: str
+
+
+def saves_of(visits: Iterable[Visit]) -> Saves | None:
+    """The checkpoints among all that was written; None: there are none."""
+    wrote = sorted((v for v in visits if _is_model(v)), key=lambda v: v.begin_ns)
+    groups: list[list[Visit]] = []
+    for visit in wrote:
+        end = max((v.end_ns for v in groups[-1]), default=0) if groups else 0
+        again = bool(groups) and any(v.path == visit.path for v in groups[-1])
+        if groups and not again and visit.begin_ns - end < _APART_NS:
+            groups[-1].append(visit)
+        else:
+            groups.append([visit])
+    if not groups:
+        return None
+    sizes = [sum(v.written for v in group) for group in groups]
+    seconds = [
+        (max(v.end_ns for v in group) - min(v.begin_ns for v in group)) / 1e9 for group in groups
+    ]
+    return Saves(
+        len(groups), int(np.median(sizes)), int(np.median([len(g) for g in groups])),
+        float(np.median(seconds)), tuple(min(v.begin_ns for v in g) for g in groups),
+        any(v.synced for v in wrote), os.path.dirname(groups[0][0].path),
+    )  # fmt: skip
+
+
+def _is_model(visit: Visit) -> bool:
+    path = visit.path.lower()
+    if not visit.written or path.endswith(_NO_MODELS) or path.startswith(("/dev/", "/memfd:")):
+        return False
+    if "tfevents" in path:
+        return False
+    return visit.written >= (_BYTES_LEAST if path.endswith(_SAVED_MODELS) else _BYTES_OF_ANY)
+
+
+# -- data --------------------------------------------------------------------------------------------
 
 _SYSTEM: Final = (
     "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/", "/etc/", "/proc/", "/sys/", "/dev/", "/opt/", "/snap/",

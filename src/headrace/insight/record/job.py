@@ -1,4 +1,4 @@
-"""Job: what a record says about a training job, and how sure that is. A pure function of its logs."""
+"""Job: what a record says about a training job, its epochs and their order, and how sure that is. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,131 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.errors import RecordError
-from headrace.insight.record.data import data_visits, is_evaluation, reads_of
-from headrace.insight.record.order import batched, epochs_of, statistics_of
+from headrace.insight.record.data import data_visits, is_evaluation, reads_of, saves_of
+from headrace.insight.record.log import visits_of
 from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
-from headrace.insight.record.saves import saves_of
-from headrace.insight.record.visits import visits_of
 from headrace.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.data import Reads
+    from headrace.insight.record.data import Reads, Saves
     from headrace.insight.record.log import ProcessLog
-    from headrace.insight.record.order import OrderStatistics
     from headrace.insight.record.rhythm import Rhythm
-    from headrace.insight.record.saves import Saves
 
 __all__ = ["Job", "job_of"]
+
+_SEQUENTIAL: Final = 0.9
+_IN_SHARDS: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStatistics:
+    """What an order looks like.
+
+    Attributes:
+        correlation: of place in the epoch and place in name order (Spearman's), over the first epoch.
+        next_share: share of reads that read what comes next in name order.
+        file_changes: share of reads that read another file than the one before.
+        same_each_epoch: None: there is one epoch only.
+        shuffle: what DLIO would call it.
+    """
+
+    correlation: float
+    next_share: float
+    file_changes: float
+    same_each_epoch: bool | None
+    shuffle: Literal["samples", "files", "none"]
+
+
+def epochs_of(reads: Reads, trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The epoch of each read, from 0: a training process that meets a sample again is in its next one.
+
+    Returns:
+        int64 (reads,).
+    """
+    found = np.zeros(reads.count, np.int64)
+    for trainer in np.unique(trainer_of).tolist():
+        epoch, seen = 0, set[int]()
+        for at in np.flatnonzero(trainer_of == trainer).tolist():
+            sample = int(reads.sample[at])
+            if sample in seen:
+                epoch += 1
+                seen.clear()
+            seen.add(sample)
+            found[at] = epoch
+    return found
+
+
+def batched(reads: Reads, rows: NDArray[np.intp], batch: int) -> NDArray[np.intp]:
+    """An epoch's reads with those of a batch together: workers read several batches at a time.
+
+    Args:
+        reads: of the record.
+        rows: of the epoch, in the order of time.
+        batch: samples that a worker reads for one step.
+    """
+    parts: list[NDArray[np.intp]] = []
+    for process in np.unique(reads.process[rows]).tolist():
+        mine = rows[reads.process[rows] == process]
+        parts += [mine[at : at + batch] for at in range(0, len(mine), batch)]
+    parts.sort(key=lambda part: int(reads.begin_ns[part[0]]))
+    return np.concatenate(parts) if parts else rows
+
+
+def statistics_of(
+    order: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    place: NDArray[np.int64],
+    file: NDArray[np.int64],
+) -> OrderStatistics:
+    """The statistics of an order.
+
+    Args:
+        order: samples, epoch after epoch.
+        starts: where each epoch begins in it, and its end.
+        place: int64 (samples,): of each in name order.
+        file: int64 (samples,): that it lies in.
+    """
+    first = place[order[: starts[1]]] if len(starts) > 1 else place[order]
+    steps = np.diff(first)
+    changes = np.diff(file[order[: starts[1]]]) != 0 if len(starts) > 1 else np.zeros(0, bool)
+    next_share = float((steps == 1).mean()) if len(steps) else 1.0
+    file_changes = float(changes.mean()) if len(changes) else 0.0
+    correlation = _correlation(np.arange(len(first)), first)
+    shuffle: Literal["samples", "files", "none"] = "samples"
+    if correlation >= _SEQUENTIAL:
+        shuffle = "none"
+    elif next_share >= _IN_SHARDS and len(np.unique(file)) < len(file):
+        shuffle = "files"
+    return OrderStatistics(correlation, next_share, file_changes, _same(order, starts), shuffle)
+
+
+def _same(order: NDArray[np.int64], starts: NDArray[np.int64]) -> bool | None:
+    if len(starts) < 3:
+        return None
+    one, two = order[starts[0] : starts[1]], order[starts[1] : starts[2]]
+    both = np.intersect1d(one, two)
+    if len(both) < 2:
+        return False
+    most = int(order.max()) + 1
+    at = np.zeros((2, most), np.int64)
+    at[0, one], at[1, two] = np.arange(len(one)), np.arange(len(two))
+    return _correlation(at[0, both], at[1, both]) >= _SEQUENTIAL
+
+
+def _correlation(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+    """Spearman's: of ranks."""
+    if len(a) < 2:
+        return 1.0
+    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable").astype(float) for x in (a, b)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+# -- job ---------------------------------------------------------------------------------------------
 
 _FORMATS: Final = {
     ".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".npz": "npz", ".npy": "npy", ".h5": "hdf5",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import RecordError
-from headrace.insight.record.document import sidecar_name, workload_text
-from headrace.insight.record.exact import exact_rhythm
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
+from headrace.insight.record.rhythm import exact_rhythm
+from headrace.insight.record.text import sidecar_name, workload_text
 from headrace.posix.launch import Ended
 from headrace.posix.recording import RUN, RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
 

@@ -1,21 +1,214 @@
-"""Text: what was recorded, in a few lines for people."""
+"""Text: a recorded job as a DLIO workload in YAML, as lines for people, and as JSON.
+
+DLIO and `bench run` accept the YAML. What is a measurement and what is a guess stands beside each value. Exact
+requests lie in a sidecar beside it (`headrace.recorded`), which DLIO does not look at.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.base.text import bytes_text
+from headrace.recorded import SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from headrace.insight.record.job import Job
     from headrace.insight.record.recording import Recording
 
-__all__ = ["document_of", "lines_of"]
+__all__ = ["document_of", "lines_of", "sidecar_name", "workload_text"]
+
+_PREPROCESS_S_LEAST: Final = 20e-6
+_WHOLE: Final = 0.9
+"""Of the longest epoch's reads: one with fewer was cut off."""
+
+
+def sidecar_name(name: str) -> str:
+    """Of a workload's file: `job.yaml` has `job.requests.npz`."""
+    stem = name.removesuffix(".yml").removesuffix(".yaml")
+    return f"{stem}.requests.npz"
+
+
+def workload_text(job: Job, name: str, sidecar: str) -> str:
+    """The YAML.
+
+    Args:
+        job: what was recorded.
+        name: of the workload.
+        sidecar: the file of exact requests, relative to the YAML.
+    """
+    lines = [
+        "# A training job's reads, recorded by `headrace record`.",
+        f"# Command: {_safe(shlex.join(job.command))}",
+        f"# Its files lie in {_safe(job.root)}",
+        "# Run it elsewhere:  headrace bench run --workload THIS --data-folder DIR --generate",
+    ]
+    framework = job.framework if job.framework in {"pytorch", "tensorflow"} else "pytorch"
+    if job.rhythm.ranks > 1:
+        lines.append(
+            f"# {job.rhythm.ranks} training processes read together: add -n {job.rhythm.ranks}"
+        )
+    lines += ["", f"framework: {framework}"]
+    for section, rows in _sections(job, name, sidecar):
+        lines += ["", f"{section}:"] if rows else []
+        for key, value, why in rows:
+            told = f"  # {why}" if why else ""
+            lines.append(f"  {key}: {_yaml(value)}{told}")
+    return "\n".join(lines) + "\n"
+
+
+_Rows = list[tuple[str, Any, str]]
+
+
+def _sections(job: Job, name: str, sidecar: str) -> Iterator[tuple[str, _Rows]]:
+    saves = job.saves
+    model: _Rows = [("name", name, "")]
+    if saves is not None:
+        model += [("model_size_bytes", saves.nbytes, f"{saves.count} checkpoints were written")]
+    yield "model", model
+    valid = int((job.recorded.file_split == SPLITS.index("valid")).sum())
+    yield "workflow", [
+        ("generate_data", False, ""), ("train", True, ""),
+        ("evaluation", bool(valid), ""), ("checkpoint", saves is not None, ""),
+    ]  # fmt: skip
+    yield "dataset", _dataset(job, sidecar, valid)
+    yield "reader", _reader(job, valid)
+    yield "train", _train(job)
+    if valid:
+        yield "evaluation", [("eval_time", 0.0, "not known")]
+    if saves is not None:
+        yield "checkpoint", _checkpoint(job)
+
+
+def _dataset(job: Job, sidecar: str, valid: int) -> _Rows:
+    recorded = job.recorded
+    train = recorded.file_split[recorded.sample_file] == 0
+    files = int((recorded.file_split == 0).sum())
+    sizes = recorded.sample_bytes[train]
+    each = max(1, round(len(sizes) / max(1, files)))
+    counts = np.bincount(recorded.sample_file[train], minlength=len(recorded.names))
+    even = len(set(counts[recorded.file_split == 0].tolist())) == 1
+    many = job.format in ("jpeg", "png")
+    rows: _Rows = [
+        ("data_folder", f"./data/{_file_part(job)}", ""),
+        ("format", job.format, f"by {job.format_by}"),
+        ("num_files_train", files, "that were read"),
+        ("num_samples_per_file", 1 if many else each, "" if even or many else "on average"),
+        ("record_length_bytes", round(float(sizes.mean()), 2), "mean of a sample"),
+    ]
+    if sizes.std() >= 1:
+        rows += [("record_length_bytes_stdev", round(float(sizes.std()), 2), "")]
+    if valid:
+        rows += [("num_files_eval", valid, "")]
+    return [*rows, ("requests", sidecar, "exact sizes and order; headrace's own key")]
+
+
+def _file_part(job: Job) -> str:
+    """Of the data folder: the root's last part, where it is a plain word."""
+    last = job.root.rstrip("/").rsplit("/", 1)[-1]
+    return (
+        last if last.isascii() and last.replace("-", "").replace("_", "").isalnum() else "recorded"
+    )
+
+
+def _reader(job: Job, valid: int) -> _Rows:
+    rhythm, shuffle = job.rhythm, job.statistics.shuffle
+    sure = {
+        "trace": "exact: from the loader", "messages": "from what workers sent",
+        "bursts": "from pauses between reads", "none": "not known",
+    }[rhythm.source]  # fmt: skip
+    if rhythm.source in ("messages", "bursts"):
+        sure += f"; {rhythm.batch_fits:.0%} of the reads agree"
+    threads = rhythm.workers or (rhythm.threads if rhythm.threads > 1 else 0)
+    rows: _Rows = [
+        ("data_loader", "tensorflow" if job.framework == "tensorflow" else "pytorch", ""),
+        ("batch_size", rhythm.batch, sure),
+        (
+            "read_threads",
+            threads,
+            "processes that read" if rhythm.workers else "0: reads by itself",
+        ),
+        ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
+        ("sample_shuffle", "seed" if shuffle == "samples" else "off", _order_why(job)),
+    ]
+    if valid:
+        rows += [("batch_size_eval", rhythm.batch, "as in training")]
+    mean = float(rhythm.decode_s.mean()) if len(rhythm.decode_s) else 0.0
+    if mean >= _PREPROCESS_S_LEAST:
+        rows += [("preprocess_time", _times(rhythm.decode_s), "between reads, per sample")]
+    if job.direct:
+        rows += [("odirect", True, "")]
+    return rows
+
+
+def _order_why(job: Job) -> str:
+    s = job.statistics
+    why = f"order against names: correlation {s.correlation:+.2f}"
+    if s.same_each_epoch is not None:
+        why += ", the same in every epoch" if s.same_each_epoch else ", new in every epoch"
+    return why
+
+
+def _train(job: Job) -> _Rows:
+    rhythm = job.rhythm
+    reads = np.diff(job.recorded.epoch_starts)
+    whole = max(1, int((reads >= _WHOLE * reads.max(initial=0)).sum()))
+    told = "" if whole >= job.recorded.epochs else "whole ones; the record has part of another"
+    rows: _Rows = [("epochs", whole, told)]
+    if len(rhythm.compute_s):
+        stall = float(rhythm.wait_s.sum() / max(1e-9, (rhythm.wait_s + rhythm.compute_s).sum()))
+        told = f"{len(rhythm.compute_s):,} steps; waiting for data took {stall:.0%} of the time"
+        rows += [("computation_time", _times(rhythm.compute_s), told)]
+    else:
+        rows += [("computation_time", 0.0, "not known: set it")]
+    if job.statistics.same_each_epoch:
+        rows += [("seed_change_epoch", False, "")]
+    return rows
+
+
+def _checkpoint(job: Job) -> _Rows:
+    saves, rhythm = job.saves, job.rhythm
+    assert saves is not None
+    rows: _Rows = [("fsync", saves.synced, "")]
+    epochs = max(1, job.recorded.epochs)
+    if saves.count > epochs and rhythm.step_s > 0:
+        gap_s = float(np.median(np.diff(saves.begin_ns))) / 1e9
+        steps = max(1, round((gap_s - saves.seconds) / rhythm.step_s))
+        rows += [("steps_between_checkpoints", steps, f"one about every {gap_s:.1f} s")]
+    else:
+        rows += [("epochs_between_checkpoints", max(1, epochs // max(1, saves.count)), "")]
+    return rows
+
+
+def _times(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(f"{values.mean():.6g}"), "stdev": float(f"{values.std():.6g}")}
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_yaml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, float):
+        return format(value, ".10g")
+    # Words such as off are none to YAML 1.1 without their quotes.
+    return json.dumps(value) if isinstance(value, str) else str(value)
+
+
+def _safe(text: str) -> str:
+    """In a comment: no character that could end its line."""
+    return json.dumps(text)[1:-1].replace('\\"', '"')
+
+
+# -- text --------------------------------------------------------------------------------------------
 
 _COLUMNS: Final = 68
 """Of a note, behind its label and the command's own indentation."""

@@ -11,8 +11,16 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.control.stalls import verdict_of
-from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, curves_of
-from headrace.insight.report.looks import decisions_of, evidence_of, knobs_of, latencies_of
+from headrace.insight.report.curves import (
+    CAUSES,
+    COLUMNS,
+    columns_of,
+    curves_of,
+    decisions_of,
+    evidence_of,
+    knobs_of,
+    latencies_of,
+)
 from headrace.plane.batch_trace import PHASES
 from headrace.plane.stage import LATENCY_BUCKETS, TIERS
 from headrace.trace.format import finite
@@ -24,21 +32,73 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.control.stalls import Evidence, Verdict
-    from headrace.insight.report.curves import Curves
-    from headrace.insight.report.looks import Decision, Latencies
+    from headrace.insight.report.curves import Curves, Decision, Latencies
     from headrace.trace import RankTrace
 
 __all__ = [
+    "PHASE_WORDS",
+    "TIER_COLOURS",
+    "TIER_WORDS",
     "Epoch",
-    "LoaderFigures",
-    "RankFigures",
     "RunFigures",
+    "cause_colours",
+    "cause_word",
     "causes_of",
     "phases_of",
     "run_figures",
     "stall_of",
     "tiers_of",
 ]
+
+PHASE_WORDS: Final = {
+    "hold": "held back",
+    "open": "opening files",
+    "read": "reading",
+    "queue": "waiting for a decoder",
+    "decode": "decoding",
+    "collate": "collating",
+    "transfer": "copying to the device",
+    "hand": "handing over",
+}
+
+TIER_WORDS: Final = {
+    "ram": "memory",
+    "page_cache": "page cache",
+    "disk": "local disk",
+    "peer": "other nodes",
+    "source": "the data's own storage",
+}
+
+TIER_COLOURS: Final = {"ram": "c5", "page_cache": "c3", "disk": "c1", "peer": "c6", "source": "c2"}
+
+_CAUSE_COLOURS: Final = ("c1", "c2", "c3", "c5", "c6", "c7", "c8")
+
+
+def cause_word(cause: Cause) -> str:
+    """`slow rank`."""
+    return cause.value.replace("_", " ")
+
+
+def cause_colours(causes: Iterable[Cause]) -> dict[Cause, str]:
+    """The class of each cause's colour on one page.
+
+    There are more causes than colours that all eyes tell apart: the largest have one each, in their order;
+    the rest, and what nothing explains, are grey.
+
+    Args:
+        causes: the largest first.
+    """
+    known = [cause for cause in causes if cause is not Cause.OTHER]
+    found = dict.fromkeys(Cause, "c4")
+    found.update(zip(known, _CAUSE_COLOURS, strict=False))
+    return found
+
+
+assert set(PHASE_WORDS) == set(PHASES)
+assert set(TIER_WORDS) == set(TIER_COLOURS) == set(TIERS)
+
+
+# -- figures -----------------------------------------------------------------------------------------
 
 _JUDGED_RANKS: Final = 8
 _JUDGED_STEPS: Final = 4000

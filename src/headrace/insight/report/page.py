@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.text import bytes_text, duration_text, percent_text, seconds_text
-from headrace.insight.report.figures import phases_of, stall_of
-from headrace.insight.report.pictures import pictures, slowest
-from headrace.insight.report.words import (
+from headrace.insight.report.figures import (
     PHASE_WORDS,
     cause_colours,
     cause_word,
+    phases_of,
+    stall_of,
 )
+from headrace.insight.report.pictures import pictures, slowest
 from headrace.pages.charts import Part, stacked, table
 from headrace.pages.html import axis_text, document, marked, safe
 from headrace.trace.format import finite

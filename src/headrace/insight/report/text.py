@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.text import bytes_text, counted, duration_text, percent_text, seconds_text
-from headrace.insight.report.figures import phases_of, stall_of, tiers_of
-from headrace.insight.report.page import cards, headline
-from headrace.insight.report.words import (
+from headrace.insight.report.figures import (
     PHASE_WORDS,
     TIER_WORDS,
     cause_word,
+    phases_of,
+    stall_of,
+    tiers_of,
 )
+from headrace.insight.report.page import cards, headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

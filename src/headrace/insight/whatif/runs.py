@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.insight.record.exact import compute_and_wait
+from headrace.insight.record.rhythm import compute_and_wait
 from headrace.insight.whatif.figures import JobFigures
 from headrace.insight.whatif.storage import Storage
 from headrace.io.simulation import Simulation

@@ -1,4 +1,4 @@
-"""Decoding: how long one core takes to turn a sample into what a batch is made of, with what is installed.
+"""Samples: some at random that stand for the data set, their formats, and how one core decodes them.
 
 Images are decoded to RGB and scaled to 224 x 224, which is what most training on images does first;
 random crops, flips and normalising come on top. npy and npz are loaded by numpy. What nothing here can
@@ -12,17 +12,127 @@ import itertools
 import time
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.insight.doctor.findings import Decode
-from headrace.insight.doctor.formats import family_of, format_of_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["SIDE", "measure_decoding"]
+    from numpy.typing import NDArray
+
+__all__ = [
+    "POOL_MAX",
+    "Piece",
+    "Pool",
+    "family_of",
+    "format_of",
+    "format_of_bytes",
+    "measure_decoding",
+    "quantiles",
+]
+
+POOL_MAX: Final = 2000
+"""Samples that stand for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A sample's bytes, or as many bytes as one would have, in a file."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Pool:
+    """Samples at random.
+
+    Attributes:
+        pieces: in random order.
+        whole_files: each is a file of its own, which is opened to be read.
+        unopened: more files at random that nothing was asked about yet: opening them is news to the system.
+        store: an open store whose samples lie in objects or another host's volumes; read by index.
+        true_samples: whether the pieces are samples, and can be decoded; else they are blocks.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    whole_files: bool = False
+    unopened: list[str] = field(default_factory=list)
+    store: Any = None
+    true_samples: bool = True
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of a piece."""
+        return sum(p.length for p in self.pieces) / max(1, len(self.pieces))
+
+    def close(self) -> None:
+        """Close the store, if there is one."""
+        if self.store is not None:
+            self.store.close()
+
+
+def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
+    """How sizes are spread, under the names that `DataSet` has for it."""
+    p10, p50, p90 = (float(x) for x in np.percentile(sizes, (10, 50, 90)))
+    return {
+        "size_p10": p10, "size_p50": p50, "size_p90": p90, "size_max": float(sizes.max()),
+        "size_mean": float(sizes.mean()),
+    }  # fmt: skip
+
+
+# -- formats -----------------------------------------------------------------------------------------
+
+_SUFFIXES: Final = {
+    ".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".jfif": "jpeg", ".png": "png", ".gif": "gif",
+    ".webp": "webp", ".bmp": "bmp", ".tif": "tiff", ".tiff": "tiff", ".ppm": "ppm", ".pgm": "ppm",
+    ".npy": "npy", ".npz": "npz",
+    ".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".parquet": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".mds": "mds", ".array_record": "array_record",
+    ".arrayrecord": "array_record", ".h5": "hdf5", ".hdf5": "hdf5",
+    ".txt": "text", ".json": "text", ".jsonl": "text", ".csv": "text", ".xml": "text", ".md": "text",
+    ".wav": "audio", ".flac": "audio", ".mp3": "audio", ".ogg": "audio",
+    ".mp4": "video", ".avi": "video", ".mkv": "video", ".webm": "video",
+    ".pt": "torch", ".pth": "torch",
+}  # fmt: skip
+
+_IMAGES: Final = frozenset({"jpeg", "png", "gif", "webp", "bmp", "tiff", "ppm"})
+
+_MAGICS: Final = (
+    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
+    (b"II*\x00", "tiff"), (b"MM\x00*", "tiff"), (b"P6", "ppm"), (b"P5", "ppm"),
+    (b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"),
+)  # fmt: skip
+
+
+def format_of(name: str) -> str:
+    """By a name's end: `jpeg`, `tar`, ...; `bytes` where it says nothing."""
+    lower = name.lower()
+    dot = lower.rfind(".")
+    found = _SUFFIXES.get(lower[dot:]) if dot >= 0 else None
+    if found is None and ".tfrecord" in lower:  # train.tfrecord-00001-of-00100
+        return "tfrecord"
+    return found or "bytes"
+
+
+def format_of_bytes(head: bytes) -> str:
+    """By a sample's first bytes; `bytes` where they say nothing."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    return next((name for magic, name in _MAGICS if head.startswith(magic)), "bytes")
+
+
+def family_of(name: str) -> str:
+    """`image`, or the format itself."""
+    return "image" if name in _IMAGES else name
+
+
+# -- decoding ----------------------------------------------------------------------------------------
 
 SIDE: Final = 224
 _PIXELS_MAX: Final = 100_000_000

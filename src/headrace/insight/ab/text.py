@@ -1,4 +1,4 @@
-"""Words: a comparison as people read it, in lines of at most 80 columns. Pure."""
+"""Text: a comparison as people read it, in lines of at most 80 columns. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from headrace.base.text import bytes_text, percent_text, printable, seconds_text
-from headrace.insight.ab.comparison import Ended
-from headrace.insight.ab.order_check import Sameness
+from headrace.insight.ab.comparison import Ended, Sameness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.insight.ab.comparison import Comparison, Measure
-    from headrace.insight.ab.interval import Interval
-    from headrace.insight.ab.order_check import Match
+    from headrace.insight.ab.comparison import Comparison, Interval, Match, Measure
 
 __all__ = ["COLUMNS", "command_text", "progress", "report", "sentence"]
 

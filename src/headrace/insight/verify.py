@@ -1,0 +1,586 @@
+"""Verify: that a run delivered every sample exactly once over all its ranks, and that two runs had one order.
+
+Positions prove that nothing is missing or doubled; hashes prove that at each position there was the sample
+that the order has there. A step that left samples out has the hash of what was asked for, and fewer samples.
+Two runs may have had other numbers of ranks and other batches: what is compared is the sequence of all ranks
+together, at the positions where steps of both runs end. Where the order is not headrace's, each rank's
+steps are compared one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.base.text import counted
+from headrace.insight.deliveries import histories, length_of, order_of, sums_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.insight.deliveries import History, Passage
+    from headrace.order import Order
+    from headrace.trace import Run
+
+__all__ = ["proof_lines", "same_lines"]
+
+FINDINGS_MAX: Final = 20
+"""Of each kind that are told one by one; the rest are counted."""
+
+
+class State(StrEnum):
+    """What is known of an epoch."""
+
+    WHOLE = "whole"
+    """Every position came exactly once."""
+    RUNNING = "running"
+    """So did all up to where the run stands, or ended: its last epoch."""
+    LEFT = "left early"
+    """So did all up to where the loop left it, and another epoch came after it."""
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong."""
+
+    kind: str
+    """`missing`, `doubled`, `other samples`, `left out`, `outside`."""
+    epoch: int
+    positions: tuple[int, int]
+    """From, to (exclusive)."""
+    where: str
+    """Rank and step, for people."""
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "kind": self.kind, "epoch": self.epoch, "from": self.positions[0], "to": self.positions[1],
+            "where": self.where,
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class EpochProof:
+    """An epoch, and how it went."""
+
+    epoch: int
+    state: State = State.WHOLE
+    positions: int = 0
+    """That were delivered, each once, from the beginning on."""
+    length: int = 0
+    steps: int = 0
+    padded: int = 0
+    """Samples that came again to fill the last step."""
+    dropped: int = 0
+    """Samples that did not fill a last step of all ranks, and were dropped as `tail="drop"` says."""
+    left_out: int = 0
+    """Samples that could not be delivered and were skipped."""
+    order_hash: int = 0
+    resumed_at: tuple[int, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
+    more: int = 0
+    """Findings beyond those that are told."""
+
+    def add(self, finding: Finding) -> None:
+        """Add one, or count it."""
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(finding)
+        else:
+            self.more += 1
+
+
+def check_epoch(
+    history: History, epoch: int, passages: Sequence[Passage], order: Order | None, *, last: bool
+) -> EpochProof:
+    """Check one epoch.
+
+    Args:
+        history: of the loader.
+        epoch: its number.
+        passages: those that count; together they are the epoch.
+        order: None: only positions are checked.
+        last: no later epoch was begun.
+    """
+    about = history.about
+    proof = EpochProof(epoch, length=about.length)
+    proof.resumed_at = tuple(p.begin for p in passages[1:])
+    rows = np.concatenate([p.deliveries for p in passages])
+    rows = rows[np.argsort(rows["begin"], kind="stable")]
+    proof.steps = len(rows)
+    inside = _outside(
+        proof, rows, about.length + max(1, about.batch_size) * passages[-1].world_size
+    )
+    lengths = _lengths(inside, epoch, order, about.batch_size, proof)
+    if last and history.attempts[passages[-1].attempt].cut:
+        together = _not_ahead(inside, passages[-1])
+        inside, lengths = inside[together], lengths[together]
+    proof.order_hash = int(np.sum(inside["order_hash"], dtype=np.uint64))
+    end = _cover(proof, inside, lengths, about.length)
+    _end(proof, end, passages[-1], about.tail, last=last)
+    if proof.findings:
+        proof.state = State.WRONG
+    return proof
+
+
+_PADDING_MOST: Final = 1 << 28
+"""Positions past an epoch's end that a step of all ranks may fill."""
+
+
+def _outside(proof: EpochProof, rows: NDArray[np.void], limit: int) -> NDArray[np.void]:
+    """What lies where no epoch reaches is told, and left aside."""
+    inside = (rows["begin"] <= limit) & (rows["samples"] <= limit)
+    for row in rows[~inside]:
+        begin = int(row["begin"])
+        proof.add(Finding("outside", proof.epoch, (begin, begin + int(row["samples"])), place(row)))
+    return rows[inside]
+
+
+def place(row: np.void) -> str:
+    """Where a delivery was, for people."""
+    attempt = int(row["attempt"])
+    begun = f" of attempt {attempt + 1}" if attempt else ""
+    return f"rank {int(row['rank'])}, step {int(row['step'])}{begun}"
+
+
+def _lengths(
+    rows: NDArray[np.void], epoch: int, order: Order | None, batch_size: int, proof: EpochProof
+) -> NDArray[np.uint64]:
+    """How many positions each delivery took, and whether its samples were the order's."""
+    lengths: NDArray[np.uint64] = rows["samples"].astype(np.uint64)
+    if order is None or not len(rows):
+        return lengths
+    begins = rows["begin"]
+    sums = sums_at(order, epoch, np.concatenate([begins, begins + lengths]))
+    asked = sums[len(rows) :] - sums[: len(rows)]
+    for number, at in enumerate(np.flatnonzero(asked != rows["order_hash"])):
+        begin, count = int(begins[at]), int(lengths[at])
+        took = None
+        if number < _SEARCHED_MOST:
+            most = max(count, min(batch_size, _BATCH_MOST))
+            took = length_of(order, epoch, begin, (count, most), int(rows["order_hash"][at]))
+        if took is not None:  # more was asked for than came
+            lengths[at] = took
+            proof.left_out += took - count
+            proof.add(Finding("left out", epoch, (begin, begin + took), place(rows[at])))
+        else:
+            proof.add(Finding("other samples", epoch, (begin, begin + count), place(rows[at])))
+    return lengths
+
+
+_SEARCHED_MOST: Final = 20_000
+_BATCH_MOST: Final = 1 << 20
+"""Samples may have been left out of so many steps, of so many samples; beyond that, they count as others."""
+
+
+def _cover(
+    proof: EpochProof, rows: NDArray[np.void], lengths: NDArray[np.uint64], length: int
+) -> int:
+    """Go along the positions: what is missing or doubled; returns where they end."""
+    some = lengths > 0  # an exact tail may give a rank nothing
+    rows, lengths = rows[some], lengths[some]
+    ends = rows["begin"] + lengths
+    reached = (
+        np.concatenate([[np.uint64(0)], np.maximum.accumulate(ends)])[:-1] if len(rows) else ends
+    )
+    for at in np.flatnonzero(rows["begin"] != reached):
+        begin, before = int(rows["begin"][at]), int(reached[at])
+        if begin > before:
+            where = f"before {place(rows[at])}"
+            proof.add(Finding("missing", proof.epoch, (before, begin), where))
+        else:
+            until = min(before, int(ends[at]))
+            if begin < until:
+                where = place(rows[at])
+                if len(proof.findings) < FINDINGS_MAX:  # the rest is only counted
+                    other = rows[np.flatnonzero(ends[:at] > rows["begin"][at])[0]]
+                    where = f"{place(other)} and {where}"
+                proof.add(Finding("doubled", proof.epoch, (begin, until), where))
+    end = int(ends.max()) if len(rows) else 0
+    proof.padded = max(0, end - length)
+    proof.positions = min(end, length)
+    return end
+
+
+def _end(proof: EpochProof, end: int, passage: Passage, tail: str, *, last: bool) -> None:
+    """What it means that the positions end there."""
+    left = proof.length - end
+    if left < 0 and tail != "pad":
+        proof.add(Finding("outside", proof.epoch, (proof.length, end), "the end of the epoch"))
+    elif tail == "drop" and 0 < left < passage.world_size * _batch(passage):
+        proof.dropped = left
+    elif left > 0:
+        proof.state = State.RUNNING if last else State.LEFT
+
+
+def _batch(passage: Passage) -> int:
+    return int(passage.deliveries["samples"].max()) if len(passage.deliveries) else 1
+
+
+def _not_ahead(rows: NDArray[np.void], passage: Passage) -> NDArray[np.bool_]:
+    """Which deliveries all ranks had come to where the run was cut off; some were a few steps ahead."""
+    mine = rows["attempt"] == passage.attempt
+    steps = rows["step"].astype(np.int64)
+    ends = [int(steps[mine & (rows["rank"] == rank)].max(initial=-1)) for rank in passage.ranks]
+    together: NDArray[np.bool_] = ~mine | (steps <= min(ends, default=0))
+    return together
+
+
+# -- verify ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LoaderProof:
+    """What is proved of one loader of the job."""
+
+    history: History
+    epochs: list[EpochProof]
+    unchecked: str = ""
+    """Why samples were not compared with the order, so that only positions are proved."""
+    gaps: list[str] = field(default_factory=list)
+    """Why nothing can be proved: ranks whose traces are not there, steps that were not written."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether the order is headrace's."""
+        return bool(self.history.about.order)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every sample came exactly once, in each epoch that was gone through."""
+        states = (State.WHOLE, State.RUNNING)
+        whole = all(epoch.state in states for epoch in self.epochs)
+        return self.ours and bool(self.epochs) and whole and not self.gaps and not self.history.odd
+
+
+@dataclass(slots=True)
+class Proof:
+    """What is proved of a run.
+
+    Attributes:
+        path: the run's folder.
+        loaders: in the order in which they began.
+    """
+
+    path: str
+    loaders: list[LoaderProof]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is proved of all loaders with an order of headrace's, and there is one."""
+        return bool(self.loaders) and all(loader.holds for loader in self.loaders)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "run": self.path,
+            "proved": self.holds,
+            "loaders": [_document(p) for p in self.loaders],
+        }
+
+
+def verify_epochs(run: Run) -> Proof:
+    """Prove of each epoch of a run that every sample came exactly once over all ranks."""
+    return Proof(run.path, [_verify(history) for history in histories(run.ranks)])
+
+
+def _verify(history: History) -> LoaderProof:
+    order, unchecked = order_of(history.about)
+    proof = LoaderProof(history, [], unchecked, _gaps(history))
+    if not proof.ours:
+        return proof
+    last = max(history.epochs, default=0)
+    proof.epochs = [
+        check_epoch(history, epoch, passages, order, last=epoch == last)
+        for epoch, passages in history.epochs.items()
+        if passages
+    ]
+    return proof
+
+
+_RANKS_TOLD: Final = 8
+
+
+def _gaps(history: History) -> list[str]:
+    found: list[str] = []
+    for number, attempt in enumerate(history.attempts, 1):
+        if attempt.missing:
+            told = ", ".join(map(str, attempt.missing[:_RANKS_TOLD]))
+            more = len(attempt.missing) - _RANKS_TOLD
+            found.append(
+                f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {told}"
+                + (f" and {more} more" if more > 0 else "")
+            )
+        for rank, trace in attempt.traces.items():
+            if trace.lost:
+                found.append(
+                    f"rank {rank} delivered {trace.lost:,} steps faster than they were written"
+                )
+            if "HEADRACE_TRACE_BYTES" in trace.cut or "could not be written" in trace.cut:
+                found.append(f"the trace of rank {rank} ends early: {trace.cut}")
+    return found
+
+
+def _document(proof: LoaderProof) -> dict[str, Any]:
+    history = proof.history
+    return {
+        "source": history.about.source,
+        "framework": history.about.framework,
+        "order": dict(history.about.order),
+        "fingerprint": history.about.fingerprint,
+        "proved": proof.holds,
+        "checked": "samples" if not proof.unchecked else "positions" if proof.ours else "nothing",
+        "unchecked_because": proof.unchecked,
+        "gaps": proof.gaps,
+        "odd": history.odd,
+        "attempts": [
+            {"world_size": a.world_size, "ranks": sorted(a.traces)} for a in history.attempts
+        ],
+        "steps_delivered_again": history.again,
+        "epochs": [_epoch(epoch) for epoch in proof.epochs],
+    }  # fmt: skip
+
+
+def _epoch(epoch: EpochProof) -> dict[str, Any]:
+    return {
+        "epoch": epoch.epoch, "state": str(epoch.state), "positions": epoch.positions,
+        "length": epoch.length, "steps": epoch.steps, "padded": epoch.padded, "dropped": epoch.dropped,
+        "left_out": epoch.left_out, "order_hash": f"{epoch.order_hash:016x}",
+        "resumed_at": list(epoch.resumed_at),
+        "findings": [finding.document() for finding in epoch.findings], "more_findings": epoch.more,
+    }  # fmt: skip
+
+
+# -- same --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two runs part."""
+
+    what: str
+    """For people."""
+    epoch: int | None = None
+    positions: tuple[int, int] | None = None
+    a: str = ""
+    """Rank and step in the first run."""
+    b: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sameness:
+    """Two runs beside each other."""
+
+    a: str
+    b: str
+    positions: int
+    """That were compared, over all epochs."""
+    epochs: int
+    first: Difference | None
+    """The first difference; None: as far as both went, they had the same order."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was compared and nothing differed."""
+        return self.first is None and self.positions > 0
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        first = self.first
+        return {
+            "a": self.a, "b": self.b, "same": self.holds, "positions": self.positions, "epochs": self.epochs,
+            "first_difference": None if first is None else {
+                "what": first.what, "epoch": first.epoch, "a": first.a, "b": first.b,
+                "from": first.positions[0] if first.positions else None,
+                "to": first.positions[1] if first.positions else None,
+            },
+        }  # fmt: skip
+
+
+def same_order(a: Run, b: Run) -> Sameness:
+    """Compare the order of two runs, as far as both went."""
+    positions = epochs = 0
+    for one, other in zip_longest(histories(a.ranks), histories(b.ranks)):
+        if one is None or other is None:
+            path, loader = (a.path, one) if one is not None else (b.path, other)
+            where = loader.about.source if loader is not None else ""
+            first = Difference(f"only {path} has a loader of {where}")
+            return Sameness(a.path, b.path, positions, epochs, first)
+        if (data := _other_data(one, other)) is not None:
+            return Sameness(a.path, b.path, positions, epochs, data)
+        for epoch in sorted(set(one.epochs) & set(other.epochs)):
+            compared, found = _compare(one, other, epoch)
+            positions, epochs = positions + compared, epochs + 1
+            if found is not None:
+                return Sameness(a.path, b.path, positions, epochs, found)
+    return Sameness(a.path, b.path, positions, epochs, None)
+
+
+def _other_data(a: History, b: History) -> Difference | None:
+    if a.about.fingerprint != b.about.fingerprint:
+        return Difference(
+            f"they had other data: {a.about.source} ({a.about.fingerprint[:16]}) and "
+            f"{b.about.source} ({b.about.fingerprint[:16]})"
+        )
+    return None
+
+
+def _compare(a: History, b: History, epoch: int) -> tuple[int, Difference | None]:
+    """Compare an epoch: how many positions, and the first difference."""
+    if not a.about.order or not b.about.order:
+        return _by_rank(_rows(a, epoch), _rows(b, epoch), epoch)
+    one, other = _Prefix(_rows(a, epoch)), _Prefix(_rows(b, epoch))
+    ends, at_one, at_other = np.intersect1d(
+        one.ends, other.ends, assume_unique=True, return_indices=True
+    )
+    wrong = np.flatnonzero(one.sums[at_one] != other.sums[at_other])
+    if not len(wrong):
+        return int(ends[-1]) if len(ends) else 0, None
+    first = int(wrong[0])
+    begin = int(ends[first - 1]) if first else 0
+    end = int(ends[first])
+    if len(one.ends) == len(other.ends) and np.array_equal(one.ends, other.ends):
+        begin = int(one.rows["begin"][at_one[first]])
+    what = f"epoch {epoch}: other samples at positions {begin:,} to {end - 1:,}"
+    return begin, Difference(what, epoch, (begin, end), one.at(begin), other.at(begin))
+
+
+class _Prefix:
+    """The deliveries from an epoch's beginning to the first gap, and their hashes added up."""
+
+    def __init__(self, rows: NDArray[np.void]) -> None:
+        rows = rows[rows["samples"] > 0]
+        ends = rows["begin"] + rows["samples"].astype(np.uint64)
+        expected = np.concatenate([np.zeros(1, np.uint64), ends])[:-1] if len(rows) else ends
+        gaps = np.flatnonzero(rows["begin"] != expected)
+        whole = int(gaps[0]) if len(gaps) else len(rows)
+        self.rows, self.ends = rows[:whole], ends[:whole]
+        self.sums = np.cumsum(self.rows["order_hash"], dtype=np.uint64)
+
+    def at(self, position: int) -> str:
+        """Which delivery a position came with."""
+        found = int(np.searchsorted(self.ends, np.uint64(position), side="right"))
+        return place(self.rows[found]) if found < len(self.rows) else ""
+
+
+def _rows(history: History, epoch: int) -> NDArray[np.void]:
+    rows = np.concatenate([p.deliveries for p in history.epochs[epoch]])
+    return rows[np.argsort(rows["begin"], kind="stable")]
+
+
+def _by_rank(a: NDArray[np.void], b: NDArray[np.void], epoch: int) -> tuple[int, Difference | None]:
+    """Each rank's steps, one by one: positions of other orders are of the rank alone."""
+    compared = 0
+    for rank in sorted({*a["rank"].tolist()} & {*b["rank"].tolist()}):
+        one, other = (rows[rows["rank"] == rank] for rows in (a, b))
+        many = min(len(one), len(other))
+        wrong = np.flatnonzero(
+            (one["order_hash"][:many] != other["order_hash"][:many])
+            | (one["samples"][:many] != other["samples"][:many])
+        )
+        if len(wrong):
+            first = int(wrong[0])
+            what = f"epoch {epoch}: other samples at rank {rank}, step {int(one['step'][first])}"
+            return compared + first, Difference(
+                what, epoch, None, place(one[first]), place(other[first])
+            )
+        compared += int(one["samples"][:many].sum())
+    return compared, None
+
+
+# -- text --------------------------------------------------------------------------------------------
+
+_EPOCHS_SHOWN: Final = 20
+_RANKS: Final = ("rank", "ranks")
+
+
+def proof_lines(proof: Proof) -> Iterator[str]:
+    """What is proved, and what is not and why."""
+    if not proof.loaders:
+        yield f"{proof.path}: no step was written: nothing is proved."
+        return
+    for loader in proof.loaders:
+        yield from _loader_lines(loader)
+    if proof.holds:
+        epochs = sum(e.state is State.WHOLE for loader in proof.loaders for e in loader.epochs)
+        whole = f" in {counted(epochs, 'whole epoch')}" if epochs else ", as far as the run went"
+        what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
+        yield f"Proved: every {what} came exactly once over all ranks{whole}."
+    else:
+        yield "Not proved that every sample came exactly once: see above."
+
+
+def _loader_lines(loader: LoaderProof) -> Iterator[str]:
+    history = loader.history
+    about = history.about
+    ranks = " then ".join(counted(a.world_size, *_RANKS) for a in history.attempts[:8])
+    order = about.order
+    mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
+    yield f"{about.source or about.framework}: {about.samples:,} samples, {mode}, {ranks}"
+    if not loader.ours:
+        yield "  its order is not headrace's: only two runs can be compared"
+        return
+    for epoch in loader.epochs[:_EPOCHS_SHOWN]:
+        yield from _epoch_lines(epoch)
+    if len(loader.epochs) > _EPOCHS_SHOWN:
+        rest = loader.epochs[_EPOCHS_SHOWN:]
+        wrong = [epoch for epoch in rest if epoch.state in (State.WRONG, State.LEFT)]
+        yield f"  {counted(len(rest), 'more epoch')}, {len(wrong)} of them not whole"
+        for epoch in wrong[:_EPOCHS_SHOWN]:
+            yield from _epoch_lines(epoch)
+    if history.again:
+        yield (
+            f"  {counted(history.again, 'step')} came again after a resume; only the last delivery counts"
+        )
+    if loader.unchecked:
+        yield f"  only positions were checked: {loader.unchecked}"
+    for gap in (*loader.gaps, *history.odd):
+        yield f"  ! {gap}"
+
+
+_STATES: Final = {
+    State.WHOLE: "every sample exactly once",
+    State.RUNNING: "each sample once up to position {positions:,} of {length:,}, where the run stands",
+    State.LEFT: "left early at position {positions:,} of {length:,}: the rest never came",
+    State.WRONG: "WRONG",
+}
+
+
+def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
+    state = _STATES[epoch.state].format(positions=epoch.positions, length=epoch.length)
+    notes = [counted(epoch.steps, "step"), f"hash {epoch.order_hash:016x}"]
+    if epoch.resumed_at:
+        notes.append("resumed at position " + ", ".join(f"{at:,}" for at in epoch.resumed_at[:4]))
+    if epoch.padded:
+        notes.append(f"{counted(epoch.padded, 'sample')} again to fill the last step")
+    if epoch.dropped:
+        notes.append(f"{counted(epoch.dropped, 'sample')} dropped, as tail='drop' says")
+    yield f"  epoch {epoch.epoch}: {state} ({'; '.join(notes)})"
+    for finding in epoch.findings:
+        begin, end = finding.positions
+        where = f"{begin:,}" if end - begin == 1 else f"{begin:,} to {end - 1:,}"
+        yield f"    {finding.kind}: position{'s' if end - begin != 1 else ''} {where}: {finding.where}"
+    if epoch.more:
+        yield f"    and {epoch.more:,} more"
+
+
+def same_lines(same: Sameness) -> Iterator[str]:
+    """Whether two runs had one order."""
+    first = same.first
+    if first is None:
+        if same.positions:
+            told = f"{counted(same.positions, 'position')} of {counted(same.epochs, 'epoch')}"
+            yield f"Same order: {same.a} and {same.b} delivered the same samples at {told}."
+        else:
+            yield f"Nothing to compare: {same.a} and {same.b} have no epoch in common."
+        return
+    yield f"Not the same order: {first.what}."
+    for path, where in ((same.a, first.a), (same.b, first.b)):
+        if where:
+            yield f"  in {path}: {where}"
