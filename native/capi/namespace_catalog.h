@@ -1,5 +1,5 @@
 // NamespaceCatalog: the first bytes of a namespace that carries a store: where each file of it
-// lies. docs/format.md; the same checks as src/headrace/fabric/catalog.py.
+// lies. docs/format.md; the same checks as src/headrace/fabric/image.py.
 #pragma once
 
 #include <cstddef>

@@ -13,11 +13,10 @@ import pytest
 
 import headrace as hr
 from headrace.errors import AuthenticationFailed
-from headrace.fabric.dh import DhGroup
+from headrace.fabric.chap import DhGroup
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions, discover
-from headrace.fabric.identity import HostIdentity
-from headrace.fabric.secret import Hash, Secret
+from headrace.fabric.identity import Hash, HostIdentity, Secret
 
 HOST = HostIdentity("nqn.2026-11.io.example:host-a", bytes(range(1, 17)))
 OTHER = HostIdentity("nqn.2026-11.io.example:host-b", bytes(range(2, 18)))

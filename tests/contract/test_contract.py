@@ -15,7 +15,7 @@ import headrace as hr
 from contract import commands, documents, formats, public_names, services
 from headrace.cli.app import app
 from headrace.cluster.manifest import read_manifest
-from headrace.fabric.catalog import PAGE_BYTES, parse_header, parse_table
+from headrace.fabric.image import PAGE_BYTES, parse_header, parse_table
 from headrace.job.document import JobDocument, NodeDocument
 from headrace.node.wire import Splitter, decode_request
 from headrace.telemetry.history import open_history

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace import _native
 from headrace.errors import CorruptStore
-from headrace.fabric.catalog import (
+from headrace.fabric.image import (
     ENTRIES_MAX,
     MAGIC,
     PAGE_BYTES,

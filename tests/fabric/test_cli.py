@@ -8,7 +8,7 @@ import headrace as hr
 from cli.conftest import program, run  # noqa: F401 - fixtures
 from fabric.conftest import NQN
 from headrace.errors import CorruptStore
-from headrace.fabric.catalog import parse_header
+from headrace.fabric.image import parse_header
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target
 from store.conftest import flip, make_folder

@@ -7,11 +7,10 @@ import pytest
 
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from headrace.errors import FabricError
-from headrace.fabric.command import LogPage, Status
+from headrace.fabric.command import DISCOVERY_NQN, LogPage, Status
 from headrace.fabric.host import Host, HostOptions, discover
 from headrace.fabric.identity import HostIdentity
 from headrace.fabric.queue import CommandFailed
-from headrace.fabric.structures import DISCOVERY_NQN
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
 from tests_shared import until

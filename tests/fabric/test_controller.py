@@ -9,21 +9,21 @@ import pytest
 from headrace.fabric.command import (
     PROPERTY_DWORDS,
     Admin,
+    Cc,
+    ControllerIdentity,
+    Csts,
+    DiscoveryEntry,
     Fabrics,
     LogPage,
+    NamespaceIdentity,
+    Property,
     Sqe,
     Status,
     fabrics_command,
-)
-from headrace.fabric.controller import Association, Controller
-from headrace.fabric.registers import Cc, Csts, Property
-from headrace.fabric.structures import (
-    ControllerIdentity,
-    DiscoveryEntry,
-    NamespaceIdentity,
     unpack_active_namespaces,
     unpack_discovery_log,
 )
+from headrace.fabric.controller import Association, Controller
 
 NAMESPACES = {
     1: SimpleNamespace(identity=NamespaceIdentity(1000, 512, uid=uuid.UUID(int=5))),

@@ -28,9 +28,15 @@ from headrace.errors import (
     StoreNotFound,
     VolumeError,
 )
-from headrace.fabric.catalog import lay_out, pack_catalog, parse_header, parse_table
-from headrace.fabric.image import write_image
-from headrace.fabric.store_files import MANIFEST, files_of
+from headrace.fabric.image import (
+    MANIFEST,
+    files_of,
+    lay_out,
+    pack_catalog,
+    parse_header,
+    parse_table,
+    write_image,
+)
 from headrace.fabric.subsystem import NSID_MAX, Subsystem
 from headrace.fabric.target import Target
 from store.conftest import flip, make_folder

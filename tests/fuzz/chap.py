@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from fabric.chap import reference
 from fabric.chap.parties import TID, DhGroup, gate, host
-from headrace.fabric.chap_host import ChapRefused
-from headrace.fabric.chap_messages import MessageFault, parse
-from headrace.fabric.secret import Secret
+from headrace.fabric.chap import MessageFault, parse
+from headrace.fabric.chap_exchange import ChapRefused
+from headrace.fabric.identity import Secret
 
 MESSAGES = (
     reference.negotiate(TID),

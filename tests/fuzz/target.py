@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fabric.chap import reference
 from fabric.chap.parties import gate
-from headrace.fabric.chap_messages import AUTH_DWORDS, MESSAGE_BYTES_MAX
+from headrace.fabric.chap import AUTH_DWORDS, MESSAGE_BYTES_MAX
 from headrace.fabric.command import (
     CONNECT_DATA,
     Admin,

@@ -12,7 +12,7 @@ import pickle
 import pytest
 
 from headrace.io.replaced import MEMORY, STORAGE, os_open, os_read, python_open, real_open
-from headrace.io.simulated_paths import simulated_paths
+from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead.opens import serve, stop_serving
 from headrace.testing import Simulation, SlowVolume, simulated_files
 

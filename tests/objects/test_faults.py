@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import SourceChanged, VolumeError, VolumeTimeout
 from headrace.io.objects.engine import ObjectEngine
-from headrace.io.objects.fault import Fault
+from headrace.io.objects.faults import Fault
 from headrace.io.objects.listing import remove, write
 from headrace.io.objects.reading import RemoteObject, out_of_time
 from objects.conftest import DATA
@@ -128,7 +128,7 @@ def test_a_stalled_request_is_sent_anew(
 def test_retry_after_is_obeyed_by_every_read_of_the_bucket(
     proxy: FaultyProxy, blob: str, engine: ObjectEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.io.objects.retry.RETRY_AFTER_MAX_S", 0.2)
+    monkeypatch.setattr("headrace.io.objects.faults.RETRY_AFTER_MAX_S", 0.2)
     engine.fetch(blob, 0, memoryview(bytearray(10)))
     proxy.inject("status", status=429, headers=("Retry-After: 1",))
     started = time.monotonic()

@@ -226,7 +226,7 @@ def test_more_keys_than_a_page_of_the_listing_holds(
 ) -> None:
     import obstore
 
-    from headrace.io.objects.client import make_client
+    from headrace.io.objects.clients import make_client
 
     client = make_client(bucket, direct)
     for i in range(55):

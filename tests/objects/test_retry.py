@@ -7,7 +7,7 @@ import email.utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.io.objects.retry import RETRY_AFTER_MAX_S, Backoff, parse_retry_after
+from headrace.io.objects.faults import RETRY_AFTER_MAX_S, Backoff, parse_retry_after
 
 
 @given(

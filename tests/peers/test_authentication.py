@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import AuthenticationFailed
-from headrace.fabric.dh import DhGroup
+from headrace.fabric.chap import DhGroup
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions
-from headrace.fabric.identity import HostIdentity
-from headrace.fabric.secret import HostSecret
+from headrace.fabric.identity import HostIdentity, HostSecret
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
 from peers.exporting import exporting

@@ -23,10 +23,9 @@ from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement
-    from headrace.fabric.secret import HostSecret
+    from headrace.fabric.identity import HostSecret
     from headrace.fabric.subsystem import Subsystem
-    from headrace.fabric.target import Target
-    from headrace.fabric.target_options import TargetOptions
+    from headrace.fabric.target import Target, TargetOptions
     from headrace.job.status import JobStatus
 
 
@@ -127,7 +126,7 @@ def _address(text: str) -> tuple[str, int]:
 
 def _hosts(allow: list[str] | None, secrets: str | None) -> dict[str, HostSecret | None] | None:
     """Who may connect, and with what; None: everybody."""
-    from headrace.fabric.secret import read_host_secrets
+    from headrace.fabric.identity import read_host_secrets
 
     if not allow and secrets is None:
         return None
@@ -156,7 +155,7 @@ def _subsystem(
 
 
 def _options(*, digests: bool, require_dh: bool) -> TargetOptions:
-    from headrace.fabric.target_options import TargetOptions
+    from headrace.fabric.target import TargetOptions
 
     options = TargetOptions(digests=digests)
     if not require_dh:

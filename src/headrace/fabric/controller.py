@@ -11,23 +11,22 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.fabric.command import (
+    CONTROLLER_DISCOVERY,
+    CONTROLLER_IO,
     DO_NOT_RETRY,
+    IDENTIFY_BYTES,
     PROPERTY_DWORDS,
     SGL_TRANSPORT,
     Admin,
+    Cap,
     Completion,
+    ControllerIdentity,
     Fabrics,
     Feature,
     LogPage,
+    Registers,
     Sqe,
     Status,
-)
-from headrace.fabric.registers import Cap, Registers
-from headrace.fabric.structures import (
-    CONTROLLER_DISCOVERY,
-    CONTROLLER_IO,
-    IDENTIFY_BYTES,
-    ControllerIdentity,
     pack_active_namespaces,
     pack_changed_namespaces,
     pack_descriptors,
@@ -40,7 +39,7 @@ from headrace.fabric.subsystem import NSID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.fabric.structures import DiscoveryEntry
+    from headrace.fabric.command import DiscoveryEntry
     from headrace.fabric.subsystem import Namespace
 
 __all__ = ["ENTRIES_MAX", "QUEUES_MAX", "Association", "Controller", "Reply"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.fabric.structures import NamespaceIdentity
+    from headrace.fabric.command import NamespaceIdentity
 
 __all__ = [
     "EngineOptions",

@@ -16,45 +16,45 @@ from typing import TYPE_CHECKING
 
 from headrace.closing import Closing
 from headrace.errors import AuthenticationFailed, FabricError
-from headrace.fabric.chap_host import GROUPS, HASHES, ChapHost
-from headrace.fabric.chap_proof import Parties
+from headrace.fabric.chap import Parties
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost
 from headrace.fabric.command import (
     AUTHREQ_ASCR,
     AUTHREQ_ATR,
+    DISCOVERY_NQN,
+    IDENTIFY_BYTES,
     PROPERTY_DWORDS,
     Admin,
+    Cap,
+    Cc,
+    ControllerIdentity,
+    Csts,
+    DiscoveryEntry,
     Fabrics,
     Feature,
     LogPage,
+    NamespaceIdentity,
+    Property,
     Sqe,
     fabrics_command,
+    unpack_active_namespaces,
+    unpack_discovery_log,
 )
-from headrace.fabric.pdu import DDGST, HDGST
-from headrace.fabric.queue import ConnectedQueue, Queue
-from headrace.fabric.registers import Cap, Cc, Csts, Property
-from headrace.fabric.secret import (
+from headrace.fabric.identity import (
     CONTROLLER_VARIABLE,
     HOST_VARIABLE,
     Secret,
     secret_of_environment,
 )
-from headrace.fabric.structures import (
-    DISCOVERY_NQN,
-    IDENTIFY_BYTES,
-    ControllerIdentity,
-    DiscoveryEntry,
-    NamespaceIdentity,
-    unpack_active_namespaces,
-    unpack_discovery_log,
-)
+from headrace.fabric.pdu import DDGST, HDGST
+from headrace.fabric.queue import ConnectedQueue, Queue
 
 if TYPE_CHECKING:
     import os
 
+    from headrace.fabric.chap import DhGroup
     from headrace.fabric.command import Completion
-    from headrace.fabric.dh import DhGroup
-    from headrace.fabric.identity import HostIdentity
-    from headrace.fabric.secret import Hash
+    from headrace.fabric.identity import Hash, HostIdentity
 
 __all__ = ["Host", "HostOptions", "discover"]
 

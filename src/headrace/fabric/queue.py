@@ -15,14 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from headrace.errors import AuthenticationFailed, FabricError, ProtocolError
-from headrace.fabric.chap_host import ChapRefused
-from headrace.fabric.chap_messages import (
+from headrace.fabric.chap import (
     AUTH_DWORDS,
     MESSAGE_BYTES_MAX,
     SECP_NVME,
     SPSP_CHAP,
     MessageFault,
 )
+from headrace.fabric.chap_exchange import ChapRefused
 from headrace.fabric.command import (
     CONNECT_DATA,
     Completion,
@@ -57,7 +57,7 @@ from headrace.fabric.pdu import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.fabric.chap_host import Exchange
+    from headrace.fabric.chap_exchange import Exchange
     from headrace.fabric.identity import HostIdentity
 
 __all__ = ["CommandFailed", "ConnectedQueue", "Queue"]

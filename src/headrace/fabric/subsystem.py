@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.errors import FabricError
-from headrace.fabric.catalog import CatalogEntry, pack_catalog
+from headrace.fabric.command import NamespaceIdentity
 from headrace.fabric.identity import check_nqn
-from headrace.fabric.store_files import MANIFEST, files_of
-from headrace.fabric.structures import NamespaceIdentity
+from headrace.fabric.image import MANIFEST, CatalogEntry, files_of, pack_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from headrace.fabric.secret import HostSecret
-    from headrace.fabric.store_files import StoreFiles
+    from headrace.fabric.identity import HostSecret
+    from headrace.fabric.image import StoreFiles
 
 __all__ = ["Namespace", "Subsystem"]
 

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,14 +24,15 @@ from headrace import _native
 from headrace.base import peers
 from headrace.closing import Closing
 from headrace.errors import FabricError
-from headrace.fabric.associations import Associations, Joined
-from headrace.fabric.connection import Connection
+from headrace.fabric.chap_exchange import GROUPS, HASHES
+from headrace.fabric.connection import Associations, Connection, Joined
 from headrace.fabric.pdu import DDGST, HDGST
-from headrace.fabric.target_options import TargetOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from headrace.fabric.chap import DhGroup
+    from headrace.fabric.identity import Hash
     from headrace.fabric.subsystem import Subsystem
 
 __all__ = ["Target", "TargetOptions"]
@@ -50,7 +52,32 @@ _RECEIVE_BYTES = 64 << 10
 _OUTPUT_BYTES_MAX = 8 << 20
 
 
-class _Line:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """What a target takes and spends."""
+
+    digests: bool = True
+    """Agree to digests that a host offers."""
+    associations_max: int = 256
+    """Hosts connected at once."""
+    handshakes_max: int = 512
+    """Connections that have not passed Connect and authentication; the oldest goes when there are more."""
+    authentication_s: float = 30.0
+    """From a connection's beginning to its host's proof. An emulated CPU needs seconds for ffdhe8192."""
+    dhchap_hashes: tuple[Hash, ...] = HASHES
+    """Taken for the proofs; the first that a host offers is chosen."""
+    dhchap_groups: tuple[DhGroup, ...] = GROUPS
+    """Taken for the exchange; the first that a host offers is chosen."""
+    loops: int = 1
+    """Threads that move data."""
+    readers: int = 16
+    """Threads that read what is not in the page cache."""
+    cache_bytes: int | None = None
+    """Exports that are larger together are read past the page cache where they are not in it, since they
+    would not stay there; None: half of the machine's memory."""
+
+
+class _Peer:
     """A connection and its socket."""
 
     def __init__(self, sock: socket.socket, connection: Connection, now_s: float) -> None:
@@ -81,10 +108,10 @@ class Target(Closing):
     ) -> None:
         self.options = options or TargetOptions()
         self._subsystems = {subsystem.nqn: subsystem for subsystem in subsystems}
-        self._lines: dict[int, _Line] = {}
-        self._shaking: dict[_Line, None] = {}
+        self._peers: dict[int, _Peer] = {}
+        self._shaking: dict[_Peer, None] = {}
         """Those that are not admitted, the oldest first."""
-        self._associations: Associations[_Line] = Associations(
+        self._associations: Associations[_Peer] = Associations(
             self._subsystems, self.options, self._traffic, self._end
         )
         self._joined = self._associations.joined
@@ -111,7 +138,7 @@ class Target(Closing):
         """What was done so far."""
         return {
             "associations": len(self._joined),
-            "connections": len(self._lines),
+            "connections": len(self._peers),
             "connects_refused": self._associations.refused,
             **self._queues.figures(),
         }
@@ -123,7 +150,7 @@ class Target(Closing):
         self._stopping = True
         self._call_soon(lambda: None)
         self._thread.join()
-        for line in list(self._lines.values()):
+        for line in list(self._peers.values()):
             self._close(line)
         self._queues.close()
         self._listener.close()
@@ -136,7 +163,7 @@ class Target(Closing):
     def _run(self) -> None:
         ticked_s = time.monotonic()
         while not self._stopping:
-            for key, events in self._selector.select(_TICK_S if self._lines else None):
+            for key, events in self._selector.select(_TICK_S if self._peers else None):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj == self._wake:
@@ -167,17 +194,17 @@ class Target(Closing):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         digests = HDGST | DDGST if self.options.digests else 0
-        line = _Line(
+        line = _Peer(
             sock, Connection(partial(self._associations.admit, sock), digests), time.monotonic()
         )
-        self._lines[sock.fileno()] = line
+        self._peers[sock.fileno()] = line
         self._selector.register(sock, selectors.EVENT_READ, line)
         self._shaking[line] = None
         if len(self._shaking) > self.options.handshakes_max:
             self._close(next(iter(self._shaking)))
 
-    def _handle(self, line: _Line, events: int) -> None:
-        if self._lines.get(line.socket.fileno()) is not line:
+    def _handle(self, line: _Peer, events: int) -> None:
+        if self._peers.get(line.socket.fileno()) is not line:
             return  # closed by an event before
         if events & selectors.EVENT_READ:
             try:
@@ -199,7 +226,7 @@ class Target(Closing):
                     return
         self._flush(line)
 
-    def _flush(self, line: _Line) -> None:
+    def _flush(self, line: _Peer) -> None:
         connection = line.connection
         try:
             while connection.output:
@@ -225,7 +252,7 @@ class Target(Closing):
                 line.socket.shutdown(socket.SHUT_WR)
 
     def _tick(self, now_s: float) -> None:
-        for line in list(self._lines.values()):
+        for line in list(self._peers.values()):
             if line.close_at_s is not None:
                 if now_s >= line.close_at_s:
                     self._close(line)
@@ -244,11 +271,11 @@ class Target(Closing):
                 joined.line.connection.why = "the keep-alive timer expired"
                 self._close(joined.line)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _Peer) -> None:
         """Ends a connection; an admin queue's ends its association."""
         if line.connection.why:
             _log.info("NVMe/TCP connection closed: %s", line.connection.why)
-        self._lines.pop(line.socket.fileno(), None)
+        self._peers.pop(line.socket.fileno(), None)
         self._shaking.pop(line, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.socket)
@@ -264,13 +291,13 @@ class Target(Closing):
 
     # -- hosts ------------------------------------------------------------------------------------
 
-    def _end(self, joined: Joined[_Line]) -> None:
+    def _end(self, joined: Joined[_Peer]) -> None:
         """Another peer needs the room of this association."""
         assert joined.line is not None
         joined.line.connection.why = f"{joined.peer} had the most associations of all"
         self._close(joined.line)
 
-    def _settle(self, line: _Line) -> bool:
+    def _settle(self, line: _Peer) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
         joined = self._joined.get(line.cntlid)
         if joined is None or joined.line is not line or joined.settled:
@@ -280,7 +307,7 @@ class Target(Closing):
         line.connection.why = "meanwhile there is another host in its place"
         return False
 
-    def _joined_by(self, line: _Line) -> None:
+    def _joined_by(self, line: _Peer) -> None:
         """After a Connect: an admin queue's connection is the association's."""
         request, controller = line.connection.request, line.connection.controller
         if request is None or controller is None or line.cntlid:
@@ -289,7 +316,7 @@ class Target(Closing):
         if request.qid == 0:
             self._joined[line.cntlid].line = line
 
-    def _hand_over(self, line: _Line) -> None:
+    def _hand_over(self, line: _Peer) -> None:
         """An I/O queue is connected: from here on native threads have its socket."""
         connection = line.connection
         assert connection.request is not None
@@ -298,7 +325,7 @@ class Target(Closing):
             self._close(line)
             return
         before = connection.left()
-        del self._lines[line.socket.fileno()]
+        del self._peers[line.socket.fileno()]
         self._selector.unregister(line.socket)
         self._queues.adopt(
             fd=line.socket.detach(),

@@ -16,7 +16,15 @@ from headrace import _native
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PRESETS", "Simulation", "simulation_of"]
+__all__ = [
+    "PRESETS",
+    "SimulatedPaths",
+    "Simulation",
+    "simulate_paths",
+    "simulated_paths",
+    "simulation_of",
+    "stop_simulating",
+]
 
 _P99_SIGMAS = 2.326
 """How many standard deviations the 99th percentile of a normal distribution lies above its median."""
@@ -156,3 +164,34 @@ def simulation_of(given: str | Simulation) -> Simulation:
             f"simulate is {given!r}, expected one of {sorted(PRESETS)} or a Simulation"
         )
     return replace(PRESETS[name], seed=int(seed or 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedPaths:
+    """Folders, and what they are like."""
+
+    model: _native.SlowModel
+    """The storage."""
+
+    roots: tuple[str, ...]
+    """Resolved paths of folders or files that are on it."""
+
+
+_simulated: tuple[SimulatedPaths, ...] = ()
+
+
+def simulated_paths() -> SimulatedPaths | None:
+    """Return what is simulated now; None: all is as fast as it is."""
+    return _simulated[-1] if _simulated else None
+
+
+def simulate_paths(paths: SimulatedPaths) -> None:
+    """Simulate from now on."""
+    global _simulated  # noqa: PLW0603 - a process has one
+    _simulated = (*_simulated, paths)
+
+
+def stop_simulating(paths: SimulatedPaths) -> None:
+    """Simulate these no more, whatever else has come since."""
+    global _simulated  # noqa: PLW0603 - a process has one
+    _simulated = tuple(others for others in _simulated if others is not paths)

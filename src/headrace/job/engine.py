@@ -26,7 +26,7 @@ from headrace.job.source_reads import SourceReads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.fabric.secret import Secret
+    from headrace.fabric.identity import Secret
     from headrace.job.document import JobDocument
     from headrace.job.meeting import Meeting
     from headrace.job.source_reads import SharePart

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.files import NewFile, make_folder, read_file, replace_file
 from headrace.errors import JobError
-from headrace.fabric.secret import Secret
+from headrace.fabric.identity import Secret
 from headrace.job.document import KIND, JobDocument, NodeDocument
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from headrace.store.segment import directory_class
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.fabric.secret import Secret
+    from headrace.fabric.identity import Secret
     from headrace.job.document import Place
     from headrace.store.manifest import Segment
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from hashlib import blake2b
+from operator import index as as_integer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import OrderError
-from headrace.order.arguments import EPOCH_MAX, checked
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from headrace.order.randomness import Randomness
 
-__all__ = ["Order", "digest_of"]
+__all__ = ["EPOCH_MAX", "SEED_MAX", "Order", "checked", "digest_of"]
 
 
 class Order(ABC):
@@ -145,3 +145,26 @@ class Order(ABC):
 def digest_of(data: bytes | memoryview) -> str:
     """Return a 64-bit BLAKE2b digest in hex: enough to notice a change, not to resist an attack."""
     return blake2b(data, digest_size=8).hexdigest()
+
+
+SEED_MAX = (1 << 64) - 1
+
+EPOCH_MAX = (1 << 32) - 1
+"""Far more than is trained; small enough that epoch times rounds stays in 64 bits in practice."""
+
+
+def checked(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return `value` as a plain int (numpy integers become ints) if it lies in [low, high].
+
+    Raises:
+        TypeError: the value is not a whole number.
+        OrderError: the value is out of bounds; the message carries it.
+    """
+    try:
+        number = as_integer(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, expected a whole number") from None
+    if number < low or (high is not None and number > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        raise OrderError(f"{name} is {number}, expected {bounds}")
+    return number

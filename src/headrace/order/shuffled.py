@@ -1,7 +1,17 @@
-"""Shuffled order: an exact random permutation of the whole data, another one in every epoch.
+"""Orders in which every sample comes exactly once an epoch: `Sequential`, `Shuffled`, `Blocked`.
 
-The default of training. No buffer, no window, no list: a sample's place is computed from
-(seed, epoch, position), so an epoch of 2^48 samples starts as fast as one of ten.
+`Shuffled`, the default of training, is an exact random permutation of the whole data, another one in
+every epoch. No buffer, no window, no list: the place of a sample is computed from (seed, epoch,
+position), so an epoch of 2^48 samples starts as fast as one of ten. `Sequential` is for validation, for
+export, and for measuring what random order costs.
+
+`Blocked` (the chunk batching of DLFS) is for tiny samples, where one read per sample would be all
+overhead. The data is cut into blocks of consecutive samples; the blocks come in an exact random order
+each epoch; the samples of `window_blocks` successive blocks are shuffled together. A data plane reads the
+blocks of a window whole (`window_at`) and serves samples from memory. What this costs in randomness,
+`randomness()` says. When n is not a multiple of the block size, the last block of the data is short. It
+takes part in the shuffle like any other: its slot is computed by the inverse permutation, and all
+positions behind it move up by what it lacks. So every sample still comes exactly once, in O(1) memory.
 """
 
 from __future__ import annotations
@@ -9,17 +19,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.order.arguments import SEED_MAX, checked
+import numpy as np
+
 from headrace.order.hash import Purpose, derive_key
-from headrace.order.order import Order
+from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
 from headrace.order.permutation import SAMPLES_MAX, keyed
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
-__all__ = ["Shuffled"]
+    from headrace.order.permutation import Permutation
+
+__all__ = ["Blocked", "Sequential", "Shuffled"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequential(Order):
+    """Index i at position i. O(1) memory.
+
+    Raises:
+        OrderError: `samples` is not 1 to 2^48.
+    """
+
+    samples: int
+    """The number of samples in the data."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", checked("samples", self.samples, 1, SAMPLES_MAX))
+
+    @property
+    def seed(self) -> int:
+        """Always 0: nothing is random."""
+        return 0
+
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence, ready for JSON."""
+        return {"mode": "sequential", "samples": self.samples}
+
+    def randomness(self) -> Randomness:
+        """Return 0 for both measures."""
+        return Randomness.of_sequential()
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:  # noqa: ARG002
+        return np.arange(start, stop, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +96,127 @@ class Shuffled(Order):
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         key = derive_key(self.seed, Purpose.SHUFFLED, epoch)
         return keyed(self.samples, key).range(start, stop)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocked(Order):
+    """Every sample once an epoch; blocks shuffled, samples shuffled in windows. O(1) memory.
+
+    Raises:
+        OrderError: `samples`, `block_samples` or `window_blocks` is not 1 to 2^48, or `seed` not
+            0 to 2^64 - 1.
+    """
+
+    samples: int
+    """The number of samples in the data."""
+
+    block_samples: int
+    """Consecutive samples that are read together. A few hundred kB of samples per block reads at
+    the speed of sequential access."""
+
+    window_blocks: int
+    """Blocks whose samples are shuffled together, and so must be in memory together."""
+
+    seed: int = 0
+    """Another seed, another sequence of epochs."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "block_samples", "window_blocks"):
+            object.__setattr__(self, name, checked(name, getattr(self, name), 1, SAMPLES_MAX))
+        object.__setattr__(self, "seed", checked("seed", self.seed, 0, SEED_MAX))
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks, the short one included."""
+        return -(-self.samples // self.block_samples)
+
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence, ready for JSON."""
+        return {
+            "mode": "blocked",
+            "samples": self.samples,
+            "block_samples": self.block_samples,
+            "window_blocks": self.window_blocks,
+            "seed": self.seed,
+        }
+
+    def randomness(self) -> Randomness:
+        """Return DeepIO's level and the entropy share for these blocks and windows."""
+        return Randomness.of_blocked(self.samples, self.block_samples, self.window_blocks)
+
+    def window_at(self, epoch: int, position: int) -> tuple[int, int]:
+        """Return the positions (start, stop) of the window that holds `position`.
+
+        Raises:
+            ValueError: the epoch or the position is out of bounds.
+        """
+        epoch = checked("epoch", epoch, 0, EPOCH_MAX)
+        position = checked("position", position, 0, self.length - 1)
+        layout = _Layout(self, epoch)
+        return layout.bounds(layout.window_of(position))
+
+    def windows(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the bounds of every window that overlaps positions `start` to `stop - 1`.
+
+        Raises:
+            ValueError: the epoch or a position is out of bounds.
+        """
+        epoch = checked("epoch", epoch, 0, EPOCH_MAX)
+        stop = checked("stop", stop, 0, self.length)
+        start = checked("start", start, 0, stop)
+        layout = _Layout(self, epoch)
+        return [layout.bounds(window) for window in layout.windows(start, stop)]
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        layout = _Layout(self, epoch)
+        shuffled = np.empty(stop - start, np.int64)
+        for window in layout.windows(start, stop):
+            low, high = layout.bounds(window)
+            first, last = max(low, start), min(high, stop)
+            key = derive_key(self.seed, Purpose.WINDOW, epoch, window)
+            within = keyed(high - low, key).range(first - low, last - low)
+            shuffled[first - start : last - start] = within + low
+        return layout.samples_at(shuffled)
+
+
+class _Layout:
+    """Where the blocks of one epoch lie when they are put one behind the other in their new order.
+
+    A slot is a block's place in that row; slots are `block_samples` wide but for one.
+    """
+
+    def __init__(self, order: Blocked, epoch: int) -> None:
+        self._order = order
+        key = derive_key(order.seed, Purpose.BLOCKS, epoch)
+        self._blocks: Permutation = keyed(order.blocks, key)
+        last_block = order.blocks - 1
+        self._short_slot = int(self._blocks.inverse(np.array([last_block]))[0])
+        self._missing = order.blocks * order.block_samples - order.samples
+        short_start = self._short_slot * order.block_samples
+        self._short_stop = short_start + order.block_samples - self._missing
+
+    def slot_start(self, slot: int) -> int:
+        """Return the position of a slot's first sample (for the slot after the last: n)."""
+        return slot * self._order.block_samples - (self._missing if slot > self._short_slot else 0)
+
+    def window_of(self, position: int) -> int:
+        """Return the number of the window that holds a position."""
+        padded = position if position < self._short_stop else position + self._missing
+        return padded // self._order.block_samples // self._order.window_blocks
+
+    def bounds(self, window: int) -> tuple[int, int]:
+        """Return a window's first position and the one after its last."""
+        first = window * self._order.window_blocks
+        last = min(first + self._order.window_blocks, self._order.blocks)
+        return self.slot_start(first), self.slot_start(last)
+
+    def windows(self, start: int, stop: int) -> Iterator[int]:
+        """Yield the numbers of the windows that overlap [start, stop)."""
+        if start < stop:
+            yield from range(self.window_of(start), self.window_of(stop - 1) + 1)
+
+    def samples_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the samples that lie at positions of the row of blocks."""
+        padded = positions + np.where(positions < self._short_stop, 0, self._missing)
+        slots, offsets = np.divmod(padded, self._order.block_samples)
+        return self._blocks.at(slots) * self._order.block_samples + offsets

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.base.job import Rank
 from headrace.errors import OrderError, RankError
-from headrace.order.arguments import checked
+from headrace.order.order import checked
 
 if TYPE_CHECKING:
     import numpy.typing as npt

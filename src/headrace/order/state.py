@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, StateMismatch
-from headrace.order.arguments import EPOCH_MAX, SEED_MAX, checked
 from headrace.order.hash import MASK, combine_hashes
+from headrace.order.order import EPOCH_MAX, SEED_MAX, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

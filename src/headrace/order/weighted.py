@@ -1,29 +1,35 @@
-"""Weighted order: independent draws with replacement, each sample in proportion to its weight.
+"""Orders that draw samples: `Weighted` in proportion to weights, `Balanced` every class equally often.
 
-The draw at a position is a pure function of (seed, epoch, position): the position is hashed to a
-number in [0, 1), and a binary search in the cumulative weights finds the sample (inversion method).
-So, unlike a sampler with a generator's state, any part of any epoch can be asked for.
+A weighted draw is with replacement, and a pure function of (seed, epoch, position): the position is
+hashed to a number in [0, 1), and a binary search in the cumulative weights gives the sample (inversion
+method). So, unlike a sampler with the state of a generator, any part of any epoch can be asked for.
+
+Balanced positions come in rounds of C, the number of classes: each round names every class once, in an
+order of its own. The k-th round takes from each class its k-th draw; the draws of a class run through a
+random permutation of its members, and through a new one each time all have been used. Draws are counted on
+through the epochs, so a class with more members than an epoch has rounds is used up evenly instead of
+being drawn again by chance. The last round of an epoch may be cut short: the classes that it does not
+reach skip that draw.
 """
 
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from headrace.errors import OrderError
-from headrace.order.arguments import SEED_MAX, checked
-from headrace.order.balanced import checked_labels
-from headrace.order.hash import Purpose, derive_key, uniform
-from headrace.order.order import Order, digest_of
-from headrace.order.permutation import SAMPLES_MAX
+from headrace.order.hash import Purpose, derive_key, hash_array, uniform
+from headrace.order.order import SEED_MAX, Order, checked, digest_of
+from headrace.order.permutation import SAMPLES_MAX, Permutation
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Weighted"]
+__all__ = ["Balanced", "Weighted", "checked_labels"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,3 +145,150 @@ def _cumulated(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if largest == 0.0:
         raise OrderError(f"all {weights.size} weights are 0, expected at least one above 0")
     return np.cumsum(weights / largest)
+
+
+_POSITION_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Balanced(Order):
+    """Each class once in every round; samples with a negative label never.
+
+    Memory: 8 bytes per labelled sample for the member lists, and up to 4 bytes more for the
+    permutations of small classes, made as they are used.
+
+    Args:
+        labels: whole numbers, shape (n,); classes are the distinct values that are not negative.
+        seed: another seed, another sequence of epochs.
+        epoch_length: positions in an epoch; n by default.
+
+    Raises:
+        OrderError: labels are not one-dimensional whole numbers, none is a class, or another
+            argument is out of bounds.
+    """
+
+    labels: InitVar[npt.ArrayLike]
+    seed: int = 0
+    epoch_length: int | None = None
+    samples: int = field(init=False)
+    labels_digest: str = field(init=False)
+    _classes: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _counts: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _starts: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _members: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _permutations: dict[int, tuple[int, Permutation]] = field(init=False, repr=False)
+
+    def __post_init__(self, labels: npt.ArrayLike) -> None:
+        array = checked_labels(labels)
+        members = np.argsort(array, kind="stable")
+        members = members[np.searchsorted(array[members], 0) :].astype(np.int64, copy=False)
+        classes, starts, counts = np.unique(array[members], return_index=True, return_counts=True)
+        if classes.size == 0:
+            raise OrderError(f"all {array.size} labels are negative, expected at least one class")
+        length = array.size if self.epoch_length is None else self.epoch_length
+        values = {
+            "seed": checked("seed", self.seed, 0, SEED_MAX),
+            "epoch_length": checked("epoch_length", length, 1, SAMPLES_MAX),
+            "samples": array.size,
+            "labels_digest": digest_of(array.data),
+            "_classes": classes,
+            "_counts": counts.astype(np.int64, copy=False),
+            "_starts": starts.astype(np.int64, copy=False),
+            "_members": members,
+            "_permutations": {},
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def length(self) -> int:
+        """The number of positions in an epoch: `epoch_length`, or n."""
+        return self.samples if self.epoch_length is None else self.epoch_length
+
+    @property
+    def classes(self) -> npt.NDArray[np.int64]:
+        """The labels that are drawn, ascending; int64, shape (C,)."""
+        return self._classes
+
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence, ready for JSON; labels by their digest."""
+        return {
+            "mode": "balanced",
+            "samples": self.samples,
+            "seed": self.seed,
+            "length": self.length,
+            "classes": self._classes.size,
+            "labels": self.labels_digest,
+        }
+
+    def randomness(self) -> Randomness:
+        """Return the entropy share of the draws; the level is defined to be equal to it."""
+        return Randomness.of_balanced(self.samples, self.length, self._counts)
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        rounds, slots = np.divmod(np.arange(start, stop, dtype=np.int64), self._classes.size)
+        drawn = self._classes_of_rounds(epoch, rounds, slots)
+        cycles, draws = np.divmod(rounds + self._rounds_before(epoch), self._counts[drawn])
+        # One look-up for all draws of one class in one cycle: they share a permutation.
+        grouped = np.lexsort((cycles, drawn))
+        drawn, cycles, draws = drawn[grouped], cycles[grouped], draws[grouped]
+        changes = np.flatnonzero((np.diff(drawn) != 0) | (np.diff(cycles) != 0)) + 1
+        bounds = [0, *changes.tolist(), stop - start]
+        places = np.empty(stop - start, np.int64)
+        for low, high in pairwise(bounds):
+            permutation = self._permutation(int(drawn[low]), int(cycles[low]))
+            places[low:high] = permutation.at(draws[low:high])
+        indices = np.empty(stop - start, np.int64)
+        indices[grouped] = self._members[self._starts[drawn] + places]
+        return indices
+
+    def _rounds_before(self, epoch: int) -> int:
+        rounds = -(-self.length // self._classes.size)
+        if (epoch + 1) * rounds > _POSITION_MAX:
+            raise OrderError(f"epoch is {epoch}: with {rounds} rounds each, draws pass 2^63")
+        return epoch * rounds
+
+    def _classes_of_rounds(
+        self,
+        epoch: int,
+        rounds: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Return which class (by number, not label) each position draws from.
+
+        A round's order is that of a hash of (round, class): sorting random keys is a uniform
+        shuffle but for ties, which at 64 bits do not happen.
+        """
+        first = int(rounds[0])
+        count = self._classes.size
+        counters = np.arange(first * count, (int(rounds[-1]) + 1) * count, dtype=np.int64)
+        keys = hash_array(derive_key(self.seed, Purpose.CLASSES, epoch), counters)
+        shuffled = np.argsort(keys.reshape(-1, count), axis=1, kind="stable")
+        return shuffled[rounds - first, slots].astype(np.int64, copy=False)
+
+    def _permutation(self, number: int, cycle: int) -> Permutation:
+        """Return the permutation of one class in one cycle; the last one of each class is kept."""
+        kept = self._permutations.get(number)
+        if kept is not None and kept[0] == cycle:
+            return kept[1]
+        key = derive_key(self.seed, Purpose.MEMBERS, int(self._classes[number]), cycle)
+        permutation = Permutation(int(self._counts[number]), key)
+        self._permutations[number] = cycle, permutation
+        return permutation
+
+
+def checked_labels(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return labels as a contiguous int64 array.
+
+    Raises:
+        OrderError: they are not whole numbers in one dimension, or there are none.
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise OrderError(
+            f"labels have shape {array.shape} and dtype {array.dtype}, "
+            "expected one whole number per sample",
+        )
+    if array.dtype.kind == "u" and int(array.max()) > _POSITION_MAX:
+        raise OrderError(f"a label is {int(array.max())}, expected at most 2^63 - 1")
+    return np.ascontiguousarray(array, np.int64)

@@ -15,17 +15,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError, VolumeTimeout
-from headrace.fabric.catalog import (
+from headrace.fabric.engine import parse_url, split_window
+from headrace.fabric.image import (
     PAGE_BYTES,
     CatalogEntry,
     parse_header,
     parse_table,
 )
-from headrace.fabric.engine import parse_url, split_window
 from headrace.fabric.options import options_of
 from headrace.fabric.sharing import borrow, give_back
-from headrace.io.objects.failure import Failure
-from headrace.io.objects.fault import Fault
+from headrace.io.objects.faults import Failure, Fault
 from headrace.io.objects.transport import Found
 
 if TYPE_CHECKING:

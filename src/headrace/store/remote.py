@@ -32,7 +32,7 @@ from headrace.errors import (
     VolumeError,
 )
 from headrace.io.objects.engine import ObjectEngine
-from headrace.io.objects.failure import Failure
+from headrace.io.objects.faults import Failure
 from headrace.io.objects.listing import remove, upload, write
 from headrace.io.objects.location import join, root_of, shown
 from headrace.io.objects.reading import RemoteObject

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.io.replaced import STORAGE, Replaced, os_open, os_read, python_open
-from headrace.io.simulated_paths import SimulatedPaths, simulate_paths, stop_simulating
+from headrace.io.simulation import SimulatedPaths, simulate_paths, stop_simulating
 from headrace.testing.slow_volume import SlowVolume
 
 if TYPE_CHECKING:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text, transformed
-from headrace.fabric.chap_host import GROUPS, HASHES, ChapHost
-from headrace.fabric.chap_proof import Parties
-from headrace.fabric.chap_target import ChapTarget
-from headrace.fabric.dh import DhGroup
-from headrace.fabric.secret import Hash, HostSecret, Secret
+from headrace.fabric.chap import DhGroup, Parties
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, ChapTarget
+from headrace.fabric.identity import Hash, HostSecret, Secret
 
 HOST_VALUE, CONTROLLER_VALUE = bytes(range(32)), bytes(range(50, 98))
 HOST_SECRET, CONTROLLER_SECRET = secret_text(HOST_VALUE, 1), secret_text(CONTROLLER_VALUE, 2)

@@ -13,11 +13,11 @@ from fabric.chap import reference
 from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from fabric.faults.tally import count
 from headrace.errors import AuthenticationFailed, FabricError
-from headrace.fabric.chap_messages import AUTH_DWORDS
-from headrace.fabric.chap_proof import Parties
+from headrace.fabric.chap import AUTH_DWORDS, DhGroup, Parties
 from headrace.fabric.command import (
     AUTHREQ_ASCR,
     AUTHREQ_ATR,
+    DISCOVERY_NQN,
     Admin,
     Completion,
     Fabrics,
@@ -25,14 +25,11 @@ from headrace.fabric.command import (
     Status,
     fabrics_command,
 )
-from headrace.fabric.dh import DhGroup
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions, discover
-from headrace.fabric.identity import HostIdentity
+from headrace.fabric.identity import Hash, HostIdentity, HostSecret, Secret
 from headrace.fabric.pdu import Type, encode, icresp
 from headrace.fabric.queue import CommandFailed, Queue
-from headrace.fabric.secret import Hash, HostSecret, Secret
-from headrace.fabric.structures import DISCOVERY_NQN
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
 from tests_shared import until

@@ -15,9 +15,8 @@ from fabric.chap.parties import (
     host,
 )
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text
-from headrace.fabric.chap_host import ChapRefused
-from headrace.fabric.chap_messages import Explanation, MessageFault
-from headrace.fabric.chap_proof import Parties
+from headrace.fabric.chap import Explanation, MessageFault, Parties
+from headrace.fabric.chap_exchange import ChapRefused
 
 OTHER = secret_text(bytes(range(90, 122)), 1)
 

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from headrace.fabric.dh import DhGroup, DhKey, prime
+from headrace.fabric.chap import DhGroup, DhKey, prime
 
 # SHA-256 of the primes, big-endian, as `openssl genpkey -algorithm DH -pkeyopt group:...` has them.
 PRIMES = {

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from fabric.chap import reference
 from fabric.chap.parties import TID, DhGroup, gate, host
-from headrace.fabric.chap_messages import Explanation, MessageFault, parse
-from headrace.fabric.dh import DhKey
+from headrace.fabric.chap import DhKey, Explanation, MessageFault, parse
 
 PAYLOAD, MESSAGE = Explanation.INCORRECT_PAYLOAD, Explanation.INCORRECT_MESSAGE
 

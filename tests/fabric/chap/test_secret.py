@@ -10,7 +10,7 @@ import pytest
 
 from fabric.chap.reference import HOSTNQN, secret_text, transformed
 from headrace.fabric.host import HostOptions
-from headrace.fabric.secret import (
+from headrace.fabric.identity import (
     Hash,
     HostSecret,
     Secret,
@@ -170,7 +170,7 @@ def test_a_secret_has_no_face(caplog):
         logging.getLogger("headrace").debug("%s %r %s", secret, known, options)
     shown = (
         caplog.text
-        + f"{secret} {secret!r} {known} {options!r} {vars(sys.modules['headrace.fabric.secret'])}"
+        + f"{secret} {secret!r} {known} {options!r} {vars(sys.modules['headrace.fabric.identity'])}"
     )
     assert "not shown" in shown
     assert text[10:30] not in shown

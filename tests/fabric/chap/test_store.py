@@ -12,8 +12,7 @@ from fabric.chap import reference
 from fabric.conftest import NQN
 from headrace.cli.options import storage_options
 from headrace.errors import AuthenticationFailed
-from headrace.fabric.identity import HostIdentity
-from headrace.fabric.secret import HostSecret
+from headrace.fabric.identity import HostIdentity, HostSecret
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target
 from headrace.job.server import StageOptions

@@ -14,7 +14,7 @@ from fabric.chap.parties import (
     host,
 )
 from fabric.chap.reference import HOSTNQN, SUBNQN
-from headrace.fabric.dh import prime
+from headrace.fabric.chap import prime
 
 EXPONENT = 0x1F3D5B79_02468ACE_13579BDF
 CHOICES = [

@@ -20,7 +20,7 @@ from fabric.conftest import HOST, NQN
 from fabric.faults.tally import count
 from headrace.closing import Closing
 from headrace.errors import ProtocolError
-from headrace.fabric.command import Admin, Completion, Sqe
+from headrace.fabric.command import Admin, Completion, NamespaceIdentity, Sqe
 from headrace.fabric.connection import Admission, Connection, ConnectRequest
 from headrace.fabric.controller import Association, Controller
 from headrace.fabric.engine import EngineOptions, FabricEngine
@@ -35,7 +35,6 @@ from headrace.fabric.pdu import (
     encode,
     read_term_req,
 )
-from headrace.fabric.structures import NamespaceIdentity
 from tests_shared import until
 
 if TYPE_CHECKING:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
+import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.io.objects.failure import Failure
+from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import join
 from headrace.io.objects.options import split_options
 from headrace.io.objects.reading import Reading, RemoteObject, Wanted
-from headrace.io.objects.statistics import ObjectStats, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -321,3 +323,76 @@ class _Loop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+
+BUCKETS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStats:
+    """Cumulative since the engine's start unless said otherwise.
+
+    Attributes:
+        reads: finished reads, failed ones included.
+        requests: requests sent, retries and hedges included.
+        bytes: bytes delivered.
+        retries: requests repeated after a fault.
+        hedges: requests sent a second time because the first was slow.
+        refreshes: times the credentials were fetched anew.
+        failures: reads given up.
+        faults: faults met, by reason's first words (`status 503`, `truncated`, ...).
+        in_flight: requests in flight now.
+        waiting: reads that wait for their turn now.
+        latency_us: the histogram of whole reads.
+    """
+
+    reads: int
+    requests: int
+    bytes: int
+    retries: int
+    hedges: int
+    refreshes: int
+    failures: int
+    faults: dict[str, int]
+    in_flight: int
+    waiting: int
+    latency_us: tuple[int, ...]
+
+
+class Tally:
+    """Counts; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
+        self._latency = [0] * BUCKETS
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Adds to one of `ObjectStats`' counters."""
+        with self._lock:
+            self._counts[name] += number
+
+    def fault(self, reason: str) -> None:
+        """Counts a fault by what its reason says before the first colon or bracket."""
+        with self._lock:
+            self._faults[re.split("[:;(]", reason, maxsplit=1)[0].strip()[:40]] += 1
+
+    def read(self, seconds: float, size: int, *, failed: bool = False) -> None:
+        """Counts a finished read; `size` bytes of it were delivered."""
+        micros = seconds * 1e6
+        bucket = 0 if micros < 1 else min(BUCKETS - 1, int(2 * math.log2(micros)))
+        with self._lock:
+            self._counts["reads"] += 1
+            self._counts["bytes"] += size
+            self._counts["failures"] += failed
+            self._latency[bucket] += 1
+
+    def stats(self, *, in_flight: int, waiting: int) -> ObjectStats:
+        """The numbers as they are now."""
+        with self._lock:
+            c = self._counts
+            return ObjectStats(
+                c["reads"], c["requests"], c["bytes"], c["retries"], c["hedges"], c["refreshes"],
+                c["failures"], dict(self._faults), in_flight, waiting, tuple(self._latency),
+            )  # fmt: skip

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceError, StoreExists, VolumeError
-from headrace.io.objects.client import SCHEMES, first_line, make_client
-from headrace.io.objects.fault import Fault
+from headrace.io.objects.clients import SCHEMES, first_line, make_client
+from headrace.io.objects.faults import Fault
 from headrace.io.objects.location import (
     HTTP,
     expand_numbers,

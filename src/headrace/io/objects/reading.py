@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.io.objects.failure import Failure
-from headrace.io.objects.fault import Fault
+from headrace.io.objects.faults import Backoff, Failure, Fault
+from headrace.io.objects.http import Pool
 from headrace.io.objects.location import root_of
-from headrace.io.objects.pool import Pool
-from headrace.io.objects.retry import Backoff
-from headrace.io.objects.roots import Roots
+from headrace.io.objects.transport import Roots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from headrace.io.objects.engine import Tally
     from headrace.io.objects.options import ReadPolicy
-    from headrace.io.objects.statistics import Tally
     from headrace.io.objects.transport import Found, Transport
 
 _CONNECTIONS_LEAST = 2

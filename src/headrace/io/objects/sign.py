@@ -8,9 +8,8 @@ from __future__ import annotations
 import pickle
 import sys
 
-from headrace.io.objects.addresses import sign
-from headrace.io.objects.client import make_client
-from headrace.io.objects.fault import Fault
+from headrace.io.objects.clients import make_client, sign
+from headrace.io.objects.faults import Fault
 
 
 def main() -> int:

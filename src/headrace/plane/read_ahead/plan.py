@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import _native
-from headrace.io.simulated_paths import simulated_paths
+from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead.policy import ColdChoice
 from headrace.plane.stage import latency_percentile_s
 

@@ -29,7 +29,7 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from headrace.closing import Closing
-from headrace.io.simulated_paths import simulated_paths
+from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead import opens
 from headrace.plane.read_ahead.plan import Plan, PlannedFile, PlannedReader, PlannedSample, ReadJob
 from headrace.plane.read_ahead.policy import CacheBypass

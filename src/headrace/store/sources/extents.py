@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.io.objects.failure import Failure
+from headrace.io.objects.faults import Failure
 from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed, unreadable
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class _Files:
         if self._objects is not None:
             self._objects.read(extent, view)
             return
-        from headrace.io.objects.failure import Failure
+        from headrace.io.objects.faults import Failure
 
         columns, engine = self._scan.columns, self._scan.objects
         assert engine is not None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.errors import SourceError
-from headrace.io.objects.failure import Failure
+from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import is_url, shown
 from headrace.store.sources.extents import read_fully
 from headrace.store.sources.scan import (
@@ -346,7 +346,7 @@ def open_objects(
 
 
 def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
-    from headrace.io.objects.failure import Failure
+    from headrace.io.objects.faults import Failure
     from headrace.io.objects.reading import RemoteObject
 
     heads = [memoryview(bytearray(HEAD_BYTES)) for _ in urls]

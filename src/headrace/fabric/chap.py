@@ -1,17 +1,28 @@
-"""Messages of DH-HMAC-CHAP (NVM Express Base 2.0, section 8.13.5): packed, and parsed with suspicion.
+"""DH-HMAC-CHAP (NVM Express Base 2.0, section 8.13.5): its messages, proofs and Diffie-Hellman groups.
 
-What Authentication Send and Receive carry. Every length is judged before it is used; reserved fields
-are not looked at. Secrets never pass here: what these messages hold goes over the wire in the clear.
+Messages are what Authentication Send and Receive carry. Every length is judged before it is used; reserved
+fields are not looked at. Secrets never pass here: what messages hold goes over the wire in the clear.
+
+The groups are those of RFC 7919, ffdhe2048 to ffdhe8192, in integers of Python. They do not take
+constant time, and need not: an exponent is drawn for one exchange and used twice, so there is nothing to
+average over, and what the exchange adds to the HMAC is that a recorded handshake does not help to guess
+a secret. `cryptography` has announced that it removes these groups, and the standard asks for them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.fabric.dh import DhGroup
-from headrace.fabric.secret import Hash
+from headrace.fabric.identity import Hash
+
+if TYPE_CHECKING:
+    from headrace.fabric.identity import Secret
 
 __all__ = [
     "AUTH_DWORDS",
@@ -19,17 +30,22 @@ __all__ = [
     "SECP_NVME",
     "SPSP_CHAP",
     "Challenge",
+    "DhGroup",
+    "DhKey",
     "Explanation",
     "Failure",
     "Message",
     "MessageFault",
     "MessageId",
     "Negotiate",
+    "Parties",
+    "Proof",
     "Reply",
     "Success1",
     "Success2",
     "check_public",
     "parse",
+    "sequence_number",
 ]
 
 MESSAGE_BYTES_MAX = 4096
@@ -345,3 +361,137 @@ def check_public(public: bytes, group: DhGroup) -> None:
         MessageFault: it is not.
     """
     _check_dhvlen(len(public), group)
+
+
+_NUMBERS = struct.Struct("<IHB")  # S, T_ID, SC_C
+
+
+class Parties(NamedTuple):
+    """Who talks to whom."""
+
+    hostnqn: str
+    subnqn: str
+
+
+class Proof(NamedTuple):
+    """What host and controller agreed on before either proves anything."""
+
+    parties: Parties
+    hash: Hash
+    tid: int
+    shared: bytes = b""
+    """g^xy mod p; empty with the group NULL."""
+
+    def __repr__(self) -> str:
+        return f"Proof({self.parties}, {self.hash.name}, T_ID {self.tid})"
+
+    def of_host(self, secret: Secret, challenge: bytes, sequence: int) -> bytes:
+        """R1."""
+        host, controller = self.parties
+        names = f"HostHost{host}\0{controller}".encode()
+        return self._response(secret.key(host), challenge, sequence, names)
+
+    def of_controller(self, secret: Secret, challenge: bytes, sequence: int) -> bytes:
+        """R2."""
+        host, controller = self.parties
+        names = f"Controller{controller}\0{host}".encode()
+        return self._response(secret.key(controller), challenge, sequence, names)
+
+    def _response(self, key: bytes, challenge: bytes, sequence: int, names: bytes) -> bytes:
+        message = self._augmented(challenge) + _NUMBERS.pack(sequence, self.tid, 0) + names
+        return hmac.digest(key, message, self.hash.function)
+
+    def _augmented(self, challenge: bytes) -> bytes:
+        """Ca: the challenge under the session key, where there is one."""
+        if not self.shared:
+            return challenge
+        session_key = hashlib.new(self.hash.function, self.shared).digest()
+        return hmac.digest(session_key, challenge, self.hash.function)
+
+
+def sequence_number() -> int:
+    """S1 or S2: random, never 0, which says that there is none."""
+    return secrets.randbelow((1 << 32) - 1) + 1
+
+
+class DhGroup(IntEnum):
+    """Groups, by the specification's identifiers."""
+
+    NULL = 0
+    FFDHE2048 = 1
+    FFDHE3072 = 2
+    FFDHE4096 = 3
+    FFDHE6144 = 4
+    FFDHE8192 = 5
+
+    @property
+    def nbytes(self) -> int:
+        """Of a public value; 0 of NULL."""
+        return _GROUPS[self][0] // 8 if self else 0
+
+
+# Bits; the number that makes the prime (RFC 7919, appendix A); bits of an exponent, which are at
+# least those of section 5.2.
+_GROUPS = {
+    DhGroup.FFDHE2048: (2048, 560316, 256),
+    DhGroup.FFDHE3072: (3072, 2625351, 288),
+    DhGroup.FFDHE4096: (4096, 5736041, 352),
+    DhGroup.FFDHE6144: (6144, 15705020, 384),
+    DhGroup.FFDHE8192: (8192, 10965728, 416),
+}
+_GENERATOR = 2
+_GUARD_BITS = 64
+
+
+@cache
+def prime(group: DhGroup) -> int:
+    """2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1."""
+    bits, number, _ = _GROUPS[group]
+    high: int = (1 << bits) - (1 << bits - 64)
+    return high + (_e(bits - 130) + number << 64) - 1
+
+
+def _e(bits: int) -> int:
+    """floor(2^bits e): the sum of 1/k!."""
+    term, total, k = 1 << bits + _GUARD_BITS, 0, 0
+    while term:
+        total += term
+        k += 1
+        term //= k
+    return total >> _GUARD_BITS
+
+
+class DhKey:
+    """One exchange's key.
+
+    Args:
+        group: not NULL.
+    """
+
+    __slots__ = ("_exponent", "group", "public")
+
+    def __init__(self, group: DhGroup) -> None:
+        self.group = group
+        self._exponent = 1 << _GROUPS[group][2] | secrets.randbits(_GROUPS[group][2])
+        value = pow(_GENERATOR, self._exponent, prime(group))
+        self.public = value.to_bytes(group.nbytes, "big")
+
+    def exchange(self, peer: bytes) -> bytes:
+        """The shared value, as long as the prime.
+
+        Args:
+            peer: the other's public value, big-endian.
+
+        Raises:
+            ValueError: it is none of the group, or our own.
+        """
+        value = int.from_bytes(peer, "big")
+        modulus = prime(self.group)
+        if len(peer) > self.group.nbytes or not 1 < value < modulus - 1:
+            raise ValueError(f"a public value that is not of {self.group.name}")
+        if value == int.from_bytes(self.public, "big"):
+            raise ValueError("our own public value came back")
+        return pow(value, self._exponent, modulus).to_bytes(self.group.nbytes, "big")
+
+    def __repr__(self) -> str:
+        return f"DhKey({self.group.name})"
