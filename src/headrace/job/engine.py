@@ -26,7 +26,6 @@ from headrace.job.source_reads import SourceReads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.fabric.identity import Secret
     from headrace.job.document import JobDocument
     from headrace.job.meeting import Meeting
     from headrace.job.source_reads import SharePart
@@ -56,15 +55,16 @@ def identity_of(session: str) -> HostIdentity:
     return HostIdentity(f"nqn.2026-11.io.headrace:job:{session}", own)
 
 
-def connect_options(secret: Secret) -> EngineOptions:
+def connect_options() -> EngineOptions:
     """How a job's targets are read: one that is gone is given up soon, for there is another way.
 
     A black hole costs a command's deadline and one try to connect, a closed port 0.3 s: the step that
     waits stalls for less than 3 s.
     """
     return EngineOptions(
+        # A job's targets ask for no secret, whatever the environment has for other targets.
         host=HostOptions(
-            timeout_s=1.0, kato_ms=10_000, dhchap_secret=secret, dhchap_controller_secret=None
+            timeout_s=1.0, kato_ms=10_000, dhchap_secret=None, dhchap_controller_secret=None
         ),
         command_timeout_s=1.5,
         give_up_s=0.3,
@@ -79,10 +79,10 @@ class JobFigures(dict[str, int]):
 class _Live:
     """What one process has: connections, the native engine, the last resort."""
 
-    def __init__(self, session: str, secret: Secret, source: SourceReads) -> None:
+    def __init__(self, session: str, source: SourceReads) -> None:
         self.pid = os.getpid()
         self.source = source
-        self.fabric = FabricEngine(identity_of(session), connect_options(secret))
+        self.fabric = FabricEngine(identity_of(session), connect_options())
         self.native = _native.FabricFailover(self.fabric.native, source)
         self.opened: set[str] = set()
 
@@ -236,9 +236,7 @@ class JobEngine(Closing):
                 raise JobError(f"{self._meeting.folder}: the job's store is closed.")
             if self._live is None:
                 source = SourceReads(self._open_source, dict(self._shares))
-                self._live = _Live(
-                    self._document.session, self._meeting.secret(self._document.session), source
-                )
+                self._live = _Live(self._document.session, source)
                 self._settle(self._live, self._document)
                 self._follower = threading.Thread(
                     target=self._follow, args=(self._live, self._stop), daemon=True,

@@ -2,7 +2,6 @@
 
     FOLDER/
       meeting.json   node 0: the session, the source, and whose greetings it has seen
-      secret         node 0: what the job's processes authenticate with, on its targets
       hello-R.json   node R: a nonce, so that it can tell that node 0 lives now
       node-R.json    node R: its share, address and progress
       job.json       node 0, when all nodes have planned: what readers open
@@ -28,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.files import NewFile, make_folder, read_file, replace_file
 from headrace.errors import JobError
-from headrace.fabric.identity import Secret
 from headrace.job.document import KIND, JobDocument, NodeDocument
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ FOLDER_VARIABLE = "HEADRACE_JOB_FOLDER"
 POLL_S = 0.1
 """How often files are looked for: a look-up of one name, also on a network file system."""
 
-_OURS = ("meeting.json", "secret", "job.json", "ended")
+_OURS = ("meeting.json", "job.json", "ended")
 _NUMBERED = ("hello-", "node-", "agreed-")
 
 
@@ -114,7 +112,6 @@ class Meeting:
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.listing, ignore_errors=True)
         session = secrets.token_hex(8)
-        self._write("secret", {"session": session, "secret": Secret.generate()[1]})
         self._write("meeting.json", {"session": session, "job": job, "nodes": nodes, "seen": {}})
         return session
 
@@ -151,21 +148,6 @@ class Meeting:
         return found
 
     # -- everybody --------------------------------------------------------------------------------
-
-    def secret(self, session: str) -> Secret:
-        """What the processes of a session authenticate with.
-
-        Raises:
-            JobError: the folder is another session's by now, or nobody's.
-        """
-        record = self._read("secret")
-        if record is None or record.get("session") != session:
-            raise JobError(
-                f"{self.folder}: the secret of session {session} is not there.",
-                path=str(self.folder),
-                next_step="The job has ended, or another one has the folder: look at headrace stage --status.",
-            )
-        return Secret(str(record["secret"]))
 
     def publish_node(self, document: NodeDocument) -> None:
         """Replaces a node's document."""

@@ -18,7 +18,6 @@ from headrace.store.segment import directory_class
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.fabric.identity import Secret
     from headrace.job.document import Place
     from headrace.store.manifest import Segment
 
@@ -32,7 +31,6 @@ _SAMPLES = 4096
 
 def copy_share(
     session: str,
-    secret: Secret,
     place: Place,
     entry: Segment,
     local: str,
@@ -43,7 +41,6 @@ def copy_share(
 
     Args:
         session: of the job.
-        secret: what its processes authenticate with.
         place: the owner's.
         entry: of the share.
         local: the folder for the copies.
@@ -56,7 +53,7 @@ def copy_share(
         FabricError: the owner does not answer any more.
         CorruptSample: what came is not what the directory says.
     """
-    with FabricEngine(identity_of(session), connect_options(secret)) as fabric:
+    with FabricEngine(identity_of(session), connect_options()) as fabric:
         made: list[LocalFile] = []
         try:
             for url, size in (

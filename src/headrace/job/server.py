@@ -15,7 +15,6 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +115,6 @@ class NodeServer(Closing):
         self.document: NodeDocument | None = None
         self._source = source
         self._say = say
-        self._answers = partial(answers, meeting)
         self._local = Path(self.options.local or tempfile.gettempdir()).absolute()
         self._session = ""
         self._listing: Store | None = None
@@ -241,8 +239,8 @@ class NodeServer(Closing):
         entry = segment_from_json(theirs.segment, str(self.meeting.folder))
         try:
             copies = copy_share(
-                self._session, self.meeting.secret(self._session), theirs.place, entry,
-                str(self._local), go_on=lambda: not self.ended(),
+                self._session, theirs.place, entry, str(self._local),
+                go_on=lambda: not self.ended(),
             )  # fmt: skip
         except HeadraceError as e:
             self._say(f"node {of}'s share is not copied: {e.message}")
@@ -277,7 +275,7 @@ class NodeServer(Closing):
         if self._registrar is not None:
             self._registrar.close()
         if self._session:
-            self.meeting.leave(self.place.rank, self._session, self._answers)
+            self.meeting.leave(self.place.rank, self._session, answers)
         if self._exports is not None:
             self._exports.close()
         for file in self._files:
@@ -297,7 +295,7 @@ class NodeServer(Closing):
         if self._source is None:
             raise JobError("Node 0 lists the source, but none is given.",
                            next_step="Give it to all nodes: headrace stage SOURCE.")  # fmt: skip
-        self._session = self.meeting.open_session(self.place.nodes, job_id(), self._answers)
+        self._session = self.meeting.open_session(self.place.nodes, job_id(), answers)
         where, fingerprint = self._list()
         address = self.options.address or own_address(self.place.nodes)
         head = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import JobError
@@ -92,7 +91,7 @@ def job_status(meeting: Meeting) -> JobStatus:
     session = str(head["session"])
     there = meeting.nodes(session)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        alive = dict(zip(there, pool.map(partial(answers, meeting), there.values()), strict=True))
+        alive = dict(zip(there, pool.map(answers, there.values()), strict=True))
     nodes = []
     for rank in range(int(head["nodes"])):
         found = there.get(rank)

@@ -88,7 +88,7 @@ def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
     until_s = time.monotonic() + wait_s
     while True:
         document = meeting.wait_for_job(max(0.0, until_s - time.monotonic()))
-        if any(answers(meeting, node) for node in meeting.nodes(document.session).values()):
+        if any(map(answers, meeting.nodes(document.session).values())):
             return document
         if time.monotonic() >= until_s:
             raise JobError(
@@ -263,10 +263,7 @@ class _Opening:
 
     def _fetch_from(self, url: str, size: int, fd: int) -> None:
         if self._fabric is None:
-            self._fabric = FabricEngine(
-                identity_of(self._document.session),
-                connect_options(self._meeting.secret(self._document.session)),
-            )
+            self._fabric = FabricEngine(identity_of(self._document.session), connect_options())
         self._fabric.open(url)
         pieces = -(-size // _PIECE_BYTES)
         for first in range(0, pieces, 64):
