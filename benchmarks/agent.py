@@ -35,7 +35,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 
 from benchmarks import machine  # noqa: E402 - see above
 from headrace.control.publishing import Publisher  # noqa: E402 - see above
-from headrace.runtime.telling import agent_folder  # noqa: E402 - see above
+from headrace.runtime import agent_folder  # noqa: E402 - see above
 from headrace.telemetry.agent import Agent, AgentOptions  # noqa: E402 - see above
 from headrace.telemetry.listening import ask_state  # noqa: E402 - see above
 

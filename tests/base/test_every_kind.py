@@ -17,8 +17,7 @@ from headrace.cluster.local.jobs import LocalTask, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
-from headrace.job.document import NodeDocument, Place
-from headrace.job.meeting import Meeting
+from headrace.job.meeting import Meeting, NodeDocument, Place
 from headrace.plane.cache_directory import MARK, read_mark, write_mark
 from headrace.posix.launch import Ended
 from headrace.posix.recording import RUN_FILE, RecordedRun

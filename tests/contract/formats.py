@@ -19,7 +19,7 @@ from contract.documents import keys
 from headrace.base.job import JobIdentity
 from headrace.cluster.manifest import write_manifest
 from headrace.fabric.image import write_image
-from headrace.job.document import JobDocument, NodeDocument
+from headrace.job.meeting import JobDocument, NodeDocument
 from headrace.node.wire import Hello, Note, encode
 from headrace.telemetry.ledger import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of

@@ -16,7 +16,7 @@ from contract import commands, documents, formats, public_names, services
 from headrace.cli.app import app
 from headrace.cluster.manifest import read_manifest
 from headrace.fabric.image import PAGE_BYTES, parse_header, parse_table
-from headrace.job.document import JobDocument, NodeDocument
+from headrace.job.meeting import JobDocument, NodeDocument
 from headrace.node.wire import Splitter, decode_request
 from headrace.telemetry.history import open_history
 from headrace.trace import read_run

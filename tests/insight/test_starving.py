@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import headrace as hr
-from headrace.runtime.telling import agent_folder
+from headrace.runtime import agent_folder
 from headrace.telemetry import job_report, stalls
 from headrace.telemetry.advice import LITTLE
 from telemetry.test_agent import AgentProcess, home

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import JobError
-from headrace.job.document import KIND, NodeDocument
-from headrace.job.meeting import Meeting, meeting_folder
+from headrace.job.meeting import KIND, Meeting, NodeDocument, meeting_folder
 
 
 def document(session: str, node: int = 0, **more: object) -> NodeDocument:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.job.engine import SharePart, SourceReads, _samples_of
 from headrace.job.share import cut_shares, plan_share, sample_bytes, write_share_directory
-from headrace.job.source_reads import SharePart, SourceReads, _samples_of
 from headrace.store.reference import ReferenceReader
 from headrace.store.segment import directory_class
 from tests_shared import until

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
-from headrace.node.daemon import ask_status
+from headrace.node.daemon import NodeOptions, ask_status
 from headrace.node.link import Link, LinkLost
-from headrace.node.options import NodeOptions
 from headrace.node.server import Server
 from headrace.runtime import RuntimeFolder
 from plane import conftest as plane_stores
@@ -62,7 +61,7 @@ PROGRAM = """
 import logging, sys
 from headrace.errors import NodeError
 from headrace.node.daemon import run
-from headrace.node.options import NodeOptions
+from headrace.node.daemon import NodeOptions
 from headrace.runtime import runtime_folder
 logging.basicConfig(level="INFO")
 try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace.node import session
-from headrace.node.job import Job
-from headrace.node.room import Room
+from headrace.node.jobs import Job, Tally
+from headrace.node.requests import WindowBudget
 from headrace.node.served import Outcome
 from headrace.node.session import Session
-from headrace.node.tally import Tally
 from headrace.node.wire import (
     Ask,
     Buffers,
@@ -109,12 +108,12 @@ class Host:
     """What sessions need of the daemon. Opens are answered, and reads end, when the test says so."""
 
     window_bytes = WINDOW
-    allowances = None
+    rate_limits = None
 
     def __init__(self, clients=3):
         self.jobs, self.opening, self.stops = {}, [], 0
         self.data = {1: Data(1), 2: Data(2)}
-        self.room = Room(ROOM)
+        self.budget = WindowBudget(ROOM)
         self.tally, self.shared = Tally(), 0
         self.clients = [Client(self, n) for n in range(clients)]
 
@@ -184,7 +183,7 @@ class Host:
         for job in self.jobs.values():
             mine = [c.session.held_bytes for c in self.clients if c.session.job is job]
             assert job.held_bytes == sum(mine) >= 0
-        assert self.room.held_bytes == sum(job.held_bytes for job in self.jobs.values())
+        assert self.budget.held_bytes == sum(job.held_bytes for job in self.jobs.values())
 
     def windows_hold(self):
         """Beyond the window by the rounding of buffers, or by one request that is larger than it."""
@@ -201,7 +200,7 @@ class Host:
             mine = [c.session for c in self.clients if c.session.job is job]
             assert job.held_bytes <= max(JOB_WINDOW, largest) + slack(mine)
         everybody = [client.session for client in self.clients]
-        assert self.room.held_bytes <= max(ROOM, largest) + slack(everybody)
+        assert self.budget.held_bytes <= max(ROOM, largest) + slack(everybody)
 
     def every_ask_gets_one_answer(self):
         for client in self.living():
@@ -218,7 +217,7 @@ class Host:
                 size = s.requests.waiting[0].size_bytes
                 mine = s.held_bytes and s.held_bytes + size > WINDOW
                 jobs = s.job.held_bytes and s.job.held_bytes + size > JOB_WINDOW
-                room = self.room.held_bytes and self.room.held_bytes + size > ROOM
+                room = self.budget.held_bytes and self.budget.held_bytes + size > ROOM
                 assert mine or jobs or room or s.job.reading >= session.READS_MAX
         for job in self.jobs.values():
             assert 0 <= job.reading <= session.READS_MAX
@@ -244,4 +243,4 @@ class Host:
         for job in self.jobs.values():
             assert job.held_bytes == 0
             assert not job.sessions
-        assert self.room.held_bytes == 0
+        assert self.budget.held_bytes == 0

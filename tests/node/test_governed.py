@@ -10,7 +10,7 @@ import headrace as hr
 from control.service import own  # noqa: F401
 from headrace.config import ReaderOptions
 from headrace.control.client import Endpoint
-from headrace.node.quota import Want, share_out
+from headrace.node.datasets import Want, share_out
 from node.conftest import node_loader, report_of, seen, serving, until
 
 CAP = 1 << 40
@@ -28,7 +28,7 @@ def governed(folder, own):  # noqa: F811
 
 
 def limits_of(server, job):
-    found = [f for f in server.allowances.describe()["flows"] if f["job"] == job]
+    found = [f for f in server.rate_limits.describe()["flows"] if f["job"] == job]
     return found[0]["limits"]["bytes"] if found else "unknown"
 
 
@@ -50,13 +50,13 @@ def test_what_the_policy_says_reaches_the_daemon_and_nothing_else_changes(
     assert seen(loader) == expected
     assert report_of(loader).direct_batches == 0
     until(lambda: limits_of(server, "mine") == CAP)
-    until(lambda: server._holdings.quotas_of_jobs == {"mine": 1_000_000})
+    until(lambda: server._datasets.quotas_of_jobs == {"mine": 1_000_000})
     (plane,) = controller.state()["planes"]
     assert plane["pid"] == os.getpid()
     assert plane["flows"][0]["job"] == "mine"
     assert server.describe()["governed"]["registered"]
     controller.apply(policy(more="users: {'*': {cap: {reads_per_s: 1M}}}"))
-    until(lambda: server.allowances.describe()["flows"][0]["limits"]["reads"] == 1e6)
+    until(lambda: server.rate_limits.describe()["flows"][0]["limits"]["reads"] == 1e6)
     loader.close()
 
 
@@ -64,7 +64,7 @@ def test_a_job_that_is_held_back_gets_every_sample_once(governed, store, monkeyp
     controller, server = governed
     monkeypatch.setenv("HEADRACE_JOB", "slow")
     controller.apply("jobs: {slow: {cap: {bytes_per_s: 3M, reads_per_s: 400}}}\n")
-    until(lambda: server.governed.agent.describe()["registered"])
+    until(lambda: server.controlled.agent.describe()["registered"])
     expected = seen(hr.loader(store, 32, seed=3))
     loader = node_loader(store)
     assert seen(loader) == expected
@@ -82,7 +82,7 @@ def test_a_killed_controller_is_an_expired_lease_and_no_more(
     loader = node_loader(store)
     expected = seen(loader)
     until(lambda: limits_of(server, "mine") == CAP)
-    until(lambda: server.allowances.describe()["lease_left_s"] <= 1)  # of this policy
+    until(lambda: server.rate_limits.describe()["lease_left_s"] <= 1)  # of this policy
     controller.kill()
     until(lambda: limits_of(server, "mine") == default)
     assert server.describe()["governed"]["lapses"] >= 1

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.node import line, wire
+from headrace.node import server as node_server
+from headrace.node import wire
 from headrace.node.link import LinkLost
 from headrace.node.wire import (
     Ask,
@@ -176,7 +177,7 @@ def opened_server(folder, store):
 
 
 def test_a_slow_drip_ends_at_its_deadline(folder, store, monkeypatch):
-    monkeypatch.setattr(line, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(node_server, "MESSAGE_S", 0.3)
     with serving(folder) as server, a_good_client(folder, store):
         drips = []
         for said in (b"", HELLO[:3], HELLO + HELLO[:3]):
@@ -389,7 +390,7 @@ def test_jobs_have_a_window_too(folder, store, link):
 
 def test_a_client_that_does_not_listen_costs_a_bounded_amount(folder, store, monkeypatch):
     """It asks and asks, and never reads an answer."""
-    monkeypatch.setattr(line, "OUT_BYTES_MAX", 100_000)
+    monkeypatch.setattr(node_server, "OUT_BYTES_MAX", 100_000)
     with serving(folder) as server, a_good_client(folder, store):
         sock = raw(folder)
         sock.sendall(HELLO)

@@ -28,10 +28,10 @@ from headrace.control.metrics import (
 )
 from headrace.errors import HeadraceError
 from headrace.node import notes
-from headrace.node.allowances import Allowances
+from headrace.node.jobs import CAUSES, LABELS_MAX, JobTotals, Tally
+from headrace.node.limits import RateLimits
 from headrace.node.metrics import TABLE, figures_of, serve_metrics
 from headrace.node.served import label_of
-from headrace.node.tally import CAUSES, LABELS_MAX, JobTotals, Tally
 from headrace.node.wire import Note, Open, WireError, decode_request, encode
 from node.conftest import node_loader, serving, until
 
@@ -326,12 +326,12 @@ def test_a_limit_of_the_controller_is_the_cause(folder, store, quick, monkeypatc
         count = sum(len(batch) for batch in loader)
         until(lambda: _labels(server)["capped"]["consumed_samples"] == count)
         before = _labels(server)["capped"]["stall_s"]
-        allowances = Allowances(wake=lambda: server.call_soon(lambda: None))
-        allowances.limit("capped", store.path)
+        rate_limits = RateLimits(wake=lambda: server.call_soon(lambda: None))
+        rate_limits.limit("capped", store.path)
         grant = Grant("capped", "other", (2.0 * store.nbytes, None, None))
         lease = Lease("p", "r", 1, 1, 60.0, 1.0, None, [], [grant], {})
-        allowances.apply(lease, time.monotonic())
-        server.allowances = allowances
+        rate_limits.apply(lease, time.monotonic())
+        server.rate_limits = rate_limits
         count += sum(len(batch) for batch in loader)
         until(lambda: _labels(server)["capped"]["consumed_samples"] == count)
         after = _labels(server)["capped"]["stall_s"]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.node.quota import Want, share_out
+from headrace.node.datasets import Want, share_out
 
 jobs = st.frozensets(st.sampled_from(["a", "b", "c"]), max_size=3)
 wants = st.lists(

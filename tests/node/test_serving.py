@@ -128,7 +128,7 @@ def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
     with serving(folder, ram_bytes=0) as server:
         a, b = _opened(link(), store), _opened(link(), store)
         held = threading.Event()
-        data = next(iter(server._holdings._data.values()))
+        data = next(iter(server._datasets._data.values()))
         submit = data.chain.top.submit
         data.chain.top.submit = lambda indices: _Held(submit(indices), held)
         indices = np.arange(10, dtype=np.int64).tobytes()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace import _native
 from headrace.node import link as links
-from headrace.node.shared import SharedCache
+from headrace.node.mapped import SharedCache
 from headrace.node.wire import Cache, WireError
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES, content
@@ -99,7 +99,7 @@ def moving(folder, store, quick):
             rng = random.Random(1)
             while not done.wait(0.003):
                 quota = rng.choice([1, 300_000, 700_000, 8 << 20])
-                for data in list(server._holdings._data.values()):
+                for data in list(server._datasets._data.values()):
                     data.set_quota(quota)
                     held.add(data.chain.ram.held_samples)
                 server.call_soon(lambda: None)
@@ -123,7 +123,7 @@ def test_memory_that_is_given_back_is_unmapped_though_the_consumer_sleeps(folder
         until(lambda: _held(loader) == SAMPLES)
         (node,) = [s for s in loader.stages if s.name == "node"]
         assert cache_of(loader).view.mapped_bytes > store.nbytes
-        server.call_soon(lambda: server._holdings._data[_key(server)].set_quota(1))
+        server.call_soon(lambda: server._datasets._data[_key(server)].set_quota(1))
         until(lambda: cache_of(loader).view is None)  # nobody asks for anything meanwhile
         until(lambda: data_of(server)["lingering_bytes"] == 0)
         assert node._attached is not None
@@ -132,7 +132,7 @@ def test_memory_that_is_given_back_is_unmapped_though_the_consumer_sleeps(folder
 
 
 def _key(server):
-    (key,) = server._holdings._data
+    (key,) = server._datasets._data
     return key
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace import _native
-from headrace.posix.page import Page, shim_path
+from headrace.posix.attachment import Page, shim_path
 
 NS = 1_000_000_000
 

@@ -197,7 +197,7 @@ def test_a_static_program_is_said_once_and_run(files, report, runtime, static):
 
 
 def test_a_script_is_followed_to_its_interpreter(tmp_path, static):
-    from headrace.posix.program import why_unseen
+    from headrace.posix.launch import why_unseen
 
     for name, line in (("a", f"#!{static} -x"), ("b", f"#! {tmp_path}/a"), ("c", "#!/bin/sh")):
         (tmp_path / name).write_text(line + "\n")
@@ -217,7 +217,7 @@ def test_a_script_is_followed_to_its_interpreter(tmp_path, static):
     ],
 )
 def test_a_program_that_cannot_load_the_shim_is_known_by_its_head(tmp_path, change, said):
-    from headrace.posix.program import why_unseen
+    from headrace.posix.launch import why_unseen
 
     head = bytearray(Path(os.path.realpath("/bin/true")).read_bytes())
     head[change[0] : change[0] + len(change[1])] = change[1]

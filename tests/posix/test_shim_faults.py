@@ -14,7 +14,7 @@ import textwrap
 import pytest
 from posix_placing import run, sealed_copy
 
-from headrace.posix.page import shim_path
+from headrace.posix.attachment import shim_path
 
 READ = "import sys; print([len(open(p, 'rb').read()) for p in sys.argv[1:]], open(sys.argv[1], 'rb').read())"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.posix.page import shim_path
+from headrace.posix.attachment import shim_path
 
 LEFT = {
     # Other things than files by their path.

@@ -19,12 +19,12 @@ ALLOWED = {
     "store/residency.py": "the same",
     "store/output_file.py": "a library that writes by name locks the file itself",
     "node/files/disk_copies.py": "in a folder of mode 0700, under a lock: copies are renamed without a sync",
-    "node/files/far_reader.py": "a user's files, as the program itself would open them",
-    "node/files/order_file.py": "a user's file",
+    "node/files/root_files.py": "a user's files, as the program itself would open them",
+    "node/files/order.py": "a user's file",
     "node/files/page_cache.py": "a user's files, as the program itself would open them",
-    "node/files/memory_copy.py": "/proc/sys",
+    "node/files/copies.py": "/proc/sys",
     "node/server.py": "/dev/null",
-    "job/local_file.py": "O_TMPFILE: a file without a name",
+    "job/local_files.py": "O_TMPFILE: a file without a name",
     "job/store.py": "/proc/PID/fd, another process's file without a name",
 }
 """Beginnings of paths, and why these open files by themselves."""

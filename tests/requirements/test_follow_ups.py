@@ -9,7 +9,7 @@ F11  a job that wakes has its fair share within two rounds    here
 F12  operations and bytes are controlled at once              here; tests/plane/test_limit.py
 F13  typed policies, authenticated connections, the controller outlives its peers
                                                               here; tests/control/test_service.py
-F14  limits are leases that end in a declared default         here; tests/node/test_allowances.py
+F14  limits are leases that end in a declared default         here; tests/node/test_rate_limits.py
 """
 
 import numpy as np
@@ -23,21 +23,21 @@ from control.shared_out import cases, share
 from headrace.control.policy import PolicyError
 from headrace.control.policy.parse import parse_policy
 from headrace.control.sharing import Problem, decide
-from headrace.node.allowances import Allowances
-from node.test_allowances import Client, Clock, Data, go_on, lease
+from headrace.node.limits import RateLimits
+from node.test_rate_limits import Client, Clock, Data, go_on, lease
 
 
 def test_f6_a_limit_is_turned_while_data_flows():
     clock = Clock()
-    allowances = Allowances(clock)
-    client = Client(allowances, "a", Data())
-    allowances.apply(lease({}), clock.now)
+    rate_limits = RateLimits(clock)
+    client = Client(rate_limits, "a", Data())
+    rate_limits.apply(lease({}), clock.now)
     client.pump()
     for rate in (100.0, 1000.0, 10.0):
-        allowances.apply(lease({"a": (rate, None, None)}, lease_s=60), clock.now)
-        go_on(allowances, clock, 1.0)  # what was overdrawn before
+        rate_limits.apply(lease({"a": (rate, None, None)}, lease_s=60), clock.now)
+        go_on(rate_limits, clock, 1.0)  # what was overdrawn before
         before = client.got
-        go_on(allowances, clock, 10.0)
+        go_on(rate_limits, clock, 10.0)
         assert client.got - before == pytest.approx(rate, rel=0.05)
 
 
@@ -160,12 +160,12 @@ def test_f13_policies_are_typed_and_who_asks_is_known(controller):  # noqa: F811
 def test_f14_when_the_lease_ends_the_declared_default_holds():
     clock = Clock()
     for expired, rates in ((None, (None,) * 3), ((20.0, None, None), (20.0, None, None))):
-        allowances = Allowances(clock)
-        allowances.apply(lease({}), clock.now)  # says what lies where
-        allowances.limit("a", "/scratch")
+        rate_limits = RateLimits(clock)
+        rate_limits.apply(lease({}), clock.now)  # says what lies where
+        rate_limits.limit("a", "/scratch")
         given_lease = lease({"a": (5.0, 5.0, None)}, lease_s=10.0, expired=expired)
-        allowances.apply(given_lease, clock.now)
+        rate_limits.apply(given_lease, clock.now)
         clock.now += 9.9
-        assert allowances.limit("a", "/scratch").rates == (5.0, 5.0, None)
+        assert rate_limits.limit("a", "/scratch").rates == (5.0, 5.0, None)
         clock.now += 0.2
-        assert allowances.limit("a", "/scratch").rates == rates
+        assert rate_limits.limit("a", "/scratch").rates == rates

@@ -31,7 +31,7 @@ import numpy as np
 import headrace as hr
 from headrace import checkpoint
 from headrace.errors import HeadraceError
-from headrace.runtime.folder import RuntimeFolder
+from headrace.runtime import RuntimeFolder
 from headrace.store import append, index, pack, repair, verify
 from headrace.store.summary import summarise
 

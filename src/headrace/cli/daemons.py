@@ -125,9 +125,8 @@ def node_start(
 ) -> None:
     """Start the daemon, in the background if not told otherwise."""
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.node.daemon import run
+    from headrace.node.daemon import NodeOptions, automatic_ram_bytes, run
     from headrace.node.daemon import start as start_daemon
-    from headrace.node.options import NodeOptions, automatic_ram_bytes
     from headrace.runtime import runtime_folder
 
     endpoint = None
@@ -226,7 +225,7 @@ def node_unit(context: typer.Context, *, output: JsonOutput) -> None:
     import shutil
 
     from headrace.cluster.script import node_daemon_lines
-    from headrace.node.unit import systemd_unit
+    from headrace.node.daemon import systemd_unit
 
     program = shutil.which("headrace") or sys.argv[0]
     texts = {

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.subsystem import Subsystem
-    from headrace.fabric.target import Target, TargetOptions
-    from headrace.job.status import JobStatus
+    from headrace.fabric.target import Target
+    from headrace.fabric.target import TargetOptions
+    from headrace.job.nodes import JobStatus
 
 
 def image(
@@ -299,7 +300,7 @@ def _end_job(output: Output, meeting: Any) -> int:
 def job(*, meet: Meet = None, output: JsonOutput) -> int:
     """Show how a job's staging is doing: its nodes, what is there, and who is gone."""
     from headrace.job.meeting import Meeting, meeting_folder
-    from headrace.job.status import job_status
+    from headrace.job.nodes import job_status
 
     status = job_status(Meeting(meeting_folder(meet)))
     if output.as_json:

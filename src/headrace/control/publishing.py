@@ -34,7 +34,7 @@ from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
 from headrace.plane.stage import ConsumerStats
-from headrace.runtime.telling import agent_sockets, checked
+from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""NodeServer: one node's part of a job, from meeting to end: `headrace stage`.
+"""NodeServer: one node's part of a job, from meeting to end: `headrace stage`, or `staging` in a program.
 
 Exports its share as planned before a byte is copied, so that training may start; copies it; then holds
 it, and a neighbour's where asked, until the job ends. Its files have no names unless they are kept, so a
@@ -13,28 +13,23 @@ import secrets
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.files import read_file
-from headrace.base.job import NodePlace, job_id
+from headrace.base.job import NodePlace, job_id, which_node
 from headrace.closing import Closing
 from headrace.config import reader_options
 from headrace.errors import HeadraceError, JobError, StoreNotFound
 from headrace.io.objects.location import is_url, local_path
-from headrace.job import directories
-from headrace.job.address import own_address
-from headrace.job.document import NodeDocument, Place
-from headrace.job.exports import NodeExports
-from headrace.job.liveness import answers
-from headrace.job.local_file import LocalFile
-from headrace.job.meeting import POLL_S, Meeting
-from headrace.job.registrar import Registrar
-from headrace.job.replica import copy_share
-from headrace.job.share import Share, cut_shares, plan_share, write_share_directory
-from headrace.job.stager import Stager
+from headrace.job.exports import NodeExports, copy_share
+from headrace.job.local_files import Directories, LocalFile, sweep
+from headrace.job.meeting import POLL_S, Meeting, NodeDocument, Place, meeting_folder
+from headrace.job.nodes import Registrar, answers, own_address
+from headrace.job.share import Share, Stager, cut_shares, plan_share, write_share_directory
 from headrace.latch import Latch
 from headrace.store import Store, index, open_store
 from headrace.store.directory import write_all
@@ -47,8 +42,9 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int | None, int, int | None], None]
     Say = Callable[[str], object]
+    from collections.abc import Iterator
 
-__all__ = ["NodeServer", "StageOptions", "is_store"]
+__all__ = ["NodeServer", "StageOptions", "is_store", "staging"]
 
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
@@ -120,7 +116,7 @@ class NodeServer(Closing):
         self._listing: Store | None = None
         self._exports: NodeExports | None = None
         self._registrar: Registrar | None = None
-        self._directories: directories.Directories | None = None
+        self._directories: Directories | None = None
         self._files: list[LocalFile] = []
         self._share: Share | None = None
         self._volume: LocalFile | None = None
@@ -148,11 +144,11 @@ class NodeServer(Closing):
 
     def plan(self) -> None:
         """Meets the others, and exports this node's share as it will be."""
-        for folder in directories.sweep(self._local):
+        for folder in sweep(self._local):
             self._say(f"removed what a killed process left: {folder}")
         head = self._begin() if self.place.rank == 0 else self._join()
         self._session = head["session"]
-        self._directories = directories.Directories(self._local, self._session)
+        self._directories = Directories(self._local, self._session)
         self._listing = open_store(head["listing"], storage_options=self.options.storage_options)
         if self._listing.fingerprint != head["fingerprint"]:
             raise JobError(
@@ -440,3 +436,48 @@ def is_store(where: str, storage_options: Mapping[str, Any] | None) -> bool:
     if engine is not None:
         engine.close()
     return True
+
+
+@contextlib.contextmanager
+def staging(
+    source: Any,
+    meet: str | os.PathLike[str] | None = None,
+    *,
+    nodes: int | None = None,
+    node_rank: int | None = None,
+    options: StageOptions | None = None,
+) -> Iterator[NodeServer]:
+    """Stages and serves this node's share while the block runs. Call it in one process of each node.
+
+    Args:
+        source: what is staged: whatever `headrace.index` takes, or a store.
+        meet: the meeting folder; HEADRACE_JOB_FOLDER if not given.
+        nodes: how many; as the launcher says if not given, else 1.
+        node_rank: which of them this is.
+        options: everything else.
+
+    Yields:
+        The server; its `document` says how far it is.
+
+    Raises:
+        HeadraceError: what the server met, when the block ends.
+    """
+    place = which_node(node_rank, nodes) or NodePlace(0, 1)
+    failures: list[BaseException] = []
+    with NodeServer(source, Meeting(meeting_folder(meet)), place, options) as server:
+
+        def run() -> None:
+            try:
+                server.run()
+            except BaseException as e:  # noqa: BLE001 - raised where the block ends
+                failures.append(e)
+
+        thread = threading.Thread(target=run, name="headrace-stage", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop.set()
+            thread.join()
+    if failures:
+        raise failures[0]

@@ -1,32 +1,44 @@
-"""Share: which samples a node stages, and how they lie in its volume, known before a byte is read.
+"""Share: which samples a node stages, how they lie in its volume, and the copy from the source.
 
 Shares are contiguous ranges of the source's order, as equal in bytes as samples allow, so the global
 order is the source's. A share is one packed segment of one volume, whose layout follows from sizes
 alone (docs/format.md): samples back to back behind the header page. Its directory can therefore be
-published at once; what it lacks is checksums, unless the source has them.
+published before a byte is copied; what it lacks is checksums, unless the source has them.
+
+The copy (`Stager`) reads batches ahead natively and writes them one behind the other, so one mark says what
+is there: it is moved after each batch, and the target answers reads beyond it as unwritten. Checksums are
+taken on the way where the source has none.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.store.directory import DirectoryColumns, write_directory
+from headrace.base.checksum import crc32c
+from headrace.config import ReaderOptions
+from headrace.io.batch_reader import BatchReader
+from headrace.store.directory import DirectoryColumns, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry
 from headrace.store.names import join_names
 from headrace.store.segment_writer import Placer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from numpy.typing import NDArray
 
+    from headrace import _native
+    from headrace.io.batch_reader import PendingBatch
     from headrace.store import Store
 
-__all__ = ["Share", "cut_shares", "plan_share", "sample_bytes", "write_share_directory"]
+__all__ = ["Share", "Stager", "cut_shares", "plan_share", "sample_bytes", "write_share_directory"]
 
 _AT_ONCE = 1 << 18
 _ONE_VOLUME_BYTES = 1 << 46
@@ -161,3 +173,181 @@ def write_share_directory(
         source={"kind": "share", "begin": share.begin, "end": share.end},
     )
     return entry, VolumeHeader(uuid, header.uuid, 0).to_page()
+
+
+BATCH_BYTES = 8 << 20
+BATCH_SAMPLES = 8192
+PIECE_BYTES = 16 << 20
+LARGE_BYTES = 64 << 20
+"""A sample above this is copied in pieces instead of being held in memory."""
+
+_BLOCK_BYTES = 512
+
+
+class Stager:
+    """Copies one share.
+
+    Args:
+        source: the open source.
+        share: what to copy.
+        fd: the volume, as large as the share says.
+        move_mark: told how many bytes of the volume are there; whole blocks until the end.
+        options: how to read the source.
+
+    Attributes:
+        samples_done: copied so far.
+        bytes_done: their bytes.
+        source_bytes: read from the source, gaps and repeated reads included.
+        crc: (extents,) uint32, of what is copied.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        share: Share,
+        fd: int,
+        move_mark: Callable[[int], None],
+        options: ReaderOptions | None = None,
+    ) -> None:
+        self._source = source
+        self._share = share
+        self._fd = fd
+        self._move_mark = move_mark
+        self._options = options or ReaderOptions()
+        self._firsts = share.columns.firsts.astype(np.int64)
+        self.samples_done = 0
+        self.bytes_done = 0
+        self.source_bytes = 0
+        self.crc = np.zeros(share.columns.extents, np.uint32)
+
+    def run(self, go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Copies what is not copied yet.
+
+        Args:
+            go_on: asked after each batch; False stops.
+
+        Returns:
+            Whether all is there.
+
+        Raises:
+            HeadraceError: a sample cannot be read, or the disk refuses it.
+        """
+        parts = list(range(len(self._source.parts)))
+        reader = BatchReader(self._source.catalog, parts, self._options)
+        ahead: deque[tuple[int, int, PendingBatch | None]] = deque()
+        plans = self._plans()
+        try:
+            while True:
+                while len(ahead) <= reader.batches_ahead and (plan := next(plans, None)):
+                    begin, end, large = plan
+                    wanted = np.arange(begin, end, dtype=np.int64) + self._share.begin
+                    ahead.append((begin, end, None if large else reader.submit(wanted)))
+                if not ahead:
+                    break
+                begin, end, pending = ahead.popleft()
+                if pending is None:
+                    self._copy_large(begin)
+                else:
+                    self._copy(begin, end, pending.take())
+                self._move_mark(self._end_of(end) // _BLOCK_BYTES * _BLOCK_BYTES)
+                if not go_on():
+                    return False
+        finally:
+            reader.close()
+        return True
+
+    def _end_of(self, samples: int) -> int:
+        """Where the first `samples` samples end in the volume."""
+        extents = int(self._firsts[samples])
+        if extents == 0:
+            return 0
+        return int(
+            self._share.columns.offset[extents - 1] + self._share.columns.length[extents - 1]
+        )
+
+    def _plans(self) -> Iterator[tuple[int, int, bool]]:
+        """Samples that are read together: (begin, end, whether it is one large one)."""
+        before = np.zeros(len(self._share.columns.length) + 1, np.int64)
+        np.cumsum(self._share.columns.length.astype(np.int64), out=before[1:])
+        ends = before[self._firsts]
+        begin, n = self.samples_done, self._share.samples
+        while begin < n:
+            end = int(np.searchsorted(ends, ends[begin] + BATCH_BYTES, side="right")) - 1
+            end = min(max(end, begin + 1), begin + BATCH_SAMPLES, n)
+            yield begin, end, end == begin + 1 and int(ends[end] - ends[begin]) > LARGE_BYTES
+            begin = end
+
+    def _copy(self, begin: int, end: int, batch: _native.Batch) -> None:
+        if batch.failed:
+            failure = self._source.catalog.failures(batch)[0]
+            sample = int(batch.indices[failure["slot"] // batch.parts])
+            raise self._source.failure_error(sample, failure)
+        first, last = int(self._firsts[begin]), int(self._firsts[end])
+        columns = self._share.columns
+        lengths = columns.length[first:last].astype(np.int64)
+        data = self._in_order(begin, end, batch, lengths)
+        if columns.crc is None:
+            ends = np.cumsum(lengths).tolist()
+            starts = [0, *ends[:-1]]
+            self.crc[first:last] = [crc32c(data[a:b]) for a, b in zip(starts, ends, strict=True)]
+        write_all(self._fd, data, int(columns.offset[first]) if last > first else 0)
+        self.samples_done = end
+        self.bytes_done += len(data)
+        self.source_bytes += max(len(data), int(batch.stats["bytes_read"]))
+
+    def _in_order(
+        self, begin: int, end: int, batch: _native.Batch, lengths: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """A batch's extents back to back; without a copy where they lie so."""
+        slots = self._slots(begin, end, batch.parts)
+        starts = batch.offsets[slots]
+        if not np.array_equal(batch.lengths[slots], lengths):
+            raise AssertionError("the source's sizes changed under an open store")
+        if not len(starts):
+            return np.zeros(0, np.uint8)
+        if np.array_equal(starts[1:], starts[:-1] + lengths[:-1]):
+            return batch.data[int(starts[0]) : int(starts[0]) + int(lengths.sum())]
+        stops = (starts + lengths).tolist()
+        return np.concatenate(
+            [batch.data[a:b] for a, b in zip(starts.tolist(), stops, strict=True)]
+        )
+
+    def _slots(self, begin: int, end: int, parts: int) -> NDArray[np.int64]:
+        """Which slots of a batch hold the extents, one for each extent."""
+        counts = np.diff(self._firsts[begin : end + 1])
+        samples = np.repeat(np.arange(end - begin, dtype=np.int64), counts)
+        part = self._share.columns.part
+        if part is None:
+            return samples * parts
+        first, last = int(self._firsts[begin]), int(self._firsts[end])
+        return samples * parts + part[first:last].astype(np.int64)
+
+    def _copy_large(self, sample: int) -> None:
+        columns = self._share.columns
+        for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
+            size, at, value = int(columns.length[extent]), int(columns.offset[extent]), 0
+            part = None if columns.part is None else columns.part_names[int(columns.part[extent])]
+            for start in range(0, size, PIECE_BYTES):
+                piece = self._source.read(self._share.begin + sample, start, PIECE_BYTES, part)
+                write_all(self._fd, piece, at + start)
+                value = crc32c(piece, value)
+                self.bytes_done += len(piece)
+                self.source_bytes += len(piece)
+            self._check_large(sample, extent, value)
+            self.crc[extent] = value
+        self.samples_done = sample + 1
+
+    def _check_large(self, sample: int, extent: int, found: int) -> None:
+        """A range's checksum is nobody's but ours to compare."""
+        stated = self._share.columns.crc
+        if stated is not None and int(stated[extent]) != found:
+            from headrace.errors import CorruptSample
+
+            index = self._share.begin + sample
+            raise CorruptSample(
+                f"{self._source.path}: the checksum of sample {index} is {found:08x}, expected "
+                f"{int(stated[extent]):08x}.",
+                path=self._source.path,
+                index=index,
+                next_step=f"headrace verify {self._source.path} lists every bad sample.",
+            )

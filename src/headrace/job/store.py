@@ -19,13 +19,11 @@ import numpy as np
 from headrace.base.job import job_id, which_node
 from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
 from headrace.fabric.engine import FabricEngine
-from headrace.job.directories import Directories
-from headrace.job.engine import JobEngine, connect_options, identity_of
-from headrace.job.liveness import answers
+from headrace.job.engine import JobEngine, JobVolumes, SharePart, connect_options, identity_of
+from headrace.job.local_files import Directories
 from headrace.job.meeting import POLL_S, Meeting, meeting_folder
+from headrace.job.nodes import answers
 from headrace.job.share import plan_share, write_share_directory
-from headrace.job.source_reads import SharePart
-from headrace.job.volumes import JobVolumes
 from headrace.store import Store, open_store
 from headrace.store.directory import write_all
 from headrace.store.manifest import Manifest
@@ -34,7 +32,7 @@ from headrace.store.segment import OpenSegment, directory_class
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.job.document import JobDocument, NodeDocument, SegmentPlaces
+    from headrace.job.meeting import JobDocument, NodeDocument, SegmentPlaces
     from headrace.store.manifest import Segment
     from headrace.store.segment import Directory
 

@@ -1,4 +1,4 @@
-"""The daemon as a process: started in the foreground or the background, asked for its state, ended.
+"""The daemon as a process: its options, started in the foreground or the background, asked, ended.
 
 What ends it: `stop`, SIGTERM, SIGINT. A second one does not start where one rules. One that does not
 answer is killed only on request, and only the process that the kernel names as the listener's.
@@ -12,24 +12,123 @@ import json
 import logging
 import os
 import resource
+import shlex
 import signal
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.config import ReaderOptions, TierOptions
+from headrace.control.metrics import address_of
 from headrace.errors import NodeError
 from headrace.latch import Latch
+from headrace.machine.host import available_memory
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import Report, StatusAsked, StopAsked
+from headrace.plane.memory_tier import memory_quota
 from headrace.runtime import launch, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.control.client import Endpoint
     from headrace.control.metrics import MetricsServer
-    from headrace.node.options import NodeOptions
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["ask_status", "run", "start", "stop"]
+__all__ = [
+    "NodeOptions",
+    "ask_status",
+    "automatic_ram_bytes",
+    "run",
+    "start",
+    "stop",
+    "systemd_unit",
+]
+
+
+def automatic_ram_bytes() -> int:
+    """Half of the memory that machine and cgroup have left, 2 GiB left alone."""
+    everything = 1 << 60
+    return memory_quota("auto", far=True, data_bytes=everything, available_bytes=available_memory())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a daemon may take. None of it changes what is delivered.
+
+    Raises:
+        ValueError: a value is out of bounds.
+    """
+
+    ram_bytes: int = field(default_factory=automatic_ram_bytes)
+    """Memory for samples, of all data sets together."""
+
+    job_ram_bytes: int | None = None
+    """Memory for the data sets of one job. None: no limit of its own."""
+
+    yielding: bool = True
+    """Give memory for samples back when the machine or the cgroup runs short of it."""
+
+    window_bytes: int = 256 << 20
+    """Batches that one client may hold or be read for, beyond samples that are kept."""
+
+    job_window_bytes: int = 1 << 30
+    """The same for all clients of one job."""
+
+    sessions_max: int = 1024
+    """Clients at a time."""
+
+    controller: Endpoint | None = None
+    """Who says what jobs may take from file systems; None: nobody."""
+    metrics: str | None = None
+    """Where Prometheus may ask: `[HOST:]PORT`, on loopback without a host. None: nowhere."""
+
+    reader: ReaderOptions = field(default_factory=ReaderOptions)
+    tiers: TierOptions = field(default_factory=TierOptions)
+    """`cache_dir`, `bytes_per_s`, ...; `ram_bytes` is shared out by the daemon."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "ram_bytes": (0, 1 << 50),
+            "job_ram_bytes": (0, 1 << 50),
+            "window_bytes": (1 << 20, 1 << 40),
+            "job_window_bytes": (1 << 20, 1 << 40),
+            "sessions_max": (1, 65536),
+        }
+        if self.metrics is not None:
+            address_of(self.metrics)
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name} is {value}, expected {low} to {high}")
+
+
+def systemd_unit(program: str, arguments: list[str]) -> str:
+    """A unit for `systemctl --user`.
+
+    Args:
+        program: the path of `headrace`.
+        arguments: of `headrace node start`.
+    """
+    command = shlex.join([program, "node", "start", "--foreground", *arguments])
+    return f"""\
+# ~/.config/systemd/user/headrace-node.service
+# systemctl --user daemon-reload && systemctl --user enable --now headrace-node
+[Unit]
+Description=headrace node daemon
+
+[Service]
+ExecStart={command}
+Restart=on-failure
+KillSignal=SIGTERM
+TimeoutStopSec=15
+NoNewPrivileges=yes
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
 
 _log = logging.getLogger("headrace.node")
 
@@ -206,8 +305,8 @@ def _pid_of(folder: RuntimeFolder) -> int | None:
 
 def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
     """The process that listens, as the kernel says, and a descriptor of it."""
-    from headrace.node.line import peer_of
     from headrace.node.link import connect
+    from headrace.node.wire import peer_of
 
     folder.check()
     try:

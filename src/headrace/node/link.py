@@ -23,9 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import NodeError
-from headrace.node.line import peer_of
-from headrace.node.mapped import Ledger, Mappings
-from headrace.node.shared import SharedCache
+from headrace.node.mapped import Ledger, Mappings, SharedCache
 from headrace.node.wire import (
     FDS_MAX,
     PROTOCOL,
@@ -44,6 +42,7 @@ from headrace.node.wire import (
     WireError,
     decode_reply,
     encode,
+    peer_of,
 )
 
 if TYPE_CHECKING:

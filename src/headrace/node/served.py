@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.node.quota import Want
+    from headrace.node.datasets import Want
     from headrace.plane.disk_tier import CacheReport
     from headrace.plane.stage import PendingReads
     from headrace.store import Store
@@ -154,7 +154,7 @@ class ServedData:
 
     def want(self) -> Want:
         """What memory it could use."""
-        from headrace.node.quota import Want
+        from headrace.node.datasets import Want
 
         data_bytes = self.store.nbytes
         needed = data_bytes + data_bytes // 8 + _SLAB_SLACK

@@ -1,11 +1,16 @@
 """Server: the daemon's loop: one thread that waits for clients, and for what other threads finished.
 
 Sockets, deadlines, deaths and nothing else: what a client may do is in `session`, data sets are in
-`holdings`. While nobody does anything the loop sleeps; with clients it looks around once a second.
+`datasets`. A `Connection` never blocks and keeps the deadlines: hello within seconds, a message whole within
+seconds of its first byte. What waits to be sent is bounded: while too much does, nothing more is taken in, so
+a client that stopped reading costs no more memory. Descriptors that a client sends are never accepted.
+
+While nobody does anything the loop sleeps; with clients it looks around once a second.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import json
@@ -21,28 +26,33 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.causes import Cause
 from headrace.machine.host import available_memory
+from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
-from headrace.node.governed import Governed
-from headrace.node.holdings import Holdings
-from headrace.node.job import Job
-from headrace.node.line import Line
-from headrace.node.room import Room
+from headrace.node.jobs import Job, Tally
+from headrace.node.limits import ControlledLimits
+from headrace.node.requests import WindowBudget
 from headrace.node.session import Session
-from headrace.node.tally import Tally
 from headrace.node.wire import (
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
     PROTOCOL,
     Files,
     Open,
+    Splitter,
     Status,
     Welcome,
     WireError,
     decode_request,
+    encode,
+    peer_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.node.options import NodeOptions
+    from msgspec import Struct
+
+    from headrace.node.daemon import NodeOptions
     from headrace.node.served import ServedData
     from headrace.runtime import Claim
 
@@ -62,6 +72,119 @@ _HASTE_S = 0.25
 _BACKLOG = 128
 _GATHERERS_MAX = 8
 
+MESSAGE_S = 5.0
+"""A hello, or the rest of a message that has begun, comes within this time."""
+
+OUT_BYTES_MAX = 8 << 20
+"""While more than this waits to be sent, nothing is taken in."""
+
+_CHUNK_BYTES = 256 << 10
+
+
+class Connection:
+    """A client's connection.
+
+    Args:
+        sock: accepted; becomes the connection's own.
+        now: monotonic seconds.
+    """
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.pid, self.uid = peer_of(sock)
+        self.pidfd = -1
+        if self.pid > 0:
+            with contextlib.suppress(OSError):  # gone, or of another process namespace
+                self.pidfd = os.pidfd_open(self.pid)
+        self.greeted = False
+        self._splitter = Splitter(HELLO_BYTES_MAX)
+        self._deadline: float | None = now + MESSAGE_S
+        self._out: deque[tuple[memoryview, Sequence[int], object]] = deque()
+        self._out_bytes = 0
+
+    @property
+    def choked(self) -> bool:
+        """Whether nothing should be taken in."""
+        return self._out_bytes > OUT_BYTES_MAX
+
+    @property
+    def sending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def overdue(self, now: float) -> bool:
+        """Whether a hello or the rest of a message did not come in time."""
+        return self._deadline is not None and now > self._deadline
+
+    def greet(self) -> None:
+        """The client has said hello."""
+        self.greeted = True
+        self._splitter.frame_bytes_max = FRAME_BYTES_MAX
+        self._deadline = None
+
+    def receive(self) -> Iterator[bytes]:
+        """Bodies of messages that have come.
+
+        Raises:
+            EOFError: the client hung up.
+            OSError: the connection is broken.
+            WireError: a frame is empty or too large.
+        """
+        try:
+            data = self.sock.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise EOFError
+        yield from self.rest(data)
+
+    def rest(self, data: bytes = b"") -> Iterator[bytes]:
+        """Bodies of messages that came before, and were not taken.
+
+        Raises:
+            WireError: a frame is empty or too large.
+        """
+        yield from self._splitter.feed(data)
+        if self.greeted:
+            if not self._splitter.partial:
+                self._deadline = None
+            elif self._deadline is None:
+                self._deadline = time.monotonic() + MESSAGE_S
+
+    def send(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
+        """Queue a message, with descriptors that stay open as long as `owner` lives."""
+        data = memoryview(encode(message))
+        self._out.append((data, fds, owner))
+        self._out_bytes += len(data)
+
+    def flush(self) -> None:
+        """Send what the socket takes.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        while self._out:
+            data, fds, _ = self._out[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+            try:
+                sent = self.sock.sendmsg([data], rights)
+            except BlockingIOError:
+                return
+            self._out_bytes -= sent
+            if sent == len(data):
+                self._out.popleft()
+            else:
+                self._out[0] = (data[sent:], (), None)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.sock.close()
+        self._out.clear()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
 
 class Server:
     """Serves clients until `stop`.
@@ -73,9 +196,9 @@ class Server:
 
     def __init__(self, claim: Claim, options: NodeOptions) -> None:
         self.options = options
-        self.room = Room.within(available_memory())
-        self.window_bytes = self.room.window(options.window_bytes)
-        self.job_window_bytes = self.room.window(options.job_window_bytes)
+        self.budget = WindowBudget.within(available_memory())
+        self.window_bytes = self.budget.window(options.window_bytes)
+        self.job_window_bytes = self.budget.window(options.job_window_bytes)
         self._folder = claim.folder
         self._started_s = time.monotonic()
         self._stopping = False
@@ -86,17 +209,19 @@ class Server:
         self._working = ThreadPoolExecutor(
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
-        self._holdings = Holdings(options, self._working, self.call_soon)
-        self._files = FileService(options, self.call_soon, self._holdings.share)
-        self._holdings.sharers = self._files.sharers
-        self._lines: dict[Line, Session] = {}
-        self._behind: set[Line] = set()  # they have said more than was handled
+        self._datasets = OpenDatasets(options, self._working, self.call_soon)
+        self._files = FileService(options, self.call_soon, self._datasets.share)
+        self._datasets.sharers = self._files.sharers
+        self._connections: dict[Connection, Session] = {}
+        self._behind: set[Connection] = set()  # they have said more than was handled
         self._jobs: dict[str, Job] = {}
         self._tally = Tally()
         self.metrics = ""  # where Prometheus can ask
         self._sessions_made = self._refused = self._wire_errors = 0
-        self.governed = None if options.controller is None else Governed(options.controller, self)
-        self.allowances = self.governed.allowances if self.governed else None
+        self.controlled = (
+            None if options.controller is None else ControlledLimits(options.controller, self)
+        )
+        self.rate_limits = self.controlled.rate_limits if self.controlled else None
         self._listener = _listen(str(claim.folder.socket))
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -106,20 +231,20 @@ class Server:
     def run(self) -> None:
         """Serve; returns after `stop`."""
         ticked = time.monotonic()
-        if self.governed is not None:
-            self.governed.start()
+        if self.controlled is not None:
+            self.controlled.start()
         while not self._stopping:
             for key, events in self._selector.select(self._pause_s()):
                 key.data(events)
-            for line in tuple(self._behind):
-                if not line.choked:
-                    self._serve(line, line.rest())
+            for connection in tuple(self._behind):
+                if not connection.choked:
+                    self._serve(connection, connection.rest())
             self._run_soon()
-            if self.allowances is not None:
-                self.allowances.let_go()
+            if self.rate_limits is not None:
+                self.rate_limits.let_go()
             self._retire()
-            for line in tuple(self._lines):
-                self._flush(line)
+            for connection in tuple(self._connections):
+                self._flush(connection)
             self._announce()
             now = time.monotonic()
             if now - ticked > (_HASTE_S if self._hasty() else TICK_S):
@@ -138,14 +263,14 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _pause_s(self) -> float | None:
-        if any(not line.choked for line in self._behind):
+        if any(not connection.choked for connection in self._behind):
             return 0.0
-        pause_s = _HASTE_S if self._hasty() else TICK_S if self._lines else None
-        held_s = None if self.allowances is None else self.allowances.wait_s()
+        pause_s = _HASTE_S if self._hasty() else TICK_S if self._connections else None
+        held_s = None if self.rate_limits is None else self.rate_limits.wait_s()
         return pause_s if held_s is None else min(held_s, pause_s or TICK_S)
 
     def _hasty(self) -> bool:
-        return any(not line.greeted for line in self._lines)
+        return any(not connection.greeted for connection in self._connections)
 
     def _woken(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -159,18 +284,18 @@ class Server:
                 _log.exception("something failed that should not")
 
     def _tick(self, now: float) -> None:
-        for line in tuple(self._lines):
-            if line.overdue(now):
-                self._hang_up(line, "a message did not come whole within its deadline")
+        for connection in tuple(self._connections):
+            if connection.overdue(now):
+                self._hang_up(connection, "a message did not come whole within its deadline")
         self._prune_jobs()
-        if self._holdings.in_use:
-            self._holdings.share()
+        if self._datasets.in_use:
+            self._datasets.share()
 
     def _retire(self) -> None:
         """Tell clients of buffers that are gone."""
         gone = _native.retired_buffers()
         if gone:
-            for session in self._lines.values():
+            for session in self._connections.values():
                 session.retire(gone)
 
     def _announce(self) -> None:
@@ -178,15 +303,15 @@ class Server:
 
         Those that have not taken what waits for them are told later: a message about memory keeps it.
         """
-        changed = self._holdings.changed()
-        for line, session in tuple(self._lines.items()):
+        changed = self._datasets.changed()
+        for connection, session in tuple(self._connections.items()):
             for data in changed:
                 session.changed(data)
-            if session.behind and not line.sending:
+            if session.behind and not connection.sending:
                 session.announce()
-                self._flush(line)
+                self._flush(connection)
 
-    # -- lines ------------------------------------------------------------------------------------
+    # -- connections ------------------------------------------------------------------------------------
 
     def _accept(self, _: int) -> None:
         try:
@@ -195,28 +320,34 @@ class Server:
             if e.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away(e)
             return
-        line = Line(sock, time.monotonic())
+        connection = Connection(sock, time.monotonic())
         refusal = ""
-        if line.uid != os.geteuid():
-            refusal = f"this daemon serves user {os.geteuid()}, not {line.uid}"
-        elif len(self._lines) >= self.options.sessions_max:
-            refusal = f"{len(self._lines)} clients are served already"
+        if connection.uid != os.geteuid():
+            refusal = f"this daemon serves user {os.geteuid()}, not {connection.uid}"
+        elif len(self._connections) >= self.options.sessions_max:
+            refusal = f"{len(self._connections)} clients are served already"
         if refusal:
             self._refused += 1
-            _log.warning("refused process %d of user %d: %s", line.pid, line.uid, refusal)
-            line.send(Welcome(Status.REFUSED, refusal, PROTOCOL, 0, 0))
+            _log.warning(
+                "refused process %d of user %d: %s", connection.pid, connection.uid, refusal
+            )
+            connection.send(Welcome(Status.REFUSED, refusal, PROTOCOL, 0, 0))
             with contextlib.suppress(OSError):
-                line.flush()
-            line.close()
+                connection.flush()
+            connection.close()
             return
         self._sessions_made += 1
-        self._lines[line] = Session(self, self._sessions_made, line.pid, line.send)
-        self._selector.register(
-            sock, selectors.EVENT_READ, lambda events: self._ready(line, events)
+        self._connections[connection] = Session(
+            self, self._sessions_made, connection.pid, connection.send
         )
-        if line.pidfd >= 0:
+        self._selector.register(
+            sock, selectors.EVENT_READ, lambda events: self._ready(connection, events)
+        )
+        if connection.pidfd >= 0:
             self._selector.register(
-                line.pidfd, selectors.EVENT_READ, lambda _: self._hang_up(line, "it died")
+                connection.pidfd,
+                selectors.EVENT_READ,
+                lambda _: self._hang_up(connection, "it died"),
             )
 
     def _turn_away(self, error: OSError) -> None:
@@ -233,65 +364,65 @@ class Server:
             self._spare_fd = -1
             time.sleep(0.05)  # it cannot even be turned away
 
-    def _ready(self, line: Line, events: int) -> None:
-        if not events & selectors.EVENT_READ or line not in self._lines:
+    def _ready(self, connection: Connection, events: int) -> None:
+        if not events & selectors.EVENT_READ or connection not in self._connections:
             return
-        if line not in self._behind:  # else it has had its turn
-            self._serve(line, line.receive())
+        if connection not in self._behind:  # else it has had its turn
+            self._serve(connection, connection.receive())
 
-    def _serve(self, line: Line, bodies: Iterator[bytes]) -> None:
+    def _serve(self, connection: Connection, bodies: Iterator[bytes]) -> None:
         """Handle what a client says, for so long that others do not notice."""
-        session = self._lines[line]
+        session = self._connections[connection]
         until = time.monotonic() + TURN_S
-        self._behind.discard(line)
+        self._behind.discard(connection)
         try:
             for body in bodies:
                 session.handle(decode_request(body))
-                if not line.greeted and session.job is not None:
-                    line.greet()
-                if line.sending:  # the client can work on it while the next is handled
-                    line.flush()
-                if line.choked or time.monotonic() > until:
-                    self._behind.add(line)
+                if not connection.greeted and session.job is not None:
+                    connection.greet()
+                if connection.sending:  # the client can work on it while the next is handled
+                    connection.flush()
+                if connection.choked or time.monotonic() > until:
+                    self._behind.add(connection)
                     return
         except (EOFError, ConnectionResetError):  # the latter: it did not wait for its answers
-            self._hang_up(line, "")
+            self._hang_up(connection, "")
         except OSError as e:
-            self._hang_up(line, str(e))
+            self._hang_up(connection, str(e))
         except WireError as e:
             self._wire_errors += 1
-            self._hang_up(line, f"it broke the protocol: {e}")
+            self._hang_up(connection, f"it broke the protocol: {e}")
 
-    def _flush(self, line: Line) -> None:
+    def _flush(self, connection: Connection) -> None:
         try:
-            line.flush()
+            connection.flush()
         except OSError as e:
-            self._hang_up(line, str(e))
+            self._hang_up(connection, str(e))
             return
-        wanted = 0 if line.choked else selectors.EVENT_READ
-        if line.sending:
+        wanted = 0 if connection.choked else selectors.EVENT_READ
+        if connection.sending:
             wanted |= selectors.EVENT_WRITE
-        key = self._selector.get_key(line.sock)
+        key = self._selector.get_key(connection.sock)
         if key.events != wanted:
-            self._selector.modify(line.sock, wanted, key.data)
+            self._selector.modify(connection.sock, wanted, key.data)
 
-    def _hang_up(self, line: Line, reason: str) -> None:
-        self._behind.discard(line)
-        session = self._lines.pop(line, None)
+    def _hang_up(self, connection: Connection, reason: str) -> None:
+        self._behind.discard(connection)
+        session = self._connections.pop(connection, None)
         if session is None:
             return
         if reason:
             _log.info("client %d (process %d): %s", session.number, session.pid, reason)
             with contextlib.suppress(OSError):
-                line.flush()  # what was said about it
-        self._selector.unregister(line.sock)
-        if line.pidfd >= 0:
-            self._selector.unregister(line.pidfd)
+                connection.flush()  # what was said about it
+        self._selector.unregister(connection.sock)
+        if connection.pidfd >= 0:
+            self._selector.unregister(connection.pidfd)
         session.close()
-        line.close()
+        connection.close()
         if session.job is not None and not session.job.sessions:
             self._prune_jobs()
-            self._holdings.share()
+            self._datasets.share()
 
     def _prune_jobs(self) -> None:
         """Forget jobs of which nobody is there, and nothing is read any more."""
@@ -314,9 +445,9 @@ class Server:
             if session.job is not None and not session.closed:
                 session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
-            self._holdings.share()
+            self._datasets.share()
 
-        self._holdings.open(request, answer)
+        self._datasets.open(request, answer)
 
     def files(self, session: Session, request: Files) -> None:
         """Serve an unmodified program."""
@@ -332,17 +463,17 @@ class Server:
 
     def set_job_quotas(self, quotas: dict[str, int]) -> None:
         """Memory for the samples of some jobs, as the controller wants it."""
-        if quotas != self._holdings.quotas_of_jobs:
-            self._holdings.quotas_of_jobs = quotas
-            self._holdings.share()
+        if quotas != self._datasets.quotas_of_jobs:
+            self._datasets.quotas_of_jobs = quotas
+            self._datasets.share()
 
     def share(self) -> None:
         """Share memory out anew."""
-        self._holdings.share()
+        self._datasets.share()
 
     def pump_all(self) -> None:
         """Begin what waits, of all clients."""
-        for session in tuple(self._lines.values()):
+        for session in tuple(self._connections.values()):
             session.pump()
 
     def report(self) -> bytes:
@@ -351,7 +482,7 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
-        datasets, files = self._holdings.reports(), self._files.describe()
+        datasets, files = self._datasets.reports(), self._files.describe()
         self._prune_jobs()
         return {
             "pid": os.getpid(),
@@ -381,7 +512,7 @@ class Server:
                     "leases": len(s.leases), "held_bytes": s.held_bytes, "waiting": s.waiting,
                     "batches": s.batches, "busy": s.busy,
                 }
-                for s in self._lines.values()
+                for s in self._connections.values()
             ],
             "labels": {
                 label: totals.as_dict()
@@ -390,23 +521,23 @@ class Server:
             "stall_s": self._tally.total().as_dict()["stall_s"],
             "datasets": datasets,
             "files": files,
-            "governed": None if self.governed is None else self.governed.describe(),
+            "governed": None if self.controlled is None else self.controlled.describe(),
         }  # fmt: skip
 
     def close(self) -> bool:
         """Hang up on all, and let go of everything; whether all threads have ended."""
-        if self.governed is not None:
-            self.governed.close()
-        for line in tuple(self._lines):
+        if self.controlled is not None:
+            self.controlled.close()
+        for connection in tuple(self._connections):
             with contextlib.suppress(OSError):
-                line.flush()
-            self._hang_up(line, "")
+                connection.flush()
+            self._hang_up(connection, "")
         self._listener.close()
         self._files.close()
-        self._holdings.close()
+        self._datasets.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()
-        ended = self._holdings.join(JOIN_S)
+        ended = self._datasets.join(JOIN_S)
         for fd in (self._spare_fd, self._wake):
             if fd >= 0:
                 os.close(fd)

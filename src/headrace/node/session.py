@@ -16,8 +16,7 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.machine.host import available_memory
-from headrace.node.lent import Lent
-from headrace.node.requests import REQUESTS_MAX, Asked, Requests
+from headrace.node.requests import REQUESTS_MAX, Asked, MappedSlabs, Requests
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -53,11 +52,10 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from headrace import _native
-    from headrace.node.allowances import Allowances
-    from headrace.node.job import Job
-    from headrace.node.room import Room
+    from headrace.node.jobs import Job, JobTotals
+    from headrace.node.limits import RateLimits
+    from headrace.node.requests import WindowBudget
     from headrace.node.served import Outcome, ServedData
-    from headrace.node.tally import JobTotals
 
 __all__ = ["Host", "Send", "Session"]
 
@@ -78,9 +76,9 @@ class Host(Protocol):
     """What a session needs of the daemon."""
 
     window_bytes: int
-    allowances: Allowances | None
+    rate_limits: RateLimits | None
     """What jobs may take from file systems; None: nobody limits them."""
-    room: Room
+    budget: WindowBudget
 
     def job(self, name: str) -> Job:
         """The job of this name."""
@@ -153,7 +151,7 @@ class Session:
         self._pumping = False
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
-        self._lent = Lent(send)
+        self._mapped_slabs = MappedSlabs(send)
         self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.reading = 0
         self._read_at_s = self._limited_since_s = 0.0
@@ -279,7 +277,7 @@ class Session:
     def announce(self) -> None:
         """Tell the client of memory that came or went."""
         for number in self._behind:
-            self._lent.announce(self._data[number])
+            self._mapped_slabs.announce(self._data[number])
         self._behind.clear()
 
     def _used(self, request: Used) -> None:
@@ -290,7 +288,7 @@ class Session:
         self.batches += request.batches
 
     def _dropped(self, request: Dropped) -> None:
-        self._lent.dropped(self._of(request.dataset), request.identities)
+        self._mapped_slabs.dropped(self._of(request.dataset), request.identities)
         self._host.share()
 
     def _of(self, dataset: int) -> ServedData:
@@ -332,7 +330,7 @@ class Session:
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
-            if job.reading >= READS_MAX or not (mine and jobs and self._host.room.fits(size)):
+            if job.reading >= READS_MAX or not (mine and jobs and self._host.budget.fits(size)):
                 return
             if not self._paid(job, asked):
                 return
@@ -349,10 +347,10 @@ class Session:
 
     def _paid(self, job: Job, asked: Asked) -> bool:
         """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
-        allowances = self._host.allowances
-        if allowances is None:
+        rate_limits = self._host.rate_limits
+        if rate_limits is None:
             return True
-        asked.charge = allowances.admit(self, job.name, asked.data, asked.indices)
+        asked.charge = rate_limits.admit(self, job.name, asked.data, asked.indices)
         if asked.charge is not None:
             return True
         self._limited_since_s = self._limited_since_s or time.monotonic()
@@ -361,8 +359,8 @@ class Session:
     @property
     def limited(self) -> bool:
         """Whether it waits for what its job may take from a file system."""
-        allowances = self._host.allowances
-        return allowances is not None and allowances.holds(self)
+        rate_limits = self._host.rate_limits
+        return rate_limits is not None and rate_limits.holds(self)
 
     def _begun(self, asked: Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
@@ -377,7 +375,7 @@ class Session:
         assert self.job is not None
         self.held_bytes += size
         self.job.held_bytes += size
-        self._host.room.held_bytes += size
+        self._host.budget.held_bytes += size
 
     def _done(self, asked: Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
@@ -454,9 +452,9 @@ class Session:
 
     def _pump_others(self) -> None:
         """Something is free again."""
-        room = self._host.room
-        if room.starved:
-            room.starved = False
+        budget = self._host.budget
+        if budget.starved:
+            budget.starved = False
             self._host.pump_all()
         elif self.job is not None:
             for session in tuple(self.job.sessions):
@@ -474,8 +472,8 @@ class Session:
         self.closed = True
         if self._has_files:
             self._host.files_end(self)
-        if self._host.allowances is not None:
-            self._host.allowances.forget(self)
+        if self._host.rate_limits is not None:
+            self._host.rate_limits.forget(self)
         for lease in self.leases.values():
             lease.batch.abandon()
             self._hold(-lease.held_bytes)
@@ -487,7 +485,7 @@ class Session:
             return
         job.sessions.discard(self)
         for data in self._data.values():
-            self._lent.close(data)
+            self._mapped_slabs.close(data)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]

@@ -1,11 +1,12 @@
 """Wire: the messages between a node daemon and its clients, and their frames; see docs/protocol.md.
 
 A frame is a length (4 bytes, little-endian) and so many bytes of MessagePack. Bytes in, messages out:
-nothing here knows sockets. A length is checked before memory is taken for what follows.
+nothing here reads or writes sockets. A length is checked before memory is taken for what follows.
 """
 
 from __future__ import annotations
 
+import socket
 import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,7 @@ __all__ = [
     "decode_reply",
     "decode_request",
     "encode",
+    "peer_of",
 ]
 
 PROTOCOL = 2
@@ -70,6 +72,7 @@ FDS_MAX = 16
 """Descriptors that come with one `Buffers`."""
 
 _LENGTH = struct.Struct("<I")
+_PEER = struct.Struct("3i")
 
 
 class WireError(Exception):
@@ -443,3 +446,10 @@ class Splitter:
                 yield body
         finally:
             del self._pending[:at]
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The other side of a UNIX socket, as the kernel says: process id (0: unknown) and user id."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(credentials)
+    return pid, uid

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 from headrace import _native
 from headrace.base.documents import DocumentKind
 from headrace.errors import RecordError
-from headrace.posix.launch import Ended, run_program
-from headrace.posix.program import find_program, why_unseen
+from headrace.posix.launch import Ended, find_program, run_program, why_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

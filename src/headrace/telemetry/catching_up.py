@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from headrace.runtime.telling import agent_sockets, checked
+from headrace.runtime import agent_sockets, checked
 from headrace.telemetry.listening import ask_to_write
 
 __all__ = ["catch_up"]

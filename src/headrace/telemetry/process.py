@@ -15,8 +15,7 @@ from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
 from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
-from headrace.runtime import RuntimeFolder, launch, wait_for_end
-from headrace.runtime.telling import SITE_SOCKET, agent_folder
+from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder, launch, wait_for_end
 from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.listening import Listener, ask_state
 from headrace.telemetry.pace import Pace

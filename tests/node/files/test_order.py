@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from headrace.node.files.epochs import Epochs
-from headrace.node.files.follower import NEVER, Follower
-from headrace.node.files.foresight import Foresight, GivenOrder
-from headrace.node.files.order_file import read_order_file
+from headrace.node.files.order import (
+    NEVER,
+    Epochs,
+    Follower,
+    Foresight,
+    GivenOrder,
+    read_order_file,
+)
 from headrace.order import Shuffled
 
 FILES = 1000

@@ -34,7 +34,7 @@ from headrace.cluster.launch.scheduler import (
 from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
 from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import LaunchError
-from headrace.job.address import own_address
+from headrace.job.nodes import own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

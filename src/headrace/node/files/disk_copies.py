@@ -41,7 +41,7 @@ from headrace.errors import StoreError
 from headrace.plane.cache_directory import disk_reserve
 
 if TYPE_CHECKING:
-    from headrace.node.files.memory_copy import Bytes
+    from headrace.node.files.copies import Bytes
 
 __all__ = ["DiskCopies", "DiskCopy", "DiskFolder"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.node.files.figures import AheadFigures
+from headrace.node.files.copies import AheadFigures
 from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:

@@ -1,24 +1,414 @@
-"""RootFiles: the files below one root, for all runs and jobs that open them."""
+"""The files below one root, for all runs and jobs that open them, and the reads from their source.
+
+What runs open next comes first, in their order, the runs in turn; the rest of the data set follows with
+a few reads in flight, so that a program's own opens find the storage free. Larger files are read in
+pieces by threads of their own, after somebody opened them.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
+import mmap
+import os
+import threading
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.node.files import memory_copy
-from headrace.node.files.copies import Copies
-from headrace.node.files.far_reader import FarReader
-from headrace.node.files.tree import FAR_THREADS, FileTree, Scan, is_far
-from headrace.node.quota import Want
+from headrace import _native
+from headrace.node.datasets import Want
+from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, new_copy, seal
+from headrace.node.files.tree import FAR_THREADS, FileTree, Scan, is_far, stat_row
 
 if TYPE_CHECKING:
-    from headrace import _native
-    from headrace.node.files.disk_copies import DiskCopies
-    from headrace.node.files.memory_copy import DescriptorBudget
+    from collections.abc import Iterator
 
-__all__ = ["RootFiles"]
+    from numpy.typing import NDArray
+
+    from headrace.node.files.copies import DescriptorBudget, View
+    from headrace.node.files.disk_copies import DiskCopies
+
+__all__ = ["FarReader", "RootFiles"]
+
+_log = logging.getLogger("headrace.node")
+
+AHEAD_READS = 64
+"""Reads in flight for files that are opened soon."""
+
+REST_READS = 16
+"""For the rest of the data set."""
+
+BUFFER_BYTES = 128 << 20
+BIG_BYTES = 16 << 20
+"""Larger files are read in pieces, and not before somebody opened them or will soon."""
+
+PIECE_BYTES = 1 << 20
+PIECES = 8
+"""Of one large file, read at a time."""
+
+WAIT_S = 0.005
+READ_S = 120.0
+"""A read that takes longer is given up."""
+
+_ATTEMPTS = 3
+_AGAIN_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class _Demand:
+    """What one run wants."""
+
+    view: View
+    ahead: deque[int] = field(default_factory=deque)
+    blocked: bool = False
+    """There was no room for the first of them."""
+    rest: Iterator[int] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A file under way."""
+
+    path: bytes
+    row: tuple[int, ...]
+    job: Any
+    """A FileJob, or the Future of a check or of a large file."""
+    ahead: bool
+    began_s: float
+
+
+class FarReader:
+    """Reads for one root. Thread-safe.
+
+    Args:
+        root: resolved path.
+        copies: where what is read goes.
+        model: a simulated storage, which the root lies on.
+    """
+
+    def __init__(self, root: bytes, copies: Copies, model: _native.SlowModel | None = None) -> None:
+        self._copies = copies
+        self._model = model
+        self._root = root
+        self._demands: dict[int, _Demand] = {}
+        self._turn = 0
+        self._reader: _native.FileReader | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._attempts: dict[bytes, int] = {}
+        self._again: deque[tuple[float, View, int]] = deque()
+        self._wake = threading.Condition()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self.in_flight = 0
+
+    def want(self, view: View, files: NDArray[np.int64], *, anew: bool = False) -> None:
+        """A run opens these next, in this order, after those that it wanted before.
+
+        Args:
+            view: the run.
+            files: none: it has opened some, and there may be room now.
+            anew: forget what it wanted before.
+        """
+        with self._wake:
+            demand = self._demands.setdefault(id(view), _Demand(view))
+            if anew:
+                demand.ahead.clear()
+            demand.ahead.extend(files.tolist())
+            demand.blocked = False
+            if demand.ahead:
+                self._go()
+
+    def want_rest(self, view: View, files: Iterator[int] | None) -> None:
+        """A run opens these at some time; replaces what it said before."""
+        with self._wake:
+            self._demands.setdefault(id(view), _Demand(view)).rest = files
+            self._go()
+
+    def has_rest(self, view: View) -> bool:
+        """Whether some of what a run opens at some time was not looked at yet."""
+        demand = self._demands.get(id(view))
+        return demand is not None and demand.rest is not None
+
+    def forget(self, view: View) -> None:
+        """A run is over."""
+        with self._wake:
+            self._demands.pop(id(view), None)
+            self._again = deque(item for item in self._again if item[1] is not view)
+
+    def close(self) -> None:
+        """End the threads; a read that the storage never answers is left behind."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _go(self) -> None:
+        if self._thread is None and not self._ended:
+            self._thread = threading.Thread(
+                target=self._work, name="headrace-node-files", daemon=True
+            )
+            self._thread.start()
+        self._wake.notify_all()
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        readings: deque[_Reading] = deque()
+        try:
+            while not self._ended:
+                self._begin(readings)
+                if readings:
+                    self._finish(readings)
+                else:
+                    with self._wake:
+                        if not self._ended and not self._waiting():
+                            self._wake.wait(_AGAIN_S if self._again else None)
+        except Exception:  # noqa: BLE001 - programs go on without it
+            _log.exception("%s is not read any more", os.fsdecode(self._root))
+        finally:
+            for reading in readings:
+                self._copies.cancel(reading.path)
+            if self._reader is not None:
+                self._reader.close()
+
+    def _waiting(self) -> bool:
+        return any(
+            (demand.ahead and not demand.blocked) or demand.rest is not None
+            for demand in self._demands.values()
+        )
+
+    def _begin(self, readings: deque[_Reading]) -> None:
+        """Begin reads, as many as may be in flight."""
+        while not self._ended and len(readings) < AHEAD_READS:
+            item = self._next(rest=len(readings) < REST_READS)
+            if item is None:
+                break
+            reading = self._start(*item)
+            if reading is not None:
+                readings.append(reading)
+        self.in_flight = len(readings)
+
+    def _next(self, *, rest: bool) -> tuple[View, int, bool] | None:
+        """The next file to read: (run, number, whether it is opened soon)."""
+        with self._wake:
+            demands = list(self._demands.values())
+            for k in range(len(demands)):
+                demand = demands[(self._turn + k) % len(demands)]
+                if demand.ahead and not demand.blocked:
+                    self._turn += k + 1
+                    return demand.view, demand.ahead.popleft(), True
+            if self._again and self._again[0][0] <= time.monotonic():
+                _, view, file = self._again.popleft()
+                return view, file, False
+            for demand in demands if rest else ():
+                if demand.rest is not None:
+                    file = next(demand.rest, -1)
+                    if file >= 0:
+                        return demand.view, file, False
+                    demand.rest = None
+            return None
+
+    def _start(self, view: View, file: int, ahead: bool) -> _Reading | None:
+        """Begin to read or check a file; None: there is nothing to do, or no room."""
+        path = view.paths[file]
+        row = tuple(view.stats[file, :4].tolist())
+        if not self._copies.wanted(path) or (ahead and not view.awaited(file)):
+            return None
+        size = row[2]
+        left = self._copies.left_on_disk(path, row)
+        if left is not None:
+            if not self._copies.reserve_left(path):
+                return None
+            job: Any = self._threads().submit(self._copies.check_left, left)
+            return _Reading(path, row, job, ahead, time.monotonic())
+        if self._copies.reserve(path, size, (view, file) if ahead else None) is None:
+            self._no_room(view, file, ahead=ahead)
+            return None
+        if size > BIG_BYTES:
+            job = self._threads().submit(self._read_big, path, row)
+        else:
+            job = self._files().submit([path])
+        return _Reading(path, row, job, ahead, time.monotonic())
+
+    def _no_room(self, view: View, file: int, *, ahead: bool) -> None:
+        """What comes soon waits until others were opened; the rest is left alone."""
+        with self._wake:
+            demand = self._demands.get(id(view))
+            if demand is None or not self._copies.wanted(view.paths[file]):
+                return
+            if not ahead:
+                demand.rest = None
+            elif self._copies.could_hold(int(view.stats[file, 2])):
+                demand.ahead.appendleft(file)
+                demand.blocked = True
+
+    def _files(self) -> _native.FileReader:
+        if self._reader is None:
+            self._reader = _native.FileReader(
+                reads_in_flight=AHEAD_READS,
+                buffer_bytes=BUFFER_BYTES,
+                simulate=self._model,
+                simulated_roots=[os.fsdecode(self._root)],
+            )
+        return self._reader
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(2, "headrace-node-large")
+        return self._pool
+
+    def _finish(self, readings: deque[_Reading]) -> None:
+        """Place what has been read; waits a little for the oldest."""
+        first = readings[0]
+        if isinstance(first.job, Future):
+            if not first.job.done():
+                time.sleep(WAIT_S / 5)
+        else:
+            first.job.wait(WAIT_S)
+        for _ in range(len(readings)):
+            reading = readings.popleft()
+            if isinstance(reading.job, Future):
+                if reading.job.done():
+                    self._take_future(reading)
+                    continue
+            elif reading.job.done:
+                self._take(reading)
+                continue
+            readings.append(reading)
+        self.in_flight = len(readings)
+
+    def _take(self, reading: _Reading) -> None:
+        batch = reading.job.wait(0.0)
+        error = int(batch.errors[0])
+        found = (batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0])
+        if error == errno.ESTALE and self._once_more(reading):
+            self._copies.cancel(reading.path)
+            return
+        if error == 0 and tuple(map(int, found)) != reading.row:
+            error = errno.ESTALE
+        if error:
+            self._failed(reading, OSError(error, os.strerror(error)))
+            return
+        start = int(batch.offsets[0])
+        self._place(reading, batch.data[start : start + int(batch.lengths[0])])
+
+    def _once_more(self, reading: _Reading) -> bool:
+        """Whether a file that was changed just now is to be read again; what it is now counts."""
+        tries = self._attempts[reading.path] = self._attempts.get(reading.path, 0) + 1
+        if tries > _ATTEMPTS:
+            return False
+        with self._wake:
+            for demand in self._demands.values():
+                file = demand.view.find(reading.path)
+                if file >= 0:
+                    self._again.append((time.monotonic() + _AGAIN_S, demand.view, file))
+                    return True
+        return False
+
+    def _take_future(self, reading: _Reading) -> None:
+        try:
+            found = reading.job.result()
+        except OSError as e:
+            self._failed(reading, e)
+            return
+        if isinstance(found, int):
+            self._place_big(reading, found)
+        elif found is None:
+            self._copies.damaged(reading.path)
+            with self._wake:
+                for demand in self._demands.values():
+                    file = demand.view.find(reading.path)
+                    if file >= 0:
+                        demand.ahead.appendleft(file)
+                        break
+        else:
+            self._copies.place_left(reading.path, reading.row, found)
+
+    def _place_big(self, reading: _Reading, fd: int) -> None:
+        if self._copies.reserved(reading.path) == "ram":
+            self._count(reading)
+            self._copies.place_memfd(reading.path, reading.row, fd)
+            return
+        try:
+            with mmap.mmap(fd, reading.row[2], mmap.MAP_SHARED, mmap.PROT_READ) as data:
+                self._place(reading, data)
+        finally:
+            os.close(fd)
+
+    def _place(self, reading: _Reading, data: Any) -> None:
+        self._count(reading)
+        try:
+            self._copies.place(reading.path, reading.row, data)
+        except OSError as e:
+            self._copies.figures.failed(f"{os.fsdecode(reading.path)}: {e}")
+
+    def _count(self, reading: _Reading) -> None:
+        self._copies.figures.source_files += 1
+        self._copies.figures.source_bytes += reading.row[2]
+
+    def _failed(self, reading: _Reading, error: OSError) -> None:
+        """A file that cannot be read is left to the program, which will say so."""
+        self._copies.cancel(reading.path)
+        self._copies.spoiled.add(reading.path)
+        self._copies.figures.failed(f"{os.fsdecode(reading.path)}: {error}")
+
+    # -- large files ------------------------------------------------------------------------------
+
+    def _read_big(self, path: bytes, row: tuple[int, ...]) -> int:
+        """Read a large file in pieces into a sealed memfd."""
+        copy = new_copy(row[2])
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                self._pay_open()
+                _same(fd, row)
+                pieces = range(0, row[2], PIECE_BYTES)
+                with ThreadPoolExecutor(PIECES, "headrace-node-piece") as pool:
+                    for _ in pool.map(lambda at: self._piece(fd, copy, at, row[2]), pieces):
+                        if self._ended:
+                            raise OSError(errno.ECANCELED, "the daemon ends")
+                _same(fd, row)
+            finally:
+                os.close(fd)
+            seal(copy)
+        except BaseException:
+            os.close(copy)
+            raise
+        return copy
+
+    def _piece(self, fd: int, copy: int, at: int, size: int) -> None:
+        end = min(size, at + PIECE_BYTES)
+        if self._model is not None:
+            error = self._model.read_delay(end - at)
+            if error:
+                raise OSError(error, os.strerror(error))
+        while at < end and not self._ended:
+            data = os.pread(fd, end - at, at)
+            if not data:
+                raise OSError(errno.ESTALE, "the file became shorter")
+            at += os.pwrite(copy, data, at)
+
+    def _pay_open(self) -> None:
+        if self._model is not None:
+            self._model.open_delay()
+
+
+def _same(fd: int, row: tuple[int, ...]) -> None:
+    """See that an open file is what it was.
+
+    Raises:
+        OSError: ESTALE: it is not.
+    """
+    if stat_row(os.fstat(fd))[:4] != row[:4]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 class RootFiles:
@@ -92,8 +482,8 @@ class RootFiles:
             sizes = (
                 self.tree.stats[:, 2] if self.far and self.tree is not None else np.zeros(0, int)
             )
-            pages = -(-sizes // memory_copy.PAGE) * memory_copy.PAGE
-            self._needed_bytes = int(pages.sum()) + memory_copy.OVERHEAD_BYTES * len(sizes)
+            pages = -(-sizes // PAGE) * PAGE
+            self._needed_bytes = int(pages.sum()) + OVERHEAD_BYTES * len(sizes)
         return Want(self._needed_bytes, self.copies.held_bytes, frozenset(self.users), self.used_s)
 
     def set_quota(self, quota_bytes: int) -> None:

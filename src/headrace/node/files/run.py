@@ -17,10 +17,10 @@ import numpy as np
 
 from headrace import _native
 from headrace.machine.host import available_memory
-from headrace.node.files.far_reader import BIG_BYTES
-from headrace.node.files.figures import OpenFigures
-from headrace.node.files.foresight import Foresight, GivenOrder
+from headrace.node.files.copies import OpenFigures
+from headrace.node.files.order import Foresight, GivenOrder
 from headrace.node.files.page_cache import PageCacheAhead
+from headrace.node.files.root_files import BIG_BYTES
 from headrace.node.files.tree import joined, stat_row
 
 if TYPE_CHECKING:

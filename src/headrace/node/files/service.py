@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError
 from headrace.io import simulation_of
+from headrace.node.files.copies import DescriptorBudget
 from headrace.node.files.disk_copies import DiskCopies, DiskFolder
-from headrace.node.files.foresight import GivenOrder
-from headrace.node.files.memory_copy import DescriptorBudget
-from headrace.node.files.order_file import read_order_file
+from headrace.node.files.order import GivenOrder, read_order_file
 from headrace.node.files.root_files import RootFiles
 from headrace.node.files.run import Run
 from headrace.node.wire import FilesReady, Status
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.node.daemon import NodeOptions
     from headrace.node.files.tree import FileTree, Scan
-    from headrace.node.options import NodeOptions
     from headrace.node.session import Session
     from headrace.node.wire import Files
 

@@ -1,12 +1,13 @@
-"""Tally: what each job got and how it fared, added up for as long as the daemon runs.
+"""Jobs: the clients that belong together, what they hold, what they got and how they fared.
 
-Bounded: a job's figures are kept while it has clients and a while after, and only so many jobs have a
-label of their own in metrics; all others are added up in one. Figures never go down, whoever comes
-and goes, as Prometheus needs it.
+Figures are added up for as long as the daemon runs, and bounded: a job's are kept while it has clients and a
+while after, and only so many jobs have a label of their own in metrics; all others are added up in one.
+Figures never go down, whoever comes and goes, as Prometheus needs it.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +17,42 @@ from headrace.control.metrics import OTHER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.node.session import Session
     from headrace.node.wire import Note
 
-__all__ = ["CAUSES", "JobTotals", "Tally"]
+__all__ = ["CAUSES", "Job", "JobTotals", "Tally"]
+
+
+@dataclass(slots=True)
+class Job:
+    """The clients of one job, and what they hold together."""
+
+    name: str
+    window_bytes: int
+    tally: Tally
+    sessions: set[Session] = field(default_factory=set)
+    held_bytes: int = 0
+    reading: int = 0
+    """Batches under way."""
+    _totals: JobTotals | None = None
+
+    @property
+    def totals(self) -> JobTotals:
+        """Its figures, from when they are first needed."""
+        if self._totals is None:
+            self._totals = self.tally.begin(self.name, time.monotonic())
+        return self._totals
+
+    @property
+    def counted(self) -> bool:
+        """Whether it has figures: one that only asks for the daemon's state has none."""
+        return self._totals is not None
+
+    def end(self) -> None:
+        """Its last client has gone."""
+        if self._totals is not None:
+            self.tally.end(self.name, time.monotonic())
+
 
 CAUSES: Final = (
     Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW, Cause.DIRECT, Cause.DECODE,

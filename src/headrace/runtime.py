@@ -1,11 +1,11 @@
-"""Runtime folder: where a daemon of this user is found, and which of two daemons may rule.
+"""Daemons of this user: their folders, which of two may rule, and how they run in the background.
 
     FOLDER/          0700, ours, no symbolic link
       socket         the daemon listens here
       lock           held (flock) by the daemon that rules; its process id is inside
       node.log       of a daemon in the background; control.log, of a controller
 
-The node daemon has one folder, the controller another beside it.
+The node daemon has one folder, the controller another beside it, and each telemetry agent one.
 
 A kill leaves socket and lock file behind, but no lock: the next daemon takes both over. Whoever
 connects checks the folder first, so that no other user can pose as the daemon.
@@ -16,17 +16,36 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import stat
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.files import lock_path, locked_by
 from headrace.errors import NodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Claim", "RuntimeFolder", "control_folder", "runtime_folder"]
+    from headrace.errors import HeadraceError
+
+__all__ = [
+    "SITE_SOCKET",
+    "Claim",
+    "RuntimeFolder",
+    "agent_folder",
+    "agent_sockets",
+    "checked",
+    "control_folder",
+    "launch",
+    "runtime_folder",
+    "tail",
+    "wait_for_end",
+]
 
 FOLDER_VARIABLE = "HEADRACE_RUNTIME_DIR"
 SOCKET_PATH_BYTES_MAX = 107
@@ -198,3 +217,120 @@ class Claim:
         self._fd = -1
         with contextlib.suppress(OSError):
             self.folder.path.rmdir()
+
+
+START_S = 20.0
+_POLL_S = 0.02
+_TAIL_BYTES = 64 << 10
+
+
+def launch(
+    folder: RuntimeFolder,
+    arguments: Sequence[str],
+    state: Callable[[], dict[str, Any] | None],
+    error: type[HeadraceError],
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Start a daemon, and return its state when it serves.
+
+    Args:
+        folder: where it will rule.
+        arguments: options of `headrace COMMAND start` for it.
+        state: asks whoever serves there for its state, with its `pid`; None: nobody yet.
+        error: is raised if the daemon does not come up; the message has the end of its log.
+        environment: what it gets beside ours.
+    """
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.path.mkdir(mode=0o700)
+    folder.check()
+    process = _spawn(folder, arguments, environment or {})
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        found = state()
+        if found is not None and found["pid"] == process.pid:
+            # So that it is no zombie when it ends, should this process live so long.
+            threading.Thread(target=process.wait, daemon=True).start()
+            return found
+        if process.poll() is not None:
+            break
+        time.sleep(_POLL_S)
+    else:
+        process.kill()
+        process.wait()
+    raise error(
+        f"the {folder.title} did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
+        path=str(folder.log),
+        next_step=f"Run it in the foreground: headrace {folder.command} start --foreground.",
+    )
+
+
+def _spawn(
+    folder: RuntimeFolder, arguments: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    log = os.open(folder.log, flags, 0o600)
+    program = "from headrace.cli import main; main()"
+    command = [sys.executable, "-c", program, folder.command, "start", "--foreground", *arguments]
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own program
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd="/", env={**os.environ, **environment},
+        )  # fmt: skip
+    finally:
+        os.close(log)
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends in time."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def tail(folder: RuntimeFolder, lines: int) -> str:
+    """The end of the log of a daemon in the background; '' where there is none."""
+    try:
+        with folder.log.open("rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            text = f.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
+
+
+SITE_SOCKET: Final = "/run/headrace-agent/socket"
+"""Of an agent that root runs for all users."""
+
+
+def agent_folder(job: str = "", environment: Mapping[str, str] | None = None) -> RuntimeFolder:
+    """The folder of this user's agent: that of the node daemon with `-agent` at its end.
+
+    Args:
+        job: an agent of one job has a folder of its own.
+        environment: defaults to `os.environ`.
+    """
+    node = runtime_folder(environment).path
+    of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
+    name = f"{node.name}-agent-{of_job}" if of_job else f"{node.name}-agent"
+    return RuntimeFolder(node.with_name(name), "agent", "telemetry agent")
+
+
+def agent_sockets(job: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Where agents that want to hear of a job may listen."""
+    given = (os.environ if environment is None else environment).get("HEADRACE_AGENT_SOCKET")
+    if given:
+        return (given,)
+    folders = agent_folder("", environment), agent_folder(job, environment)
+    return (*(str(folder.socket) for folder in folders), SITE_SOCKET)
+
+
+def checked(path: str) -> bool:
+    """Whether what listens at `path` is ours or root's: nobody else is told how a job fares."""
+    try:
+        found = Path(path).parent.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        return False
+    return not found.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""Allowances: what the jobs of this node may take from each file system, and who waits for that.
+"""Rate limits: what the jobs of this node may take from each file system, and who waits for that.
 
 The daemon's loop asks before it begins a batch. What memory and local disk have is free, and so is
 what somebody reads already; the rest is paid for from the job's limit on the data's file system.
@@ -6,7 +6,8 @@ A client whose job has used its limit up waits here, in turn with the job's othe
 other jobs go on.
 
 Limits come as leases (`apply`) and end by the monotonic clock: an agent that hangs, a controller that
-is gone, or a wall clock that jumps changes nothing about that. Thread-safe.
+is gone, or a wall clock that jumps changes nothing about that. `ControlledLimits` joins the loop, which must
+not wait, and the agent's thread, which may.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.control.messages import Flow, Grant
+from headrace.control.agent import Agent
+from headrace.control.messages import Flow, Grant, PlaneState
 from headrace.plane.rate_limit import LIMITED, Cost, Limit
 
 if TYPE_CHECKING:
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.control.client import Endpoint
     from headrace.control.messages import Lease
 
-__all__ = ["Allowances", "Charge", "Data", "Payer"]
+__all__ = ["Charge", "ControlledLimits", "Data", "RateLimited", "RateLimits"]
 
 OTHER = "other"
 """The file system of paths that belong to no other."""
@@ -47,7 +50,7 @@ FIRST_S = 1.0
 FREE = Cost()
 
 
-class Payer(Protocol):
+class RateLimited(Protocol):
     """A client that waits."""
 
     def pump(self) -> None:
@@ -87,12 +90,12 @@ class _Flow:
 
     def __init__(self, now: float) -> None:
         self.limit = Limit(now)
-        self.waiting: deque[Payer] = deque()
-        self.costs: dict[Payer, Cost] = {}
+        self.waiting: deque[RateLimited] = deque()
+        self.costs: dict[RateLimited, Cost] = {}
         self.idle = 0
 
 
-class Allowances:
+class RateLimits:
     """The limits of all jobs of this node.
 
     Args:
@@ -112,7 +115,7 @@ class Allowances:
         self.wake = wake
         self._lock = threading.RLock()
         self._flows: dict[tuple[str, str], _Flow] = {}
-        self._held: dict[Payer, _Flow] = {}
+        self._held: dict[RateLimited, _Flow] = {}
         self._new: dict[_Flow, float] = {}  # until when it waits to be known
         self._places: list[tuple[str, str]] = []
         self._known: dict[str, str] = {}
@@ -129,7 +132,9 @@ class Allowances:
             self._lapse(self._clock())
             return self._flow(job, path).limit
 
-    def admit(self, payer: Payer, job: str, data: Data, indices: NDArray[Any]) -> Charge | None:
+    def admit(
+        self, payer: RateLimited, job: str, data: Data, indices: NDArray[Any]
+    ) -> Charge | None:
         """Pay for a batch; None: the payer waits now, and is pumped when it may go."""
         now = self._clock()
         with self._lock:
@@ -146,11 +151,11 @@ class Allowances:
             flow.limit.spend(cost)
             return Charge(flow.limit, cost)
 
-    def holds(self, payer: Payer) -> bool:
+    def holds(self, payer: RateLimited) -> bool:
         """Whether it waits here."""
         return payer in self._held
 
-    def forget(self, payer: Payer) -> None:
+    def forget(self, payer: RateLimited) -> None:
         """It is gone."""
         with self._lock:
             flow = self._held.pop(payer, None)
@@ -301,7 +306,7 @@ class Allowances:
                 return name
         return OTHER
 
-    def _hold(self, payer: Payer, flow: _Flow, cost: Cost, now: float) -> None:
+    def _hold(self, payer: RateLimited, flow: _Flow, cost: Cost, now: float) -> None:
         if flow.idle:  # others have its share by now
             flow.idle = 0
             self.poke()
@@ -334,3 +339,89 @@ class Allowances:
 
 def _three(rates: tuple[float | None, ...]) -> tuple[float | None, float | None, float | None]:
     return rates[0], rates[1], rates[2]
+
+
+LOOK_S = 0.5
+"""The agent waits so long for the loop's figures, then reports without."""
+
+JOBS_MAX = 4096
+
+
+class _Host(Protocol):
+    """What is needed of the daemon."""
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run a function in the loop. Thread-safe."""
+
+    def describe(self) -> dict[str, Any]:
+        """The daemon's state."""
+
+    def set_job_quotas(self, quotas: dict[str, int]) -> None:
+        """Memory for the samples of some jobs."""
+
+
+class ControlledLimits:
+    """What makes a daemon keep to policies.
+
+    Args:
+        endpoint: the controller.
+        host: the daemon.
+    """
+
+    def __init__(self, endpoint: Endpoint, host: _Host) -> None:
+        self._host = host
+        self.rate_limits = RateLimits()
+        self.agent = Agent(endpoint, self.rate_limits, self._state, self._leased)
+        self.rate_limits.poke = self.agent.poke
+        self.rate_limits.wake = lambda: host.call_soon(_nothing)
+        self._caches: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self.agent.start()
+
+    def close(self) -> None:
+        """Give the controller back what was leased, if it answers at once."""
+        self.agent.close()
+
+    def describe(self) -> dict[str, Any]:
+        """How it fares, as plain values."""
+        return {**self.agent.describe(), **self.rate_limits.describe()}
+
+    # -- in the agent's thread --------------------------------------------------------------------
+
+    def _state(self) -> PlaneState:
+        looked = threading.Event()
+        found: list[PlaneState] = []
+
+        def look() -> None:
+            found.append(_plane_state(self._host.describe()))
+            looked.set()
+
+        self._host.call_soon(look)
+        looked.wait(LOOK_S)
+        return found[0] if found else PlaneState()
+
+    def _leased(self, lease: Lease) -> None:
+        if lease.caches != self._caches:
+            self._caches = lease.caches
+            self._host.call_soon(lambda: self._host.set_job_quotas(dict(lease.caches)))
+
+
+def _nothing() -> None:
+    """Wakes the loop."""
+
+
+def _plane_state(described: dict[str, Any]) -> PlaneState:
+    datasets = described["datasets"]
+    delivered = sum(data["delivered_bytes"] for data in datasets)
+    ram = sum(data["ram_bytes"] for data in datasets)
+    return PlaneState(
+        held_bytes=described["held_bytes"],
+        ram_bytes=described["ram_bytes"],
+        delivered_bytes={"ram": ram, "source": max(0, delivered - ram)},
+        stall_s=described["stall_s"],
+        sessions={
+            job["name"]: job["sessions"] for job in described["jobs"][:JOBS_MAX] if job["name"]
+        },
+    )

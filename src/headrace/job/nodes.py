@@ -1,0 +1,278 @@
+"""The nodes of a job: their addresses, whether they answer, and what they hold together.
+
+Node 0 writes `job.json` from what the nodes publish (`Registrar`). The document is a function of theirs, so
+it matters little who writes it, or whether it is written again: if node 0 dies, the last one stays true,
+but for replicas that come later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.job import job_id
+from headrace.closing import Closing
+from headrace.errors import FabricError, HeadraceError, JobError
+from headrace.fabric.host import Host, HostOptions
+from headrace.job.engine import identity_of
+from headrace.job.meeting import POLL_S, JobDocument, Meeting, NodeDocument, Place, SegmentPlaces
+from headrace.store.manifest import segment_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.job.meeting import Meeting, NodeDocument
+
+__all__ = [
+    "JobStatus",
+    "NodeStatus",
+    "Registrar",
+    "answers",
+    "compose",
+    "job_status",
+    "own_address",
+]
+
+_DISCARD = 9
+_ANYWHERE = "192.0.2.1"
+"""Reserved for documentation: nobody is there, but a route to it is one to the outside."""
+
+
+def own_address(nodes: int, toward: str | None = None) -> str:
+    """The address of this node that others can reach.
+
+    Args:
+        nodes: of the job; a job of one node stays on loopback.
+        toward: another node's address, if one is known: the way there begins at ours.
+    """
+    if nodes == 1:
+        return "127.0.0.1"
+    if toward is not None and (found := _from(toward)):
+        return found
+    with contextlib.suppress(OSError):
+        for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            host = str(address[0])
+            if not host.startswith("127.") and host != "::1" and "%" not in host:
+                return host
+    return _from(_ANYWHERE) or "127.0.0.1"
+
+
+def _from(toward: str) -> str | None:
+    """The address that packets to `toward` carry. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in toward else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as s:
+        s.connect((toward, _DISCARD))
+        return str(s.getsockname()[0])
+    return None
+
+
+_TIMEOUT_S = 1.0
+
+
+def answers(document: NodeDocument) -> bool:
+    """Whether the server that a document speaks of, and no other, listens at its address."""
+    host, _, port = document.address.rpartition(":")
+    try:
+        options = HostOptions(
+            timeout_s=_TIMEOUT_S, kato_ms=0, dhchap_secret=None, dhchap_controller_secret=None
+        )
+        with Host(
+            (host.strip("[]"), int(port)), document.nqn, identity_of(document.session), options
+        ):
+            return True
+    except (FabricError, ValueError):
+        return False
+
+
+_LATER_S = 0.5
+"""Between looks once the job has begun."""
+
+
+class Registrar(Closing):
+    """A thread that looks into the folder until `close`.
+
+    Args:
+        meeting: the folder.
+        session: ours.
+        nodes: how many there are.
+        head: what `meeting.json` tells the nodes.
+    """
+
+    def __init__(self, meeting: Meeting, session: str, nodes: int, head: Mapping[str, Any]) -> None:
+        self._meeting = meeting
+        self._session = session
+        self._nodes = nodes
+        self._head = dict(head)
+        self._stop = threading.Event()
+        self._last: JobDocument | None = None
+        self._thread = threading.Thread(target=self._run, name="headrace-registrar", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            # A shared file system that fails for a moment: the next look may succeed.
+            with contextlib.suppress(OSError, HeadraceError):
+                self._look()
+            if self._stop.wait(POLL_S if self._last is None else _LATER_S):
+                return
+
+    def _look(self) -> None:
+        self._meeting.announce(self._session, **self._head)
+        there = self._meeting.nodes(self._session)
+        if self._last is None and len(there) < self._nodes:
+            return
+        generation = 1 if self._last is None else self._last.generation
+        found = compose(self._session, self._nodes, self._head, there, generation)
+        if self._last is not None:
+            if len(found.segments) < len(self._last.segments):
+                return  # a node has left: its replicas and the source serve its share
+            if found == self._last:
+                return
+            found = compose(self._session, self._nodes, self._head, there, generation + 1)
+        self._meeting.publish_job(found)
+        self._last = found
+
+
+def compose(
+    session: str,
+    nodes: int,
+    head: Mapping[str, Any],
+    there: Mapping[int, NodeDocument],
+    generation: int,
+) -> JobDocument:
+    """The job's document: the owner's place of each share first, its replicas behind."""
+    segments = []
+    for node in sorted(there):
+        own = there[node]
+        if own.segment is None or own.place is None:
+            continue
+        places = [own.place]
+        for other in there.values():
+            places += [
+                Place(other.node, copy.directory, copy.volumes)
+                for copy in other.replicas
+                if copy.node == node
+            ]
+        segments.append(SegmentPlaces(segment_from_json(own.segment, session), tuple(places)))
+    staged = len(there) == nodes and all(n.state == "staged" for n in there.values())
+    return JobDocument(
+        session=session,
+        job=job_id() or session,
+        generation=generation,
+        state="staged" if staged else "staging",
+        nodes=nodes,
+        fingerprint=str(head["fingerprint"]),
+        source=str(head["source"]),
+        listing=str(head["listing"]),
+        segments=tuple(segments),
+    )
+
+
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node.
+
+    Attributes:
+        node: its rank.
+        state: `missing` (it has not come), `planned`, `staging`, `staged`, `failed` or `gone`.
+        host: its name.
+        address: of its target.
+        samples: of its share.
+        bytes: of its share's volume.
+        written: of them, there already.
+        source_bytes: read from the source.
+        copies_of: nodes whose shares it holds too.
+        why: what went wrong.
+    """
+
+    node: int
+    state: str
+    host: str = ""
+    address: str = ""
+    samples: int = 0
+    bytes: int = 0
+    written: int = 0
+    source_bytes: int = 0
+    copies_of: tuple[int, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The job.
+
+    Attributes:
+        folder: where it meets.
+        session: of the meeting.
+        job: the scheduler's id, if there is one.
+        state: `meeting`, `staging`, `staged` or `ended`.
+        source: what is staged.
+        samples: in all.
+        bytes: of all shares.
+        written: of them, there already.
+        source_bytes: read from the source so far.
+        nodes: one by one.
+    """
+
+    folder: str
+    session: str
+    job: str | None
+    state: str
+    source: str
+    samples: int
+    bytes: int
+    written: int
+    source_bytes: int
+    nodes: tuple[NodeStatus, ...]
+
+
+def job_status(meeting: Meeting) -> JobStatus:
+    """Looks into the folder and asks every node.
+
+    Raises:
+        JobError: no job meets there.
+    """
+    head = meeting.head()
+    if head is None:
+        raise JobError(
+            f"{meeting.folder}: no job meets here.",
+            path=str(meeting.folder),
+            next_step="Start `headrace stage SOURCE --meet` on every node.",
+        )
+    session = str(head["session"])
+    there = meeting.nodes(session)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        alive = dict(zip(there, pool.map(answers, there.values()), strict=True))
+    nodes = []
+    for rank in range(int(head["nodes"])):
+        found = there.get(rank)
+        if found is None:
+            nodes.append(NodeStatus(rank, "missing"))
+            continue
+        nodes.append(
+            NodeStatus(
+                rank, found.state if alive[rank] else "gone", found.host, found.address, found.samples,
+                found.volume_bytes, found.written, found.source_bytes,
+                tuple(p.node for p in found.replicas), found.why,
+            )
+        )  # fmt: skip
+    document = meeting.job()
+    state = "meeting" if document is None else document.state
+    return JobStatus(
+        str(meeting.folder), session, head.get("job"),
+        "ended" if meeting.ended(session) else state, str(head.get("source", "")),
+        sum(n.samples for n in nodes), sum(n.bytes for n in nodes), sum(n.written for n in nodes),
+        sum(n.source_bytes for n in nodes), tuple(nodes),
+    )  # fmt: skip
