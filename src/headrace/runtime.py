@@ -116,13 +116,13 @@ class RuntimeFolder:
             FileNotFoundError: there is no such folder.
             NodeError: it belongs to somebody else, others may enter it, or it is no folder.
         """
-        found = self.path.lstat()
-        if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+        status = self.path.lstat()
+        if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
             raise self._unsafe("a symbolic link or a file", "a folder")
-        if found.st_uid != os.geteuid():
-            raise self._unsafe(f"of user {found.st_uid}", f"of user {os.geteuid()}")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            raise self._unsafe(f"mode {stat.S_IMODE(found.st_mode):04o}", "mode 0700")
+        if status.st_uid != os.geteuid():
+            raise self._unsafe(f"of user {status.st_uid}", f"of user {os.geteuid()}")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise self._unsafe(f"mode {stat.S_IMODE(status.st_mode):04o}", "mode 0700")
         if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
             raise NodeError(
                 f"{self.socket}: the path of the socket has {len(os.fsencode(self.socket))} bytes, "
@@ -131,9 +131,9 @@ class RuntimeFolder:
                 next_step=f"Name a folder with a shorter path in {FOLDER_VARIABLE}.",
             )
 
-    def _unsafe(self, found: str, expected: str) -> NodeError:
+    def _unsafe(self, actual: str, expected: str) -> NodeError:
         return NodeError(
-            f"{self.path}: the runtime folder is {found}, expected {expected}.",
+            f"{self.path}: the runtime folder is {actual}, expected {expected}.",
             path=str(self.path),
             next_step=f"Remove it, or name another folder in {FOLDER_VARIABLE}.",
         )
@@ -247,11 +247,11 @@ def launch(
     process = _spawn(folder, arguments, environment or {})
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        found = state()
-        if found is not None and found["pid"] == process.pid:
+        status = state()
+        if status is not None and status["pid"] == process.pid:
             # So that it is no zombie when it ends, should this process live so long.
             threading.Thread(target=process.wait, daemon=True).start()
-            return found
+            return status
         if process.poll() is not None:
             break
         time.sleep(_POLL_S)
@@ -328,9 +328,9 @@ def agent_sockets(job: str, environment: Mapping[str, str] | None = None) -> tup
 def checked(path: str) -> bool:
     """Whether what listens at `path` is ours or root's: nobody else is told how a job fares."""
     try:
-        found = Path(path).parent.lstat()
+        status = Path(path).parent.lstat()
     except OSError:
         return False
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.geteuid()):
         return False
-    return not found.st_mode & 0o022
+    return not status.st_mode & 0o022

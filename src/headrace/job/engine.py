@@ -194,8 +194,8 @@ def _samples_of(directory: Directory, begin: int, end: int) -> tuple[int, int]:
         low, high = 0, directory.samples
         while low < high:
             middle = (low + high) // 2
-            found = directory.extents_of(np.array([middle], np.int64))
-            ends = found["offset"] + found["length"]
+            extents = directory.extents_of(np.array([middle], np.int64))
+            ends = extents["offset"] + extents["length"]
             # A sample without extents lies nowhere: it counts with those before.
             if len(ends) and int(ends.max()) > offset:
                 high = middle
@@ -218,12 +218,12 @@ def _cut(
     if not len(local):
         dest[:] = 0
         return 0
-    found = wanted.share.directory.extents_of(local)
-    places = np.searchsorted(indices, found["sample"] + wanted.share.base)
+    extents = wanted.share.directory.extents_of(local)
+    places = np.searchsorted(indices, extents["sample"] + wanted.share.base)
     covered = 0
-    for k in range(len(found["length"])):
-        slot = int(places[k]) * batch.parts + int(found["part"][k])
-        at, size = int(found["offset"][k]), int(found["length"][k])
+    for k in range(len(extents["length"])):
+        slot = int(places[k]) * batch.parts + int(extents["part"][k])
+        at, size = int(extents["offset"][k]), int(extents["length"][k])
         first, last = max(at, begin), min(at + size, end)
         if first >= last:
             continue
@@ -389,13 +389,13 @@ class JobEngine(Closing):
 
     def stats(self) -> Any:
         """The same, in the words of loaders' statistics."""
-        found = self.figures()
+        figures = self.figures()
         served = ("reads", "reads_elsewhere", "reads_last")
         return SimpleNamespace(
-            reads=sum(found.get(name, 0) for name in served),
-            bytes=sum(found.get(name.replace("reads", "bytes"), 0) for name in served),
-            retries=found.get("reads_elsewhere", 0) + found.get("reads_last", 0),
-            failures=found.get("failed", 0),
+            reads=sum(figures.get(name, 0) for name in served),
+            bytes=sum(figures.get(name.replace("reads", "bytes"), 0) for name in served),
+            retries=figures.get("reads_elsewhere", 0) + figures.get("reads_last", 0),
+            failures=figures.get("failed", 0),
             requests=0, hedges=0, in_flight=0, waiting=0, faults={},
         )  # fmt: skip
 
@@ -465,12 +465,12 @@ class JobEngine(Closing):
         settled, complete, state = self._document.generation, False, self._document.state
         while not stop.wait(_FOLLOW_STAGED_S if complete and state == "staged" else _FOLLOW_S):
             with contextlib.suppress(HeadraceError, OSError):
-                found = self._meeting.job()
-                if found is None or found.session != self._document.session:
+                latest = self._meeting.job()
+                if latest is None or latest.session != self._document.session:
                     continue
-                if found.generation != settled or not complete:
-                    complete = self._settle(live, found)
-                    settled, state = found.generation, found.state
+                if latest.generation != settled or not complete:
+                    complete = self._settle(live, latest)
+                    settled, state = latest.generation, latest.state
 
 
 class JobVolumes(Volumes):

@@ -106,24 +106,24 @@ def copy_share(
         CorruptSample: what came is not what the directory says.
     """
     with FabricEngine(identity_of(session), connect_options()) as fabric:
-        made: list[LocalFile] = []
+        files: list[LocalFile] = []
         try:
             for url, size in (
                 (place.directory, entry.directory_bytes),
                 (place.volumes[0], int(entry.volumes[0].bytes or 0)),
             ):
                 fabric.open(url)
-                made.append(LocalFile(local, size))
-                if not _copy(fabric, url, size, made[-1].fd, go_on):
-                    for file in made:
+                files.append(LocalFile(local, size))
+                if not _copy(fabric, url, size, files[-1].fd, go_on):
+                    for file in files:
                         file.close()
                     return None
-            _check(made[0], made[1])
+            _check(files[0], files[1])
         except BaseException:
-            for file in made:
+            for file in files:
                 file.close()
             raise
-    return made[0], made[1]
+    return files[0], files[1]
 
 
 def _copy(fabric: FabricEngine, url: str, size: int, fd: int, go_on: Callable[[], bool]) -> bool:
@@ -151,10 +151,10 @@ def _check(directory_file: LocalFile, volume: LocalFile) -> None:
         return
     for start in range(0, directory.samples, _SAMPLES):
         stop = min(start + _SAMPLES, directory.samples)
-        found = directory.extents_of(np.arange(start, stop, dtype=np.int64))
+        extents = directory.extents_of(np.arange(start, stop, dtype=np.int64))
         for sample, offset, length, crc in zip(
-            found["sample"].tolist(), found["offset"].tolist(), found["length"].tolist(),
-            found["crc"].tolist(), strict=True,
+            extents["sample"].tolist(), extents["offset"].tolist(), extents["length"].tolist(),
+            extents["crc"].tolist(), strict=True,
         ):  # fmt: skip
             value = crc32c(os.pread(volume.fd, length, offset)) if length else 0
             if value != crc:

@@ -144,11 +144,11 @@ class Directories(Closing):
             CorruptStore: what came is not the directory that the entry means.
         """
         path = self.folder / f"{entry.uuid}.hrd"
-        if (found := self._opened(path, entry, reference=reference)) is not None:
-            return found
+        if (directory := self._opened(path, entry, reference=reference)) is not None:
+            return directory
         with self._fetching(entry):
-            if (found := self._opened(path, entry, reference=reference)) is not None:
-                return found
+            if (directory := self._opened(path, entry, reference=reference)) is not None:
+                return directory
             with NewFile(path, mode=0o600) as new:
                 os.ftruncate(new.fd, entry.directory_bytes)
                 fetch(new.fd)
@@ -205,8 +205,12 @@ def _enter(folder: Path) -> int:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = folder.lstat()
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or status.st_mode & 0o077
+        ):
             raise JobError(
                 f"{folder}: expected a folder of mode 0700 of user {os.geteuid()}.",
                 path=str(folder),

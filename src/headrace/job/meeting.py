@@ -333,10 +333,10 @@ class Meeting:
 
     def answer(self, node: int, nonce: str) -> dict[str, Any] | None:
         """`meeting.json`, once node 0 has seen our greeting and listed the source; else None."""
-        found = self._read("meeting.json")
-        if found is None or found.get("seen", {}).get(str(node)) != nonce or "listing" not in found:
+        head = self._read("meeting.json")
+        if head is None or head.get("seen", {}).get(str(node)) != nonce or "listing" not in head:
             return None
-        return found
+        return head
 
     # -- everybody --------------------------------------------------------------------------------
 
@@ -400,11 +400,11 @@ class Meeting:
             JobError: it does not come; says who is missing.
         """
         until_s = time.monotonic() + deadline_s
-        while (found := self.job()) is None:
+        while (document := self.job()) is None:
             if time.monotonic() >= until_s:
                 raise self._nobody(deadline_s)
             time.sleep(POLL_S)
-        return found
+        return document
 
     def end(self, session: str) -> None:
         """Says that the job has ended."""
@@ -412,8 +412,8 @@ class Meeting:
 
     def ended(self, session: str) -> bool:
         """Whether somebody said so; also when the folder is gone, or another session has it."""
-        said = self._read("ended")
-        if said is not None and said.get("session") == session:
+        ended = self._read("ended")
+        if ended is not None and ended.get("session") == session:
             return True
         head = self._read("meeting.json")
         return head is None or head.get("session") != session

@@ -51,8 +51,8 @@ def own_address(nodes: int, toward: str | None = None) -> str:
     """
     if nodes == 1:
         return "127.0.0.1"
-    if toward is not None and (found := _from(toward)):
-        return found
+    if toward is not None and (address_there := _from(toward)):
+        return address_there
     with contextlib.suppress(OSError):
         for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             host = str(address[0])
@@ -131,15 +131,15 @@ class Registrar(Closing):
         if self._last is None and len(there) < self._nodes:
             return
         generation = 1 if self._last is None else self._last.generation
-        found = compose(self._session, self._nodes, self._head, there, generation)
+        document = compose(self._session, self._nodes, self._head, there, generation)
         if self._last is not None:
-            if len(found.segments) < len(self._last.segments):
+            if len(document.segments) < len(self._last.segments):
                 return  # a node has left: its replicas and the source serve its share
-            if found == self._last:
+            if document == self._last:
                 return
-            found = compose(self._session, self._nodes, self._head, there, generation + 1)
-        self._meeting.publish_job(found)
-        self._last = found
+            document = compose(self._session, self._nodes, self._head, there, generation + 1)
+        self._meeting.publish_job(document)
+        self._last = document
 
 
 def compose(
@@ -257,15 +257,15 @@ def job_status(meeting: Meeting) -> JobStatus:
         alive = dict(zip(there, pool.map(answers, there.values()), strict=True))
     nodes = []
     for rank in range(int(head["nodes"])):
-        found = there.get(rank)
-        if found is None:
+        node = there.get(rank)
+        if node is None:
             nodes.append(NodeStatus(rank, "missing"))
             continue
         nodes.append(
             NodeStatus(
-                rank, found.state if alive[rank] else "gone", found.host, found.address, found.samples,
-                found.volume_bytes, found.written, found.source_bytes,
-                tuple(p.node for p in found.replicas), found.why,
+                rank, node.state if alive[rank] else "gone", node.host, node.address, node.samples,
+                node.volume_bytes, node.written, node.source_bytes,
+                tuple(p.node for p in node.replicas), node.why,
             )
         )  # fmt: skip
     document = meeting.job()

@@ -93,8 +93,8 @@ def sample_bytes(store: Store) -> NDArray[np.int64]:
     for segment in store.segments:
         for start in range(0, segment.directory.samples, _AT_ONCE):
             stop = min(start + _AT_ONCE, segment.directory.samples)
-            found = segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))
-            sums = np.bincount(found["sample"] - start, found["length"], stop - start)
+            extents = segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))
+            sums = np.bincount(extents["sample"] - start, extents["length"], stop - start)
             out[segment.base + start : segment.base + stop] = sums.astype(np.int64)
     return out
 
@@ -102,12 +102,12 @@ def sample_bytes(store: Store) -> NDArray[np.int64]:
 def plan_share(store: Store, begin: int, end: int) -> Share:
     """Lays out the samples `begin` to `end - 1` of an open source."""
     pieces = [_piece(store, s, begin, end) for s in store.segments]
-    found = [p for p in pieces if p is not None]
-    names, offsets = join_names([name for p in found for name in p["names"]])
-    length = np.concatenate([p["length"] for p in found]).astype(np.uint64)
-    counts = np.concatenate([p["counts"] for p in found])
-    part = np.concatenate([p["part"] for p in found])
-    checked = all(p["crc"] is not None for p in found)
+    kept = [p for p in pieces if p is not None]
+    names, offsets = join_names([name for p in kept for name in p["names"]])
+    length = np.concatenate([p["length"] for p in kept]).astype(np.uint64)
+    counts = np.concatenate([p["counts"] for p in kept])
+    part = np.concatenate([p["part"] for p in kept])
+    checked = all(p["crc"] is not None for p in kept)
     placer = Placer(_ONE_VOLUME_BYTES)
     place = placer.place(counts, length)
     firsts = np.zeros(end - begin + 1, np.uint64)
@@ -116,7 +116,7 @@ def plan_share(store: Store, begin: int, end: int) -> Share:
     labels, classes = store.labels, store.classes
     columns = DirectoryColumns(
         names, offsets, place.volume, place.offset, length,
-        crc=np.concatenate([p["crc"] for p in found]).astype(np.uint32) if checked else None,
+        crc=np.concatenate([p["crc"] for p in kept]).astype(np.uint32) if checked else None,
         first_extent=firsts if int(firsts[-1]) != end - begin else None,
         part=part.astype(np.uint16) if len(part_names) > 1 else None,
         part_names=part_names,
@@ -134,14 +134,14 @@ def _piece(store: Store, segment: Any, begin: int, end: int) -> dict[str, Any] |
     if first >= last:
         return None
     wanted = np.arange(first, last, dtype=np.int64)
-    found = segment.directory.extents_of(wanted)
+    extents = segment.directory.extents_of(wanted)
     numbers = [store.parts.index(os.fsdecode(p)) for p in segment.directory.part_names]
     return {
         "names": segment.directory.names(wanted),
-        "length": found["length"],
-        "counts": np.bincount(found["sample"] - first, minlength=last - first).astype(np.int64),
-        "part": np.array(numbers, np.int64)[found["part"]],
-        "crc": found["crc"] if segment.directory.has_crc else None,
+        "length": extents["length"],
+        "counts": np.bincount(extents["sample"] - first, minlength=last - first).astype(np.int64),
+        "part": np.array(numbers, np.int64)[extents["part"]],
+        "crc": extents["crc"] if segment.directory.has_crc else None,
     }
 
 
@@ -337,15 +337,15 @@ class Stager:
             self.crc[extent] = value
         self.samples_done = sample + 1
 
-    def _check_large(self, sample: int, extent: int, found: int) -> None:
+    def _check_large(self, sample: int, extent: int, value: int) -> None:
         """A range's checksum is nobody's but ours to compare."""
         stated = self._share.columns.crc
-        if stated is not None and int(stated[extent]) != found:
+        if stated is not None and int(stated[extent]) != value:
             from headrace.errors import CorruptSample
 
             index = self._share.begin + sample
             raise CorruptSample(
-                f"{self._source.path}: the checksum of sample {index} is {found:08x}, expected "
+                f"{self._source.path}: the checksum of sample {index} is {value:08x}, expected "
                 f"{int(stated[extent]):08x}.",
                 path=self._source.path,
                 index=index,

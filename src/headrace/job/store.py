@@ -132,9 +132,9 @@ class JobStore(Store):
         ranges = []
         base = 0
         for segment in self.document.segments:
-            found = nodes.get(segment.places[0].node)
-            if found is not None and found.ready:
-                ranges.append((base, base + found.ready))
+            node = nodes.get(segment.places[0].node)
+            if node is not None and node.ready:
+                ranges.append((base, base + node.ready))
             base += segment.entry.samples
         return tuple(ranges)
 
@@ -150,10 +150,10 @@ class JobStore(Store):
 def _reopen_job(where: str, fingerprint: str) -> JobStore:
     store = open_job(where)
     if store.fingerprint != fingerprint:
-        found = store.fingerprint
+        other = store.fingerprint
         store.close()
         raise SourceChanged(
-            f"{where}: the fingerprint is {found}, expected {fingerprint}: another job meets there.",
+            f"{where}: the fingerprint is {other}, expected {fingerprint}: another job meets there.",
             path=where,
             next_step="Open it again in the main process.",
         )
@@ -197,24 +197,24 @@ class _Opening:
                 self._listing.close()
 
     def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
-        found: list[tuple[Segment, Directory]] = []
+        segments: list[tuple[Segment, Directory]] = []
         base = 0
         for segment in self._document.segments:
-            found.append(self._directory(directories, segment, base))
+            segments.append(self._directory(directories, segment, base))
             base += segment.entry.samples
         parts, base = [], 0
-        for entry, directory in found:
+        for entry, directory in segments:
             parts.append(SharePart(directory, base))
             base += entry.samples
         engine = JobEngine(self._meeting, self._document, self._own, parts, self._open_source)
         opened = []
-        for k, (entry, directory) in enumerate(found):
+        for k, (entry, directory) in enumerate(segments):
             fd = self._local_volume(own, entry)
             volumes = JobVolumes(self._document.session, k, entry, engine, fd)
             opened.append(OpenSegment(entry, parts[k].base, directory, volumes))
         manifest = Manifest(
             f"{self._document.session:0>32}", self._document.fingerprint,
-            tuple(entry for entry, _ in found),
+            tuple(entry for entry, _ in segments),
         )  # fmt: skip
         store = JobStore(
             self._where,

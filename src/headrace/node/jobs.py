@@ -140,8 +140,11 @@ class JobTotals:
 
     def as_dict(self) -> dict[str, object]:
         """The figures as plain values."""
-        found: dict[str, object] = {name: getattr(self, name) for name in _COUNTS}
-        return {**found, "stall_s": {cause.value: round(s, 6) for cause, s in self.stall_s.items()}}
+        counts: dict[str, object] = {name: getattr(self, name) for name in _COUNTS}
+        return {
+            **counts,
+            "stall_s": {cause.value: round(s, 6) for cause, s in self.stall_s.items()},
+        }
 
 
 _COUNTS: Final = (
@@ -201,23 +204,23 @@ class Tally:
 
     def total(self) -> JobTotals:
         """The figures of all jobs there ever were."""
-        found = JobTotals()
+        overall = JobTotals()
         ended = (totals for _, totals in self._ended.values())
         for totals in (self._forgotten, self._others, *ended, *self._working.values()):
-            found.add(totals)
-        return found
+            overall.add(totals)
+        return overall
 
     def by_label(self, now: float) -> Mapping[str, JobTotals]:
         """The figures of each label; `OTHER` is all that have none, and comes when there are any."""
         self._forget(now)
-        found = {name: totals for name, (_, totals) in self._ended.items()}
+        labelled = {name: totals for name, (_, totals) in self._ended.items()}
         others = JobTotals()
         others.add(self._others)
         for name, totals in self._working.items():
             if name in self._labelled:
-                found[name] = totals
+                labelled[name] = totals
             else:
                 others.add(totals)
-        if others != JobTotals() or len(self._working) + len(self._ended) > len(found):
-            found[OTHER] = others
-        return found
+        if others != JobTotals() or len(self._working) + len(self._ended) > len(labelled):
+            labelled[OTHER] = others
+        return labelled

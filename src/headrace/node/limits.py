@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.control.agent import Agent
 from headrace.control.messages import Flow, Grant, PlaneState
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
     from headrace.control.client import Endpoint
     from headrace.control.messages import Lease
+    from headrace.node.served import ServedData
+    from headrace.node.server import Server
+    from headrace.node.session import Session
 
-__all__ = ["Charge", "ControlledLimits", "Data", "RateLimited", "RateLimits"]
+__all__ = ["Charge", "ControlledLimits", "RateLimits"]
 
 OTHER = "other"
 """The file system of paths that belong to no other."""
@@ -48,24 +51,6 @@ FIRST_S = 1.0
 """It waits no longer: a controller that is gone must not stop a job that begins while a lease runs."""
 
 FREE = Cost()
-
-
-class RateLimited(Protocol):
-    """A client that waits."""
-
-    def pump(self) -> None:
-        """Begin what waits."""
-
-
-class Data(Protocol):
-    """What is read."""
-
-    def cost_of(self, indices: NDArray[Any], /) -> Cost:
-        """What would come from the file system."""
-
-    @property
-    def source_path(self) -> str:
-        """Where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +75,8 @@ class _Flow:
 
     def __init__(self, now: float) -> None:
         self.limit = Limit(now)
-        self.waiting: deque[RateLimited] = deque()
-        self.costs: dict[RateLimited, Cost] = {}
+        self.waiting: deque[Session] = deque()
+        self.costs: dict[Session, Cost] = {}
         self.idle = 0
 
 
@@ -115,7 +100,7 @@ class RateLimits:
         self.wake = wake
         self._lock = threading.RLock()
         self._flows: dict[tuple[str, str], _Flow] = {}
-        self._held: dict[RateLimited, _Flow] = {}
+        self._held: dict[Session, _Flow] = {}
         self._new: dict[_Flow, float] = {}  # until when it waits to be known
         self._places: list[tuple[str, str]] = []
         self._known: dict[str, str] = {}
@@ -133,36 +118,36 @@ class RateLimits:
             return self._flow(job, path).limit
 
     def admit(
-        self, payer: RateLimited, job: str, data: Data, indices: NDArray[Any]
+        self, session: Session, job: str, data: ServedData, indices: NDArray[Any]
     ) -> Charge | None:
-        """Pay for a batch; None: the payer waits now, and is pumped when it may go."""
+        """Pay for a batch; None: the session waits now, and is pumped when it may go."""
         now = self._clock()
         with self._lock:
             self._lapse(now)
-            if payer in self._held:
+            if session in self._held:
                 return None
             flow = self._flow(job, data.source_path)
             cost = data.cost_of(indices)
             if not cost.bytes and not cost.reads:
                 return Charge(flow.limit, FREE)
             if flow.limit.limited and (flow.waiting or flow.limit.wait_s(cost, now) > 0):
-                self._hold(payer, flow, cost, now)
+                self._hold(session, flow, cost, now)
                 return None
             flow.limit.spend(cost)
             return Charge(flow.limit, cost)
 
-    def holds(self, payer: RateLimited) -> bool:
+    def holds(self, session: Session) -> bool:
         """Whether it waits here."""
-        return payer in self._held
+        return session in self._held
 
-    def forget(self, payer: RateLimited) -> None:
+    def forget(self, session: Session) -> None:
         """It is gone."""
         with self._lock:
-            flow = self._held.pop(payer, None)
+            flow = self._held.pop(session, None)
             if flow is not None:
-                flow.waiting.remove(payer)
-                del flow.costs[payer]
-                flow.limit.let_go(payer, self._clock())
+                flow.waiting.remove(session)
+                del flow.costs[session]
+                flow.limit.let_go(session, self._clock())
 
     def wait_s(self) -> float | None:
         """Seconds until somebody who waits may go; None: nobody waits."""
@@ -194,14 +179,14 @@ class RateLimits:
         for _ in range(len(flow.waiting)):
             if not flow.waiting:
                 return
-            now, payer = self._clock(), flow.waiting[0]
-            if flow.limit.wait_s(flow.costs[payer], now) > 0:
+            now, session = self._clock(), flow.waiting[0]
+            if flow.limit.wait_s(flow.costs[session], now) > 0:
                 return
             behind = list(flow.waiting)[1:]
-            self.forget(payer)
+            self.forget(session)
             # Those behind do not count as before it while it has its turn.
             flow.waiting.clear()
-            payer.pump()
+            session.pump()
             again = list(flow.waiting)
             flow.waiting.clear()
             flow.waiting.extend([*behind, *again])
@@ -210,7 +195,7 @@ class RateLimits:
 
     def usage(self) -> list[Flow]:
         """What each flow did since this was last asked; those that did nothing are left out."""
-        now, found = self._clock(), []
+        now, flows = self._clock(), []
         with self._lock:
             self._lapse(now)
             for (job, system), flow in tuple(self._flows.items()):
@@ -221,8 +206,8 @@ class RateLimits:
                         del self._flows[job, system]
                     continue
                 flow.idle = 0
-                found.append(Flow(job, system, usage.used, usage.waiting, usage.held_s))
-        return found[:FLOWS_MAX]
+                flows.append(Flow(job, system, usage.used, usage.waiting, usage.held_s))
+        return flows[:FLOWS_MAX]
 
     def holdings(self) -> list[Grant]:
         """The limits that hold by a lease that still runs."""
@@ -306,14 +291,14 @@ class RateLimits:
                 return name
         return OTHER
 
-    def _hold(self, payer: RateLimited, flow: _Flow, cost: Cost, now: float) -> None:
+    def _hold(self, session: Session, flow: _Flow, cost: Cost, now: float) -> None:
         if flow.idle:  # others have its share by now
             flow.idle = 0
             self.poke()
-        self._held[payer] = flow
-        flow.waiting.append(payer)
-        flow.costs[payer] = cost
-        flow.limit.hold(payer, cost, now)
+        self._held[session] = flow
+        flow.waiting.append(session)
+        flow.costs[session] = cost
+        flow.limit.hold(session, cost, now)
 
     # -- for those who watch ----------------------------------------------------------------------
 
@@ -347,19 +332,6 @@ LOOK_S = 0.5
 JOBS_MAX = 4096
 
 
-class _Host(Protocol):
-    """What is needed of the daemon."""
-
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Run a function in the loop. Thread-safe."""
-
-    def describe(self) -> dict[str, Any]:
-        """The daemon's state."""
-
-    def set_job_quotas(self, quotas: dict[str, int]) -> None:
-        """Memory for the samples of some jobs."""
-
-
 class ControlledLimits:
     """What makes a daemon keep to policies.
 
@@ -368,7 +340,7 @@ class ControlledLimits:
         host: the daemon.
     """
 
-    def __init__(self, endpoint: Endpoint, host: _Host) -> None:
+    def __init__(self, endpoint: Endpoint, host: Server) -> None:
         self._host = host
         self.rate_limits = RateLimits()
         self.agent = Agent(endpoint, self.rate_limits, self._state, self._leased)
@@ -392,15 +364,15 @@ class ControlledLimits:
 
     def _state(self) -> PlaneState:
         looked = threading.Event()
-        found: list[PlaneState] = []
+        states: list[PlaneState] = []
 
         def look() -> None:
-            found.append(_plane_state(self._host.describe()))
+            states.append(_plane_state(self._host.describe()))
             looked.set()
 
         self._host.call_soon(look)
         looked.wait(LOOK_S)
-        return found[0] if found else PlaneState()
+        return states[0] if states else PlaneState()
 
     def _leased(self, lease: Lease) -> None:
         if lease.caches != self._caches:

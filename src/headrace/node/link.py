@@ -208,10 +208,12 @@ class Link:
             LinkLost: the daemon is gone.
         """
         for dataset, now in tuple(self._gathered.items()):
-            said = self._said.get(dataset, (0, 0, 0))
-            if now != said:
+            reported = self._said.get(dataset, (0, 0, 0))
+            if now != reported:
                 self._said[dataset] = now
-                self.send(Used(dataset, now[0] - said[0], now[1] - said[1], now[2] - said[2]))
+                self.send(
+                    Used(dataset, now[0] - reported[0], now[1] - reported[1], now[2] - reported[2])
+                )
 
     # -- looking after -----------------------------------------------------------------------------
 

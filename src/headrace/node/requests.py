@@ -159,17 +159,17 @@ class MappedSlabs:
 
     def announce(self, data: ServedData) -> None:
         """Tell the client of memory that came or went since it was last told."""
-        told = self._told.setdefault(data.number, set())
+        announced = self._told.setdefault(data.number, set())
         slabs = data.slabs()
-        gone = told - {slab.identity for slab in slabs}
+        gone = announced - {slab.identity for slab in slabs}
         if gone:
-            told -= gone
+            announced -= gone
             self._send(Gone(data.number, sorted(gone)))
-        new = [slab for slab in slabs if slab.identity not in told]
+        new = [slab for slab in slabs if slab.identity not in announced]
         for at in range(0, len(new), FDS_MAX):
             some = new[at : at + FDS_MAX]
             for slab in some:
-                told.add(slab.identity)
+                announced.add(slab.identity)
                 data.mapped_by(self, slab)
             named = [(slab.identity, slab.number, slab.bytes) for slab in some]
             message = Cache(data.number, data.samples_count, len(data.part_names), named)

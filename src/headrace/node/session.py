@@ -53,11 +53,10 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.node.jobs import Job, JobTotals
-    from headrace.node.limits import RateLimits
-    from headrace.node.requests import WindowBudget
     from headrace.node.served import Outcome, ServedData
+    from headrace.node.server import Server
 
-__all__ = ["Host", "Send", "Session"]
+__all__ = ["Send", "Session"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -70,42 +69,6 @@ class Send(Protocol):
 
     def __call__(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
         """Queue one, with descriptors that stay open as long as `owner` lives."""
-
-
-class Host(Protocol):
-    """What a session needs of the daemon."""
-
-    window_bytes: int
-    rate_limits: RateLimits | None
-    """What jobs may take from file systems; None: nobody limits them."""
-    budget: WindowBudget
-
-    def job(self, name: str) -> Job:
-        """The job of this name."""
-
-    def open(self, session: Session, request: Open) -> None:
-        """Open a data set; answers by `session.opened`."""
-
-    def files(self, session: Session, request: Files) -> None:
-        """Serve an unmodified program; answers by `session.say`."""
-
-    def files_report(self, session: Session) -> bytes:
-        """The figures of the session's program as JSON."""
-
-    def files_end(self, session: Session) -> None:
-        """The session's program is not served any more."""
-
-    def share(self) -> None:
-        """Share memory out anew."""
-
-    def pump_all(self) -> None:
-        """Begin what waits, of all clients."""
-
-    def report(self) -> bytes:
-        """The daemon's state as JSON."""
-
-    def stop(self) -> None:
-        """End, soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +95,7 @@ class Session:
 
     def __init__(
         self,
-        host: Host,
+        host: Server,
         number: int,
         pid: int,
         send: Send,

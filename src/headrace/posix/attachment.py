@@ -55,12 +55,12 @@ def shim_path() -> Path:
 
 def spellings(roots: Sequence[str]) -> list[tuple[bytes, bytes]]:
     """How programs may write each root, and what it is without links."""
-    found: dict[bytes, bytes] = {}
+    by_spelling: dict[bytes, bytes] = {}
     for root in roots:
         real = os.path.realpath(root)
         for spelled in (real, os.path.normpath(os.path.abspath(root))):
-            found.setdefault(os.fsencode(spelled), os.fsencode(real))
-    return list(found.items())
+            by_spelling.setdefault(os.fsencode(spelled), os.fsencode(real))
+    return list(by_spelling.items())
 
 
 class Page:
@@ -128,10 +128,10 @@ class Page:
     def counts(self) -> Mapping[str, int]:
         """What programs opened, by kind; bytes are those of whole files."""
         with self._lock:
-            found = Counter(self._own_ring.counts)
+            total = Counter(self._own_ring.counts)
             for ring in self._rings:
-                found.update(_native.open_counts(ring))
-            return dict(found)
+                total.update(_native.open_counts(ring))
+            return dict(total)
 
     def follow(self) -> None:
         """Take opens into the recorded order; to be called often enough."""

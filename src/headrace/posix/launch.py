@@ -59,10 +59,10 @@ def find_program(name: str) -> str:
         PermissionError: it cannot be run.
     """
     if os.sep not in name:
-        found = shutil.which(name)
-        if found is None:
+        path = shutil.which(name)
+        if path is None:
             raise FileNotFoundError(2, "no such command", name)
-        return found
+        return path
     if not os.path.isfile(name):
         raise FileNotFoundError(2, "no such file", name)
     if not os.access(name, os.X_OK):
@@ -92,8 +92,8 @@ def why_unseen(path: str) -> str:
         path = os.fsdecode(words[0])
         if os.path.basename(path) == "env" and len(words) > 1:
             names = [w for w in words[1:] if not w.startswith(b"-") and b"=" not in w]
-            found = shutil.which(os.fsdecode(names[0])) if names else None
-            path = found or path
+            interpreter = shutil.which(os.fsdecode(names[0])) if names else None
+            path = interpreter or path
     return ""
 
 
@@ -127,10 +127,10 @@ def _of_linker(path: str, name: bytes) -> str:
 
 
 def _changes_user(path: str) -> bool:
-    found = os.stat(path)
-    if found.st_mode & stat.S_ISUID and found.st_uid != os.geteuid():
+    status = os.stat(path)
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
         return True
-    if found.st_mode & stat.S_ISGID and found.st_gid != os.getegid():
+    if status.st_mode & stat.S_ISGID and status.st_gid != os.getegid():
         return True
     try:
         return bool(os.getxattr(path, "security.capability")) and os.geteuid() != 0
@@ -395,12 +395,12 @@ def run_program(program: str, command: Sequence[str], environment: Mapping[str, 
 
 def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> Ended:
     while True:
-        came = signal.sigtimedwait(watched, _LOOK_S)
-        if came is None or came.si_signo == signal.SIGCHLD:
+        received = signal.sigtimedwait(watched, _LOOK_S)
+        if received is None or received.si_signo == signal.SIGCHLD:
             if (ended := _look(pid)) is not None:
                 return ended
-        elif came.si_code != _OF_THE_TERMINAL:
-            os.kill(pid, came.si_signo)
+        elif received.si_code != _OF_THE_TERMINAL:
+            os.kill(pid, received.si_signo)
         while stray:
             number = stray.popleft()
             # Of these nobody says where they come from; the terminal's reach the program too.
@@ -410,8 +410,8 @@ def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> En
 
 def _look(pid: int) -> Ended | None:
     """The program's end; None while it lives. Where it was stopped, so are we."""
-    found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-    if found == 0:
+    ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+    if ended == 0:
         return None
     if os.WIFSTOPPED(status):
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -131,22 +131,22 @@ class OpenLog(Closing):
         Args:
             before: what it is made from; what it preloads comes after the recorder.
         """
-        found = dict(before)
+        environment = dict(before)
         libraries = [str(recorder_path())]
-        if found.get("LD_PRELOAD"):
-            libraries.append(found["LD_PRELOAD"])
-        found["LD_PRELOAD"] = ":".join(libraries)
+        if environment.get("LD_PRELOAD"):
+            libraries.append(environment["LD_PRELOAD"])
+        environment["LD_PRELOAD"] = ":".join(libraries)
         inode = os.fstat(self._fd).st_ino
-        found[OPENS_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:{inode}"
-        return found
+        environment[OPENS_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:{inode}"
+        return environment
 
     def read(self) -> Opens:
         """What was noted until now."""
         with mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) as memory:
             _, _, _, _, head, dropped = _HEADER.unpack_from(memory)
             end = min(len(memory), _HEADER.size + head)
-            found = sorted(_records(memory, end), key=lambda one: one.began_ns)
-        return Opens(found, dropped)
+            opens = sorted(_records(memory, end), key=lambda one: one.began_ns)
+        return Opens(opens, dropped)
 
 
 def _records(memory: mmap.mmap, end: int) -> Iterator[Open]:

@@ -69,9 +69,9 @@ class RecordedRun:
 
     def write(self, folder: Path) -> None:
         """Put `run.json` in its place."""
-        made = folder / (RUN_FILE + ".new")
-        made.write_bytes(RUN.encode(asdict(self), indent=2))
-        made.replace(folder / RUN_FILE)
+        new = folder / (RUN_FILE + ".new")
+        new.write_bytes(RUN.encode(asdict(self), indent=2))
+        new.replace(folder / RUN_FILE)
 
 
 def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:

@@ -19,7 +19,7 @@ import resource
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import HeadraceError
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
+    from headrace.node.files.run import ProgramRun
 
 __all__ = [
     "AheadFigures",
@@ -42,7 +43,6 @@ __all__ = [
     "CopyFigures",
     "DescriptorBudget",
     "OpenFigures",
-    "View",
     "copy_bytes",
     "copy_of",
     "new_copy",
@@ -240,37 +240,6 @@ ORDER_SOON = 4096
 """A file that another run opens within so many opens is not evicted."""
 
 
-class View(Protocol):
-    """One run, as copies see it: its board, its files, and what it opens next."""
-
-    paths: list[bytes]
-    stats: NDArray[np.int64]
-
-    def find(self, path: bytes) -> int:
-        """A file's number; -1: it is none of the run's."""
-
-    def show(self, file: int, tier: Tier, where: int | bytes) -> None:
-        """Tell programs of a copy: a memfd of this process, or a path."""
-
-    def hide(self, file: int) -> bool:
-        """The copy goes; whether a program of this run had opened it."""
-
-    def until(self, file: int) -> int | None:
-        """Opens until the file is next opened; None: not known."""
-
-    def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Files with copies in memory, what is needed last first, and the opens until then.
-
-        None where the order is not known.
-
-        Args:
-            grace: opens before the last one whose files others may still be about to open.
-        """
-
-    def awaited(self, file: int) -> bool:
-        """Whether the run has not opened the file since it said that it soon will."""
-
-
 @dataclass(slots=True, eq=False)
 class Copy:
     """One file's copy.
@@ -309,7 +278,7 @@ class Copies:
     def __init__(self, descriptors: DescriptorBudget, disk: DiskCopies | None = None) -> None:
         self._descriptors = descriptors
         self._disk = disk
-        self._views: list[View] = []
+        self._views: list[ProgramRun] = []
         self._copies: dict[bytes, Copy] = {}
         self._reserved: dict[bytes, tuple[Tier, int]] = {}
         self._lock = threading.RLock()
@@ -326,7 +295,7 @@ class Copies:
 
     # -- runs -------------------------------------------------------------------------------------
 
-    def attach(self, view: View) -> None:
+    def attach(self, view: ProgramRun) -> None:
         """Put all copies on a run's board; those of files that have changed go."""
         with self._lock:
             for path, copy in list(self._copies.items()):
@@ -341,7 +310,7 @@ class Copies:
             self.spoiled.clear()
             self._views.append(view)
 
-    def detach(self, view: View) -> None:
+    def detach(self, view: ProgramRun) -> None:
         """A run is over; its board is not touched any more."""
         with self._lock:
             if view not in self._views:
@@ -388,7 +357,9 @@ class Copies:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def reserve(self, path: bytes, size: int, soon: tuple[View, int] | None = None) -> Tier | None:
+    def reserve(
+        self, path: bytes, size: int, soon: tuple[ProgramRun, int] | None = None
+    ) -> Tier | None:
         """Take room for a file that will be read: memory first, then disk; None: there is none.
 
         Args:
@@ -500,7 +471,7 @@ class Copies:
                 if file >= 0 and tuple(view.stats[file, :4].tolist()) == copy.row:
                     self._show(view, file, copy)
 
-    def _show(self, view: View, file: int, copy: Copy) -> None:
+    def _show(self, view: ProgramRun, file: int, copy: Copy) -> None:
         try:
             if copy.on_disk is None:
                 view.show(file, "ram", copy.fd)
@@ -545,7 +516,7 @@ class Copies:
                     self._drop(copy)
                     self.figures.given_back_files += 1
 
-    def _evict(self, cost: int, view: View, file: int) -> None:
+    def _evict(self, cost: int, view: ProgramRun, file: int) -> None:
         """Let go of what the run needs later than this file (-1: of anything), until `cost` more bytes fit."""
         until = view.until(file) if file >= 0 else 0
         if until is None:
@@ -566,7 +537,7 @@ class Copies:
             self.figures.evicted_files += 1
             self.figures.evicted_bytes += copy.row[2]
 
-    def _needed_soon(self, copy: Copy, but: View) -> bool:
+    def _needed_soon(self, copy: Copy, but: ProgramRun) -> bool:
         for view in self._views:
             if view is not but and (file := view.find(copy.path)) >= 0:
                 until = view.until(file)

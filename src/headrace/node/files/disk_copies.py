@@ -233,16 +233,16 @@ class DiskCopies:
         make_folder(self.path, mode=0o700, exist_ok=True)
         wanted = {"format": _FORMAT, "version": 1, "root": root.decode("latin-1")}
         try:
-            found = json.loads(read_file(mark, 1 << 16, owned=True))
+            mark_content = json.loads(read_file(mark, 1 << 16, owned=True))
         except FileNotFoundError:
             if os.listdir(self.path):
-                found = None
+                mark_content = None
             else:
                 replace_file(mark, json.dumps(wanted).encode(), sync=False)
                 return
         except ValueError:
-            found = None
-        if found != wanted:
+            mark_content = None
+        if mark_content != wanted:
             raise StoreError(
                 f"{os.fsdecode(self.path)} is no folder of copies of {os.fsdecode(root)}.",
                 path=os.fsdecode(self.path),

@@ -337,11 +337,11 @@ class Follower:
         """The next files, at most so many; none while the program does not keep to the order."""
         if not self.following:
             return np.empty(0, np.int64)
-        found = self._now.sequence[self.head : self.head + count]
-        if len(found) < count:
-            rest = self._following_epoch().sequence[: count - len(found)]
-            found = np.concatenate((found, rest))
-        return found
+        files = self._now.sequence[self.head : self.head + count]
+        if len(files) < count:
+            rest = self._following_epoch().sequence[: count - len(files)]
+            files = np.concatenate((files, rest))
+        return files
 
     def until(self, files: NDArray[np.int64], grace: int = 0) -> NDArray[np.int64]:
         """Opens until each of these files is next opened; `NEVER` for what is in no order.
@@ -356,8 +356,8 @@ class Follower:
         again = np.where(later >= 0, len(self._now) - self.head + later, NEVER)
         opened = self._opened[files] | (position < 0)
         recent = opened & (position >= self.head - min(grace, self.slack))
-        found = np.where(opened, again, np.maximum(0, position - self.head))
-        return np.where(recent & (grace > 0), 0, found)
+        opens = np.where(opened, again, np.maximum(0, position - self.head))
+        return np.where(recent & (grace > 0), 0, opens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.node.files.copies import DescriptorBudget, View
+    from headrace.node.files.copies import DescriptorBudget
     from headrace.node.files.disk_copies import DiskCopies
+    from headrace.node.files.run import ProgramRun
 
 __all__ = ["FarReader", "RootFiles"]
 
@@ -63,7 +64,7 @@ _AGAIN_S = 0.05
 class _Demand:
     """What one run wants."""
 
-    view: View
+    view: ProgramRun
     ahead: deque[int] = field(default_factory=deque)
     blocked: bool = False
     """There was no room for the first of them."""
@@ -100,13 +101,13 @@ class FarReader:
         self._reader: _native.FileReader | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._attempts: dict[bytes, int] = {}
-        self._again: deque[tuple[float, View, int]] = deque()
+        self._again: deque[tuple[float, ProgramRun, int]] = deque()
         self._wake = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
         self.in_flight = 0
 
-    def want(self, view: View, files: NDArray[np.int64], *, anew: bool = False) -> None:
+    def want(self, view: ProgramRun, files: NDArray[np.int64], *, anew: bool = False) -> None:
         """A run opens these next, in this order, after those that it wanted before.
 
         Args:
@@ -123,18 +124,18 @@ class FarReader:
             if demand.ahead:
                 self._go()
 
-    def want_rest(self, view: View, files: Iterator[int] | None) -> None:
+    def want_rest(self, view: ProgramRun, files: Iterator[int] | None) -> None:
         """A run opens these at some time; replaces what it said before."""
         with self._wake:
             self._demands.setdefault(id(view), _Demand(view)).rest = files
             self._go()
 
-    def has_rest(self, view: View) -> bool:
+    def has_rest(self, view: ProgramRun) -> bool:
         """Whether some of what a run opens at some time was not looked at yet."""
         demand = self._demands.get(id(view))
         return demand is not None and demand.rest is not None
 
-    def forget(self, view: View) -> None:
+    def forget(self, view: ProgramRun) -> None:
         """A run is over."""
         with self._wake:
             self._demands.pop(id(view), None)
@@ -196,7 +197,7 @@ class FarReader:
                 readings.append(reading)
         self.in_flight = len(readings)
 
-    def _next(self, *, rest: bool) -> tuple[View, int, bool] | None:
+    def _next(self, *, rest: bool) -> tuple[ProgramRun, int, bool] | None:
         """The next file to read: (run, number, whether it is opened soon)."""
         with self._wake:
             demands = list(self._demands.values())
@@ -216,7 +217,7 @@ class FarReader:
                     demand.rest = None
             return None
 
-    def _start(self, view: View, file: int, ahead: bool) -> _Reading | None:
+    def _start(self, view: ProgramRun, file: int, ahead: bool) -> _Reading | None:
         """Begin to read or check a file; None: there is nothing to do, or no room."""
         path = view.paths[file]
         row = tuple(view.stats[file, :4].tolist())
@@ -238,7 +239,7 @@ class FarReader:
             job = self._files().submit([path])
         return _Reading(path, row, job, ahead, time.monotonic())
 
-    def _no_room(self, view: View, file: int, *, ahead: bool) -> None:
+    def _no_room(self, view: ProgramRun, file: int, *, ahead: bool) -> None:
         """What comes soon waits until others were opened; the rest is left alone."""
         with self._wake:
             demand = self._demands.get(id(view))
@@ -288,11 +289,11 @@ class FarReader:
     def _take(self, reading: _Reading) -> None:
         batch = reading.job.wait(0.0)
         error = int(batch.errors[0])
-        found = (batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0])
+        identity = (batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0])
         if error == errno.ESTALE and self._once_more(reading):
             self._copies.cancel(reading.path)
             return
-        if error == 0 and tuple(map(int, found)) != reading.row:
+        if error == 0 and tuple(map(int, identity)) != reading.row:
             error = errno.ESTALE
         if error:
             self._failed(reading, OSError(error, os.strerror(error)))
@@ -315,13 +316,13 @@ class FarReader:
 
     def _take_future(self, reading: _Reading) -> None:
         try:
-            found = reading.job.result()
+            result = reading.job.result()
         except OSError as e:
             self._failed(reading, e)
             return
-        if isinstance(found, int):
-            self._place_big(reading, found)
-        elif found is None:
+        if isinstance(result, int):
+            self._place_big(reading, result)
+        elif result is None:
             self._copies.damaged(reading.path)
             with self._wake:
                 for demand in self._demands.values():
@@ -330,7 +331,7 @@ class FarReader:
                         demand.ahead.appendleft(file)
                         break
         else:
-            self._copies.place_left(reading.path, reading.row, found)
+            self._copies.place_left(reading.path, reading.row, result)
 
     def _place_big(self, reading: _Reading, fd: int) -> None:
         if self._copies.reserved(reading.path) == "ram":

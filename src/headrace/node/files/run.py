@@ -1,4 +1,4 @@
-"""Run: one unmodified program and its children: its board, its opens, and what is done ahead of them.
+"""ProgramRun: one unmodified program and its children: its board, its opens, and what is done ahead of them.
 
 A thread takes in the reports of opens, and hands on what comes next: to the page cache where the files
 are near, to the copies of their root where they are far. Reports come from memory that every process of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.node.files.copies import Tier
     from headrace.node.files.root_files import RootFiles
 
-__all__ = ["Run"]
+__all__ = ["ProgramRun"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -58,7 +58,7 @@ REST_S = 1.0
 _NONE, _RAM, _DISK = range(3)
 
 
-class Run:
+class ProgramRun:
     """One run.
 
     Args:
@@ -172,8 +172,8 @@ class Run:
     def until(self, file: int) -> int | None:
         """Opens until the file is next opened; None: not known."""
         with self._lock:
-            found = self._foresight.until(np.array([file]))
-        return None if found is None else int(found[0])
+            opens = self._foresight.until(np.array([file]))
+        return None if opens is None else int(opens[0])
 
     def needed_last(self, grace: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Files with copies in memory, what is needed last first, and the opens until then."""

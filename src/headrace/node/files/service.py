@@ -20,7 +20,7 @@ from headrace.node.files.copies import DescriptorBudget
 from headrace.node.files.disk_copies import DiskCopies, DiskFolder
 from headrace.node.files.order import GivenOrder, read_order_file
 from headrace.node.files.root_files import RootFiles
-from headrace.node.files.run import Run
+from headrace.node.files.run import ProgramRun
 from headrace.node.wire import FilesReady, Status
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Served:
     roots: list[RootFiles] = field(default_factory=list)
     spellings: list[tuple[bytes, bytes]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    run: Run | None = None
+    run: ProgramRun | None = None
     ended: bool = False
     scans: list[Scan] = field(default_factory=list)
 
@@ -178,14 +178,16 @@ class FileService:
         request = served.request
         simulate = request.simulate or self._simulated()
         model = simulation_of(simulate) if simulate else None
-        found: dict[bytes, bytes] = {}
+        resolved: dict[bytes, bytes] = {}
         for given in request.roots:
             path = os.path.realpath(given)
             if not os.path.isabs(given) or not os.path.exists(path):
                 served.notes.append(f"{os.fsdecode(given)}: no such folder")
                 continue
-            found[os.path.normpath(given)] = path
-        tops = {path for path in found.values() if not _within(path, set(found.values()) - {path})}
+            resolved[os.path.normpath(given)] = path
+        tops = {
+            path for path in resolved.values() if not _within(path, set(resolved.values()) - {path})
+        }
         for path in sorted(tops):
             root = self._roots.get((path, simulate))
             if root is None:
@@ -198,7 +200,9 @@ class FileService:
                 self.sharers.append(root)
             root.enter(served.job)
             served.roots.append(root)
-        served.spellings = sorted({*found.items(), *((path, path) for path in found.values())})
+        served.spellings = sorted(
+            {*resolved.items(), *((path, path) for path in resolved.values())}
+        )
 
     def _simulated(self) -> str | None:
         given = self._options.reader.simulate
@@ -288,16 +292,16 @@ class FileService:
     def _board(self, served: _Served) -> None:
         """Runs in a thread."""
         try:
-            made = self._make_run(served, complete=True)
+            prepared = self._make_run(served, complete=True)
         except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
             _log.exception("no board can be made")
             text = f"{type(e).__name__}: {e}"
             self._call_soon(lambda: self._refuse(served, text))
             return
-        self._call_soon(lambda: self._begin(made))
+        self._call_soon(lambda: self._begin(prepared))
 
     def _make_run(self, served: _Served, *, complete: bool) -> _Made:
-        run = Run(
+        run = ProgramRun(
             served.roots, served.spellings, job=served.job, immutable=served.request.immutable
         )
         given = GivenOrder(seed=served.request.seed)
@@ -320,15 +324,15 @@ class FileService:
         run.begin(given, earlier)
         return _Made(served, run, "; ".join(notes), complete)
 
-    def _begin(self, made: _Made) -> None:
+    def _begin(self, prepared: _Made) -> None:
         """Give the program its board, in the place of the one before."""
-        served, run = made.served, made.run
+        served, run = prepared.served, prepared.run
         if served.ended or self._closed:
             run.close()
             return
         before, served.run = served.run, run
         ready = FilesReady(
-            served.request.ticket, Status.OK, made.note, len(run.paths), run.nbytes, made.complete,
+            served.request.ticket, Status.OK, prepared.note, len(run.paths), run.nbytes, prepared.complete,
             run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)
@@ -346,7 +350,7 @@ class FileService:
     def _key(self, served: _Served) -> tuple[str, tuple[bytes, ...]]:
         return served.job, tuple(root.path for root in served.roots)
 
-    def _end_run(self, served: _Served, run: Run) -> None:
+    def _end_run(self, served: _Served, run: ProgramRun) -> None:
         run.close()
         order = run.order_to_keep()
         if order is not None:
@@ -372,7 +376,7 @@ class _Made:
     """A run whose board is ready."""
 
     served: _Served
-    run: Run
+    run: ProgramRun
     note: str
     complete: bool
 

@@ -175,11 +175,13 @@ class Scan:
         return self._tree()
 
     def _tree(self) -> FileTree:
-        found = self._found
-        found.entries.sort()
-        stats = np.array([row for _, row in found.entries], np.int64).reshape(-1, len(STAT_COLUMNS))
-        paths = [path for path, _ in found.entries]
-        return FileTree(self.root, paths, stats, found.unread, tuple(found.errors))
+        listing = self._found
+        listing.entries.sort()
+        stats = np.array([row for _, row in listing.entries], np.int64).reshape(
+            -1, len(STAT_COLUMNS)
+        )
+        paths = [path for path, _ in listing.entries]
+        return FileTree(self.root, paths, stats, listing.unread, tuple(listing.errors))
 
     def _work(self) -> None:
         while True:
@@ -200,21 +202,21 @@ class Scan:
 
     def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> None:
         """Look at one folder."""
-        found: list[tuple[bytes, tuple[int, ...]]] = []
+        files: list[tuple[bytes, tuple[int, ...]]] = []
         folders: list[tuple[bytes, frozenset[tuple[int, int]]]] = []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    self._entry(entry, above, found, folders)
+                    self._entry(entry, above, files, folders)
         except OSError as e:
             self._failed(e)
-        self._pay(1 + len(found))
+        self._pay(1 + len(files))
         with self._changed:
             room = FILES_MAX - len(self._found.entries)
-            if len(found) > room:
-                self._found.unread += len(found) - room
+            if len(files) > room:
+                self._found.unread += len(files) - room
                 self._ended = self._ended or not room
-            self._found.entries += found[:room]
+            self._found.entries += files[:room]
             self._todo.extend(folders)
             self._changed.notify_all()
 
@@ -222,7 +224,7 @@ class Scan:
         self,
         entry: os.DirEntry[bytes],
         above: frozenset[tuple[int, int]],
-        found: list[tuple[bytes, tuple[int, ...]]],
+        files: list[tuple[bytes, tuple[int, ...]]],
         folders: list[tuple[bytes, frozenset[tuple[int, int]]]],
     ) -> None:
         try:
@@ -232,7 +234,7 @@ class Scan:
                 if key not in above:  # a link to a folder above leads round in circles
                     folders.append((entry.path, above | {key}))
             elif entry.is_file():
-                found.append((entry.path, stat_row(entry.stat(), is_link=entry.is_symlink())))
+                files.append((entry.path, stat_row(entry.stat(), is_link=entry.is_symlink())))
         except OSError as e:
             self._failed(e)
 

@@ -87,13 +87,13 @@ def check_folder(folder: str) -> str:
         MountError: it is missing, no folder, not empty, or in use as a mount.
     """
     path = _resolved(folder)
-    found = mounted_at(path)
-    if found is not None and found.type == TYPE and _is_dead(path):
+    mounted = mounted_at(path)
+    if mounted is not None and mounted.type == TYPE and _is_dead(path):
         detach(path, lazy=True)
-        found = mounted_at(path)
-    if found is not None:
+        mounted = mounted_at(path)
+    if mounted is not None:
         raise MountError(
-            f"{path}: {found.source} ({found.type}) is mounted here already.",
+            f"{path}: {mounted.source} ({mounted.type}) is mounted here already.",
             path=path,
             next_step=f"Unmount it (`headrace unmount {path}`), or name another folder.",
         )
@@ -132,11 +132,11 @@ def detach(folder: str, *, lazy: bool = False) -> None:
     """
     arguments = ["-u", *(["-z"] if lazy else []), "--", folder]
     done = _run([_helper(), *arguments])
-    found = mounted_at(folder)
-    if found is None or found.type != TYPE:
+    mounted = mounted_at(folder)
+    if mounted is None or mounted.type != TYPE:
         return
-    said = done.stderr.strip()
-    if done.returncode and "busy" in said.lower():
+    errors = done.stderr.strip()
+    if done.returncode and "busy" in errors.lower():
         users = users_of(folder)
         shown = ", ".join(f"{pid} ({name})" for pid, name in users)
         raise MountError(
@@ -147,19 +147,19 @@ def detach(folder: str, *, lazy: bool = False) -> None:
             f"`headrace unmount --lazy {folder}`.",
             errno=errno.EBUSY,
         )
-    raise MountError(f"{folder}: cannot be unmounted: {said or 'no reason given'}.", path=folder)
+    raise MountError(f"{folder}: cannot be unmounted: {errors or 'no reason given'}.", path=folder)
 
 
 def mounted_at(folder: str) -> Mounted | None:
     """The topmost mount on a folder (an absolute path without links); None where nothing is."""
-    found = None
+    mounted = None
     for line in Path(_TABLE).read_bytes().splitlines():
         fields, _, rest = line.partition(b" - ")
         device, where = fields.split(b" ")[2], fields.split(b" ")[4]
         if _unescaped(where) == os.fsencode(folder):
             kind, source, *_ = rest.split(b" ")
-            found = Mounted(folder, *(os.fsdecode(_unescaped(x)) for x in (kind, source, device)))
-    return found
+            mounted = Mounted(folder, *(os.fsdecode(_unescaped(x)) for x in (kind, source, device)))
+    return mounted
 
 
 def absolute(folder: str) -> str:
@@ -217,12 +217,12 @@ def _is_dead(path: str) -> bool:
 
 
 def _helper() -> str:
-    found = shutil.which(_HELPER)
-    if found is None:
+    program = shutil.which(_HELPER)
+    if program is None:
         raise MountError(
             f"{_HELPER} is missing: it is what lets a user mount.", path=_HELPER, next_step=_INSTALL
         )
-    return found
+    return program
 
 
 def _run(
@@ -251,21 +251,21 @@ def _received(sock: socket.socket) -> int:
     return fds[0] if fds else -1
 
 
-def _refused(folder: str, said: str) -> MountError:
-    said = said.strip().removeprefix(f"{_HELPER}: ").rstrip(".") or "no reason given"
+def _refused(folder: str, errors: str) -> MountError:
+    errors = errors.strip().removeprefix(f"{_HELPER}: ").rstrip(".") or "no reason given"
     next_step = None
-    if "allow_other" in said:
+    if "allow_other" in errors:
         next_step = (
             "Let root put `user_allow_other` into /etc/fuse.conf, or leave --allow-other out."
         )
-    elif DEVICE in said or "permission denied" in said.lower():
+    elif DEVICE in errors or "permission denied" in errors.lower():
         next_step = (
             f"Users need read and write access to {DEVICE} (mode 0666, as most systems have it), "
             f"and fusermount3 needs its set-user-ID bit."
         )
-    elif "write access" in said:
+    elif "write access" in errors:
         next_step = "Name a folder of your own."
-    return MountError(f"{folder}: cannot be mounted: {said}.", path=folder, next_step=next_step)
+    return MountError(f"{folder}: cannot be mounted: {errors}.", path=folder, next_step=next_step)
 
 
 def _unescaped(field: bytes) -> bytes:

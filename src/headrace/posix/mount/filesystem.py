@@ -99,10 +99,10 @@ class Nodes:
         """
         if self.is_folder(node):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        found = File(*divmod(node - _FIRST_FILE, self._width))
-        if found.sample >= self._samples:
+        file = File(*divmod(node - _FIRST_FILE, self._width))
+        if file.sample >= self._samples:
             raise _stale()
-        return found
+        return file
 
     def _folder_path(self, node: int) -> bytes:
         """The path of the folder of a number, b"" for the root.
@@ -409,17 +409,17 @@ class FileSystem:
         if self._nodes.is_folder(node):
             return {}
         file = self._nodes.file(node)
-        found: dict[bytes, Callable[[], bytes]] = {
+        attributes: dict[bytes, Callable[[], bytes]] = {
             _XATTR + b"index": lambda: b"%d" % file.sample,
             _XATTR + b"name": lambda: self._tree.name_of(file.sample),
         }
         checksum = self._bytes.checksum(*file)
         if checksum is not None:
-            found[_XATTR + b"crc32c"] = lambda: b"%08x" % checksum
+            attributes[_XATTR + b"crc32c"] = lambda: b"%08x" % checksum
         label = self._label(file.sample)
         if label >= 0:
-            found[_XATTR + b"label"] = lambda: b"%d" % label
-        return found
+            attributes[_XATTR + b"label"] = lambda: b"%d" % label
+        return attributes
 
     def _label(self, sample: int) -> int:
         segment = self._store.segment_of(sample)

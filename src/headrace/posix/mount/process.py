@@ -263,8 +263,8 @@ def _serve(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        found = mounted_at(where)
-        if found is not None and found.type == TYPE:
+        mounted = mounted_at(where)
+        if mounted is not None and mounted.type == TYPE:
             # Whoever has files open keeps them until the connection ends below, and then gets errors.
             detach(where, lazy=True)
         serving.close()
@@ -293,8 +293,8 @@ def mount(store: str, folder: str, options: MountOptions) -> State:
         start_new_session=True, cwd="/",
     )  # fmt: skip
     try:
-        said, complaint = _hear(process, json.dumps(asked).encode())
-        state = _state(said, complaint, folder)
+        output, complaint = _hear(process, json.dumps(asked).encode())
+        state = _state(output, complaint, folder)
     except BaseException as e:
         process.terminate()
         process.wait()
@@ -314,12 +314,12 @@ def _hear(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + _START_S
-    heard: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
+    output_of: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
     with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
             process.stdin.write(asked)
             process.stdin.close()
-        for stream in heard:
+        for stream in output_of:
             selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
             left = deadline - time.monotonic()
@@ -328,15 +328,15 @@ def _hear(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]
             for key, _ in selector.select(left):
                 stream = cast("IO[bytes]", key.fileobj)
                 data = os.read(stream.fileno(), 1 << 16)
-                heard[stream] += data
+                output_of[stream] += data
                 if not data:
                     selector.unregister(stream)
-    return heard[process.stdout], heard[process.stderr]
+    return output_of[process.stdout], output_of[process.stderr]
 
 
-def _state(said: bytes, complaint: bytes, folder: str) -> State:
+def _state(output: bytes, complaint: bytes, folder: str) -> State:
     try:
-        answer = json.loads(said)
+        answer = json.loads(output)
     except ValueError:
         last = (complaint.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         raise MountError(
@@ -396,9 +396,9 @@ def unmount(folder: str, *, lazy: bool = False) -> str:
         MountError: nothing of ours is mounted there, or it is in use.
     """
     path = absolute(folder)
-    found = mounted_at(path)
-    if found is None or found.type != TYPE:
-        what = "nothing" if found is None else f"{found.source} ({found.type})"
+    mounted = mounted_at(path)
+    if mounted is None or mounted.type != TYPE:
+        what = "nothing" if mounted is None else f"{mounted.source} ({mounted.type})"
         raise MountError(
             f"{path}: {what} is mounted here, expected a store mounted by headrace.",
             path=path,

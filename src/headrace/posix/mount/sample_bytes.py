@@ -151,15 +151,15 @@ class SampleBytes:
         if (start + count - 1) // _CHUNK_BYTES != first:
             return self._checked_range(sample, part, size, start, count)
         with self._chunk_locks[hash((sample, part)) % _LOCKS]:
-            found = self.kept(sample, part, start, count)
-            if found is None:
+            data_of_range = self.kept(sample, part, start, count)
+            if data_of_range is None:
                 begin = first * _CHUNK_BYTES
                 data = self._checked_range(
                     sample, part, size, begin, min(_CHUNK_BYTES, size - begin)
                 )
                 self._keep((sample, part, first), data)
-                found = data[start - begin : start - begin + count]
-        return found
+                data_of_range = data[start - begin : start - begin + count]
+        return data_of_range
 
     def _checked_range(
         self, sample: int, part: int, size: int, start: int, count: int
@@ -168,8 +168,8 @@ class SampleBytes:
         first = start // BLOCK_BYTES
         end = min(size, -(-(start + count) // BLOCK_BYTES) * BLOCK_BYTES)
         data = self._range(sample, part, first * BLOCK_BYTES, end - first * BLOCK_BYTES)
-        found = _native.crc32c_blocks(np.frombuffer(data, np.uint8), BLOCK_BYTES)
-        if not np.array_equal(found, sums[first : first + len(found)]):
+        checksums = _native.crc32c_blocks(np.frombuffer(data, np.uint8), BLOCK_BYTES)
+        if not np.array_equal(checksums, sums[first : first + len(checksums)]):
             raise self._corrupt(sample, "a block that was read before", "other bytes now")
         begin = start - first * BLOCK_BYTES
         return data[begin : begin + count]
@@ -223,10 +223,10 @@ class SampleBytes:
     def _has_checksum(self, sample: int) -> bool:
         return self._store.segment_of(sample).directory.has_crc
 
-    def _corrupt(self, sample: int, expected: str, found: str) -> CorruptSample:
+    def _corrupt(self, sample: int, expected: str, actual: str) -> CorruptSample:
         name = self._store.names[sample]
         return CorruptSample(
-            f"{self._store.path}: sample {sample} ({name!r}) has the checksum {found}, expected "
+            f"{self._store.path}: sample {sample} ({name!r}) has the checksum {actual}, expected "
             f"{expected}.",
             path=self._store.path,
             next_step=f"Run `headrace verify {self._store.path}` to list every bad sample.",
