@@ -401,10 +401,10 @@ def test_a_client_that_does_not_listen_costs_a_bounded_amount(folder, store, mon
                 sock.sendall(encode(StatusAsked(ticket)))
                 asked += 1
         assert asked < 90_000  # it was stopped
-        (deaf,) = [one for one in server._lines if one.choked]
+        (deaf,) = [one for one in server._connections if one.choked]
         assert deaf._out_bytes < 100_000 + (256 << 10) // 8 * 3000
         sock.close()
-        until(lambda: deaf not in server._lines)
+        until(lambda: deaf not in server._connections)
 
 
 def test_a_daemon_that_lies_is_left(folder, store, monkeypatch):

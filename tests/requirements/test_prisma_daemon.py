@@ -205,7 +205,7 @@ def test_p13_others_run_while_a_batch_is_waited_for(folder, store):
         loader = node_loader(store)
         next(iter(loader))
         held, ran = threading.Event(), []
-        data = next(iter(server._holdings._data.values()))
+        data = next(iter(server._datasets._data.values()))
         submit = data.chain.top.submit
         data.chain.top.submit = lambda indices: (held.wait(10), submit(indices))[1]
         got = []
