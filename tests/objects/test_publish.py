@@ -113,16 +113,16 @@ def test_two_that_publish_at_once_are_told_apart(
     bucket: str, folder: Path, options: dict[str, Any], direct: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from headrace.store import remote_publish
+    from headrace.store import remote
 
-    upload = remote_publish.upload
+    upload = remote.upload
 
     def late(path: Any, url: str, given: Any) -> None:
         upload(path, url, given)
         if url.endswith(".hrd"):  # the other one was faster
             listing.write(b"other", f"{bucket}/x.hr/store.json", direct, create=False)
 
-    monkeypatch.setattr(remote_publish, "upload", late)
+    monkeypatch.setattr(remote, "upload", late)
     with pytest.raises(StoreExists):
         hr.pack(folder, f"{bucket}/x.hr", storage_options=options)
     assert _keys(bucket, direct) == [f"{bucket}/x.hr/store.json"]

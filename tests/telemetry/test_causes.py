@@ -10,7 +10,7 @@ from headrace.base.causes import Cause, cause_of
 from headrace.control.publishing import divided
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.insight.top import Watch
-from headrace.node.tally import CAUSES, JobTotals
+from headrace.node.jobs import CAUSES, JobTotals
 from headrace.node.wire import Note
 from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord
