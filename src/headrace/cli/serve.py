@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.subsystem import Subsystem
-    from headrace.fabric.target import Target
-    from headrace.fabric.target import TargetOptions
+    from headrace.fabric.target import Target, TargetOptions
     from headrace.job.nodes import JobStatus
 
 

@@ -22,8 +22,8 @@ from headrace.errors import ProgramError
 from headrace.insight.ab.comparison import Comparison, Ended, is_narrow
 from headrace.insight.ab.running import ROOTS_MAX, Run, Side, folders_of, run_once, turns
 from headrace.machine.mounts import Mount, mounts
-from headrace.posix.opens import OpenLog, recorder_path
 from headrace.posix.launch import find_program, why_unseen
+from headrace.posix.opens import OpenLog, recorder_path
 from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
