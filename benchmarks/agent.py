@@ -37,7 +37,7 @@ from benchmarks import machine  # noqa: E402 - see above
 from headrace.control.publishing import Publisher  # noqa: E402 - see above
 from headrace.runtime import agent_folder  # noqa: E402 - see above
 from headrace.telemetry.agent import Agent, AgentOptions  # noqa: E402 - see above
-from headrace.telemetry.listening import ask_state  # noqa: E402 - see above
+from headrace.telemetry.messages import ask_state  # noqa: E402 - see above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

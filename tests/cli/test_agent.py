@@ -6,9 +6,9 @@ import time
 import pytest
 
 from headrace.cli.reports import seconds_of
-from headrace.runtime import agent_folder
+from headrace.runtime.telling import agent_folder
+from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.history import open_history
-from headrace.telemetry.ledger import Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from telemetry.test_agent import home
 from telemetry.test_history import fill

@@ -272,7 +272,7 @@ def test_the_documents_of_json_are_whole(run, saved):
 def test_stalls_that_agents_wrote_down_are_shown(run, saved, monkeypatch):
     from types import SimpleNamespace
 
-    from headrace.telemetry import stall
+    from headrace.telemetry import history as stall
 
     monkeypatch.setattr(stall, "stalls", lambda _: {"102": SimpleNamespace(share=0.31)})
     running = run("cluster", "queue", "--from", "busy.json", "--json").document["running"]

@@ -21,7 +21,7 @@ from contract.commands import commands
 from headrace.cli.app import app
 from headrace.cluster.manifest import write_manifest
 from headrace.cluster.snapshot import save_snapshot
-from headrace.telemetry.ledger import Ledger
+from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from insight import test_report
 from telemetry.test_history import fill

@@ -21,7 +21,7 @@ from headrace.cluster.manifest import write_manifest
 from headrace.fabric.image import write_image
 from headrace.job.meeting import JobDocument, NodeDocument
 from headrace.node.wire import Hello, Note, encode
-from headrace.telemetry.ledger import JobFacts, Ledger
+from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from tests_shared import write_photos
 from traces.runs import made_run

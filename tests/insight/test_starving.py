@@ -14,7 +14,7 @@ import pytest
 import headrace as hr
 from headrace.runtime import agent_folder
 from headrace.telemetry import job_report, stalls
-from headrace.telemetry.advice import LITTLE
+from headrace.telemetry.report import LITTLE
 from telemetry.test_agent import AgentProcess, home
 
 home = home  # noqa: PLW0127 - a fixture

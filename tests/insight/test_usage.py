@@ -6,9 +6,8 @@ import pytest
 
 from headrace.base.causes import Cause
 from headrace.insight.usage import starving_of, usage_of
-from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord
-from headrace.telemetry.report import JobReport, hours_text
+from headrace.telemetry.report import JobReport, hint_of, hours_text
 
 HOUR = 3600.0
 

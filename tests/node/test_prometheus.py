@@ -25,11 +25,11 @@ from headrace.insight import dashboard
 from headrace.machine.gpu import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics
-from headrace.runtime import agent_folder, control_folder
-from headrace.telemetry.agent import Agent, AgentOptions
-from headrace.telemetry.listening import Listener
+from headrace.runtime import control_folder
+from headrace.runtime.telling import agent_folder
+from headrace.telemetry.agent import Agent, AgentOptions, Pace
+from headrace.telemetry.messages import Listener
 from headrace.telemetry.metrics import TABLE as AGENT_TABLE
-from headrace.telemetry.pace import Pace
 from node.conftest import node_loader, serving, until
 from telemetry.fake_nvml import FakeNVML
 

@@ -3,8 +3,7 @@
 import json
 
 from headrace.base.job import JobIdentity
-from headrace.telemetry.accounts import Accounts, Now, Seen
-from headrace.telemetry.ledger import Ledger
+from headrace.telemetry.accounts import Accounts, Ledger, Now, Observation
 from headrace.telemetry.processes import JobProcesses, Use
 
 T0 = 1_700_000_000.0
@@ -42,7 +41,7 @@ def processes(job="4711", uid=1000, began=T0, pids=(1,), gpus=0, **use):
 def seen(*jobs, gpus=(), groups=None, pressure=0.0, busiest="", job_of=lambda _pid: ""):
     """A look at the node."""
     found = {one.identity.job_id: one for one in jobs}
-    return Seen(found, groups or {}, list(gpus), job_of, pressure, busiest)
+    return Observation(found, groups or {}, list(gpus), job_of, pressure, busiest)
 
 
 def now(seconds):

@@ -3,15 +3,14 @@
 import pytest
 
 from headrace.machine.gpu import GPU
-from headrace.telemetry.accounts import KEPT_S
-from headrace.telemetry.groups import GroupUse
-from headrace.telemetry.inference import Observed, infer
-from headrace.telemetry.told import told_of
+from headrace.telemetry.accounts import KEPT_S, Interval, infer
+from headrace.telemetry.messages import parse_report
+from headrace.telemetry.processes import GroupUse
 from telemetry.shared import accounts, message, now, processes, seen, totals
 
 
 def tell(book, at, **given):
-    book.told(told_of(message(**given), 1, 1000), now(at))
+    book.report(parse_report(message(**given), 1, 1000), now(at))
 
 
 def test_a_rank_for_each_gpu_loses_what_it_waits():
@@ -44,10 +43,10 @@ def test_an_agent_that_comes_again_counts_from_what_was_told():
     tell(book, 2, stall={"/": {"storage": 5.0}})
     page = ledger.take()
     again, second = accounts(
-        tellers={instance: figures for instance, (_, _, figures) in page.tellers.items()},
+        reports={instance: figures for instance, (_, _, figures) in page.tellers.items()},
         last_seen={"4711": page.jobs["4711"].last_s},
     )
-    again.told(told_of(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))
+    again.report(parse_report(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))
     assert totals(second)["stall_s", "storage", "/"] == 2
     assert totals(second)["seconds", "", ""] == pytest.approx(8)
 
@@ -64,8 +63,8 @@ def test_a_worker_of_a_dataloader_brings_bytes_but_no_steps():
 
 def test_nobody_speaks_for_somebody_elses_job():
     book, ledger = accounts()
-    book.look(seen(processes(uid=1000)), 5, now(5))
-    book.told(told_of(message(stall={"/": {"storage": 1e9}}), 66, 1001), now(6))
+    book.observe(seen(processes(uid=1000)), 5, now(5))
+    book.report(parse_report(message(stall={"/": {"storage": 1e9}}), 66, 1001), now(6))
     assert book.refused == 1
     assert not any(key[1] == "stall_s" for key in ledger.totals)
 
@@ -73,12 +72,12 @@ def test_nobody_speaks_for_somebody_elses_job():
 def test_what_the_node_daemon_was_waited_for_gets_the_causes_that_it_knows():
     book, ledger = accounts()
     tell(book, 2, gpus=1, stall={"/data": {"node": 8.0}})
-    assert book.asking() == ["4711"]
+    assert book.waiting_for_node() == ["4711"]
     book.explain_node({"4711": {"storage": 3.0, "window": 1.0, "memory": 0.0}}, now(3))
     found = totals(ledger)
     assert found["stall_s", "storage", "/data"] == 6
     assert found["lost_gpu_s", "window", "/data"] == 2
-    assert not book.asking()
+    assert not book.waiting_for_node()
     tell(book, 4, gpus=1, stall={"/data": {"node": 9.0}})
     book.explain_node({}, now(5))
     assert totals(ledger)["stall_s", "storage", "/data"] == 7
@@ -86,14 +85,14 @@ def test_what_the_node_daemon_was_waited_for_gets_the_causes_that_it_knows():
 
 def test_gpu_hours_run_from_the_jobs_beginning_to_its_last_word():
     book, ledger = accounts()
-    book.look(seen(processes(gpus=2)), 5, now(30))
+    book.observe(seen(processes(gpus=2)), 5, now(30))
     assert totals(ledger)["gpu_s", "", ""] == pytest.approx(60)
-    book.look(seen(processes(gpus=2)), 5, now(35))
+    book.observe(seen(processes(gpus=2)), 5, now(35))
     tell(book, 38.5, gpus=2, ended=True)
-    book.look(seen(), 5, now(40))
+    book.observe(seen(), 5, now(40))
     assert totals(ledger)["gpu_s", "", ""] == pytest.approx(77)
     assert book.running == 0
-    book.look(seen(), 5, now(41 + KEPT_S))
+    book.observe(seen(), 5, now(41 + KEPT_S))
     assert totals(ledger) == {}
     assert book.facts() == {}
 
@@ -105,10 +104,10 @@ def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():
         GPU(index=1, busy=0.2, memory_bytes=4.0, processes=(99,)),
         GPU(index=2, busy=1.0, memory_bytes=9.0),
     ]
-    book.look(
+    book.observe(
         seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(5)
     )
-    book.look(
+    book.observe(
         seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(10)
     )
     found = totals(ledger)
@@ -121,17 +120,17 @@ def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():
 def test_a_long_sleep_of_the_machine_is_no_gpu_work():
     book, ledger = accounts(usual_s=5.0)
     gpus = [GPU(index=0, busy=1.0, processes=(1,))]
-    book.look(seen(processes(), gpus=gpus), 5, now(5))
-    book.look(seen(processes(), gpus=gpus), 3600, now(3605))
+    book.observe(seen(processes(), gpus=gpus), 5, now(5))
+    book.observe(seen(processes(), gpus=gpus), 3600, now(3605))
     assert totals(ledger)["gpu_busy_s", "", ""] == 15
 
 
 def test_a_group_tells_of_processes_that_came_and_went():
     book, ledger = accounts()
     groups = {"4711": GroupUse(cpu_s=100.0, memory_bytes=50.0, io_pressure_s=7.0)}
-    book.look(seen(processes(cpu_s=3.0), groups=groups), 5, now(5))
+    book.observe(seen(processes(cpu_s=3.0), groups=groups), 5, now(5))
     groups = {"4711": GroupUse(cpu_s=110.0, memory_bytes=40.0, io_pressure_s=9.0)}
-    book.look(seen(processes(cpu_s=1.0), groups=groups), 5, now(10))
+    book.observe(seen(processes(cpu_s=1.0), groups=groups), 5, now(10))
     found = totals(ledger)
     assert found["cpu_s", "", ""] == 110
     assert found["memory_bytes", "", ""] == 50
@@ -141,13 +140,13 @@ def test_a_group_tells_of_processes_that_came_and_went():
 def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
     book, ledger = accounts()
     gpus = [GPU(index=0, busy=0.25, processes=(1,))]
-    book.look(seen(processes(gpus=1), gpus=gpus), 5, now(5))
-    book.look(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(10))
+    book.observe(seen(processes(gpus=1), gpus=gpus), 5, now(5))
+    book.observe(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(10))
     found = totals(ledger)
     assert found["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
     assert found["inferred_gpu_s", "storage", "/scratch"] == pytest.approx(3.0)
     tell(book, 11, gpus=1, worked=1)
-    book.look(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(15))
+    book.observe(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(15))
     assert totals(ledger)["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
 
 
@@ -171,4 +170,4 @@ def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
     ],
 )
 def test_inference_says_no_more_than_it_sees(seen_, expected):
-    assert infer(Observed(seconds=10.0, **seen_)) == pytest.approx(expected)
+    assert infer(Interval(seconds=10.0, **seen_)) == pytest.approx(expected)

@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import TelemetryError
-from headrace.runtime import agent_folder, agent_sockets, checked
-from headrace.telemetry.agent import Agent, AgentOptions
-from headrace.telemetry.catching_up import catch_up
-from headrace.telemetry.history import open_history
-from headrace.telemetry.listening import Listener, ask_state
-from headrace.telemetry.pace import Pace, next_interval
-from headrace.telemetry.place import history_place
-from headrace.telemetry.process import node_name, own_options
-from headrace.telemetry.stall import stalls
+from headrace.runtime.telling import agent_folder, agent_sockets, checked
+from headrace.telemetry.agent import (
+    Agent,
+    AgentOptions,
+    Pace,
+    next_interval,
+    node_name,
+    own_options,
+)
+from headrace.telemetry.history import catch_up, history_place, open_history, stalls
+from headrace.telemetry.messages import Listener, ask_state
 from headrace.telemetry.writing import HistoryWriter, file_of
 from telemetry.shared import message
 from tests_shared import until
@@ -117,7 +119,7 @@ def test_asking_to_write_where_nobody_does_changes_nothing(home, monkeypatch):
     folder = agent_folder()
     folder.path.mkdir(mode=0o700)
     listener = Listener(folder.socket)  # of an agent that hangs
-    monkeypatch.setattr("headrace.telemetry.listening.ANSWER_S", 0.01)
+    monkeypatch.setattr("headrace.telemetry.messages.ANSWER_S", 0.01)
     catch_up("s3://bucket/history")
     listener.receive()
     assert not listener.asked_to_write

@@ -8,9 +8,13 @@ import time
 import pytest
 
 from headrace.base.job import JobIdentity, clean, identity_of, local_ranks_of
-from headrace.telemetry.attribution import environment_of, job_of_group, job_of_groups
-from headrace.telemetry.groups import job_groups
-from headrace.telemetry.processes import Processes
+from headrace.telemetry.processes import (
+    Processes,
+    environment_of,
+    job_groups,
+    job_of_group,
+    job_of_groups,
+)
 from tests_shared import until
 
 

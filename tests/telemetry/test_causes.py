@@ -12,9 +12,9 @@ from headrace.control.stalls import Evidence, verdict_of
 from headrace.insight.top import Watch
 from headrace.node.jobs import CAUSES, JobTotals
 from headrace.node.wire import Note
-from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord
-from headrace.telemetry.told import told_of
+from headrace.telemetry.messages import parse_report
+from headrace.telemetry.report import hint_of
 from headrace.web.shell import files
 from telemetry.shared import accounts, message, now, processes, seen, totals
 
@@ -44,9 +44,9 @@ def limited_job():
 def test_a_job_that_its_own_buffer_stalls_is_told_to_raise_the_buffer():
     verdict = small_buffer()
     book, ledger = accounts()
-    book.look(seen(processes()), 5, now(0))
+    book.observe(seen(processes()), 5, now(0))
     told = {"/scratch": divided(8.0, verdict)}
-    book.told(told_of(message(stall=told, worked=1.0), 1, 1000), now(1))
+    book.told(parse_report(message(stall=told, worked=1.0), 1, 1000), now(1))
     advice = hint(totals(ledger))
     for text in (advice, verdict.action):
         assert "budget_bytes" in text
@@ -56,8 +56,8 @@ def test_a_job_that_its_own_buffer_stalls_is_told_to_raise_the_buffer():
 
 def test_a_job_that_the_controller_stalls_is_told_to_ask_for_a_larger_share():
     book, ledger = accounts()
-    book.look(seen(processes()), 5, now(0))
-    book.told(told_of(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1))
+    book.observe(seen(processes()), 5, now(0))
+    book.told(parse_report(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1))
     book.explain_node({"4711": limited_job()}, now(2))
     advice = hint(totals(ledger))
     assert "ask the operator for a larger share" in advice
@@ -68,7 +68,7 @@ def test_what_0_1_called_limit_is_read_as_what_it_was():
     # A loader said it of itself, a node daemon of the controller.
     assert cause_of("limit") is Cause.PREFETCH
     assert cause_of("limit", by_node=True) is Cause.POLICY
-    loader = told_of(message(stall={"/scratch": {"limit": 2.0, "prefetch": 1.0}}), 1, 1000)
+    loader = parse_report(message(stall={"/scratch": {"limit": 2.0, "prefetch": 1.0}}), 1, 1000)
     assert loader.figures["stall_s", "prefetch", "/scratch"] == 3.0
     record = JobRecord(job_id="1", measured=True, figures={("stall_s", "limit", ""): 1.0})
     assert record.waited == {Cause.PREFETCH: 1.0}

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.base.job import JobIdentity
 from headrace.errors import TelemetryError
+from headrace.telemetry.accounts import NODE, JobFacts, Ledger
 from headrace.telemetry.history import open_history
-from headrace.telemetry.ledger import NODE, JobFacts, Ledger
 from headrace.telemetry.report import job_report
 from headrace.telemetry.writing import STEADY_S, HistoryWriter, file_of
 from telemetry.shared import T0
@@ -134,7 +134,7 @@ def test_a_second_agent_of_a_node_is_refused_with_the_first_ones_number(writer_o
 KILLED = """
 import os, sys
 from pathlib import Path
-from headrace.telemetry.ledger import Ledger
+from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 sys.path.insert(0, {tests!r})
 from telemetry.test_history import fill
@@ -199,7 +199,7 @@ def test_a_full_disk_loses_nothing(writer_of, tmp_path, clocks, caplog):
 
 
 def test_what_waits_for_a_full_disk_is_bounded(monkeypatch):
-    monkeypatch.setattr("headrace.telemetry.ledger.WAITING_MAX", 2000)
+    monkeypatch.setattr("headrace.telemetry.accounts.WAITING_MAX", 2000)
     ledger = Ledger()
     for day in range(30):
         for job in range(4):

@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.control.publishing import Publisher, Totals, _grow, split_wait, tier_bytes
 from headrace.machine.mounts import file_system_of, mounts
 from headrace.plane.stage import StageStats
-from headrace.telemetry.told import told_of
+from headrace.telemetry.messages import parse_report
 from tests_shared import until
 
 
@@ -30,7 +30,7 @@ class Ear:
         self.sock.settimeout(10)
 
     def hear(self):
-        return told_of(self.sock.recv(1 << 16), 1, 0)
+        return parse_report(self.sock.recv(1 << 16), 1, 0)
 
     def all(self):
         self.sock.setblocking(False)

@@ -11,7 +11,7 @@ from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Pa
 from headrace.control.client import Client, Endpoint
 from headrace.errors import TelemetryError
 from headrace.insight.usage import starving_of
-from headrace.telemetry.ledger import JobFacts, Ledger
+from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
 from headrace.web.picture import UNKNOWN
 from headrace.web.watching import Watching

@@ -516,8 +516,7 @@ def _look(selection: Selection, source: Source, save: Path | None = None) -> Que
 def _stalls() -> Mapping[str, float] | None:
     """By job id, the share of time that a job waited for data; None where nobody measures it."""
     from headrace.errors import TelemetryError
-    from headrace.telemetry.place import history_place
-    from headrace.telemetry.stall import stalls
+    from headrace.telemetry.history import history_place, stalls
 
     try:
         return {job: stall.share for job, stall in stalls(history_place()).items()}

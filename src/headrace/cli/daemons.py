@@ -280,7 +280,7 @@ def agent(context: typer.Context) -> None:
     Without a command it is `start --foreground`; within a job, for that job: a step on each node.
     """
     if context.invoked_subcommand is None:
-        from headrace.telemetry import process
+        from headrace.telemetry import agent as process
 
         log_to_stderr()
         options = process.own_options()
@@ -314,9 +314,9 @@ def agent_start(
     output: JsonOutput,
 ) -> None:
     """Start the agent, in the background if not told otherwise."""
-    from headrace.telemetry import process
-    from headrace.telemetry.pace import Pace
-    from headrace.telemetry.place import default_history
+    from headrace.telemetry import agent as process
+    from headrace.telemetry.agent import Pace
+    from headrace.telemetry.history import default_history
 
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
@@ -352,7 +352,7 @@ def agent_start(
 @agent_app.command("stop")
 def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
     """Stop the agent. What it has counted is in its history."""
-    from headrace.telemetry import process
+    from headrace.telemetry import agent as process
 
     folder = process.folder_of(job, site=site)
     return end(output, folder, lambda: process.stop(folder, site=site))
@@ -361,8 +361,8 @@ def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
 @agent_app.command("status")
 def agent_status(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
     """Say what the agent sees, what it costs, and what it cannot see."""
-    from headrace.telemetry import process
-    from headrace.telemetry.listening import ask_state
+    from headrace.telemetry import agent as process
+    from headrace.telemetry.messages import ask_state
 
     folder = process.folder_of(job, site=site)
     where = process.socket_of(folder, site=site)
@@ -378,7 +378,7 @@ def agent_logs(
     output: JsonOutput,
 ) -> None:
     """Print the end of the log of an agent in the background."""
-    from headrace.telemetry import process
+    from headrace.telemetry import agent as process
 
     print_log(output, process.folder_of(job, site=site), lines)
 

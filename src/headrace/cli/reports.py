@@ -37,8 +37,7 @@ HistoryOption = Annotated[
 
 def history_of(given: str | None, job: str = "") -> str:
     """The history that a command reads, when this node's agents have written what they know."""
-    from headrace.telemetry.catching_up import catch_up
-    from headrace.telemetry.place import history_place
+    from headrace.telemetry.history import catch_up, history_place
 
     place = given or history_place()
     catch_up(place, job)

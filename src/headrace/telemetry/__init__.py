@@ -1,6 +1,6 @@
 """Telemetry: what each node and job does, as an agent on the node sees it, and what is kept of it.
 
-`agent` looks and hears, `accounts` add up, `writing` keeps a history, `history` gives it back: to the job
+`agent` looks and receives, `accounts` add up, `writing` keeps a history, `history` reads it: to the job
 report, to `headrace starving` and `usage`, to the queue. Names are imported when they are first used.
 
     from headrace.telemetry import job_report
@@ -14,9 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.telemetry.history import History, JobRecord, open_history
+    from headrace.telemetry.history import History, JobRecord, Stall, open_history, stalls
     from headrace.telemetry.report import JobReport, job_report
-    from headrace.telemetry.stall import Stall, stalls
 
 __all__ = [
     "History",
@@ -32,10 +31,10 @@ _HOMES = {
     "History": "history",
     "JobRecord": "history",
     "JobReport": "report",
-    "Stall": "stall",
+    "Stall": "history",
     "job_report": "report",
     "open_history": "history",
-    "stalls": "stall",
+    "stalls": "history",
 }
 
 

@@ -1,7 +1,21 @@
 """Accounts: an account for each job on this node: what it had, used, and waited for.
 
-Fed with what was seen (`look`) and with what processes told (`told`); writes into a ledger. Knows neither
-files nor sockets. Times are two: monotonic seconds for how long, Unix seconds for when.
+Fed with what was observed (`observe`) and with what processes report (`report`); writes into a ledger: totals
+for Prometheus, amounts by minute for the history. Knows neither files nor sockets. Times are two: monotonic
+seconds for how long, Unix seconds for when.
+
+Bounded: jobs that ended are forgotten after a while, and when the history cannot be written for long, the
+oldest minutes that wait are added up in one.
+
+A job that does not use headrace has its waiting inferred (`infer`): nobody measures its steps, so this is a
+judgement, and is called `inferred` wherever it is shown.
+
+- A GPU that is idle while tasks of its job wait for I/O (PSI) is taken to wait for storage, for as long as
+  both are so.
+- A GPU that is idle while the job's CPUs are busy is taken to wait for decoding.
+- Without a GPU to look at, a job waits for storage while tasks wait for I/O and its CPUs do little.
+
+What is neither is not said to be I/O: a GPU may be idle for many reasons.
 """
 
 from __future__ import annotations
@@ -12,28 +26,198 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
-from headrace.telemetry.inference import Observed, infer
-from headrace.telemetry.ledger import JobFacts
+from headrace.telemetry.history import PEAKS
+from headrace.telemetry.processes import fuller
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace.base.job import JobIdentity
     from headrace.machine.gpu import GPU
-    from headrace.telemetry.groups import GroupUse
-    from headrace.telemetry.ledger import Ledger
-    from headrace.telemetry.processes import JobProcesses
-    from headrace.telemetry.told import Key, Told
+    from headrace.telemetry.messages import FigureKey, ProcessReport
+    from headrace.telemetry.processes import GroupUse, JobProcesses
 
-__all__ = ["Accounts", "Now", "Seen"]
+__all__ = [
+    "BUCKET_S",
+    "NODE",
+    "Accounts",
+    "Entry",
+    "Interval",
+    "JobFacts",
+    "Ledger",
+    "Now",
+    "Observation",
+    "PendingWrites",
+    "infer",
+]
+
+
+CPU_BUSY = 0.85
+"""A job that uses more than this share of its CPUs is held up by them."""
+
+CPU_LITTLE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A job in an interval; what is not known is None."""
+
+    seconds: float
+    gpu_busy: float | None = None
+    """Mean share of time in which its GPUs worked."""
+    io_pressure: float | None = None
+    """Share of time in which at least one task waited for I/O."""
+    cpu_share: float | None = None
+    """Of its CPUs, in use."""
+
+
+def infer(interval: Interval) -> dict[Cause, float]:
+    """Seconds that the job probably waited, by cause; at most the interval's."""
+    pressure = _share(interval.io_pressure)
+    cpu = interval.cpu_share if interval.cpu_share is not None else 0.0
+    if interval.gpu_busy is None:
+        free = max(0.0, 1.0 - cpu) if cpu < CPU_LITTLE else 0.0
+        shares = {Cause.STORAGE: min(pressure, free)}
+    else:
+        idle = 1.0 - _share(interval.gpu_busy)
+        storage = min(idle, pressure)
+        shares = {Cause.STORAGE: storage, Cause.DECODE: idle - storage if cpu > CPU_BUSY else 0.0}
+    return {cause: share * interval.seconds for cause, share in shares.items() if share > 0.0}
+
+
+def _share(value: float | None) -> float:
+    return 0.0 if value is None else min(1.0, max(0.0, value))
+
+
+BUCKET_S: Final = 60
+"""The history has amounts by the minute."""
+
+NODE: Final = ""
+"""The "job" that stands for the whole node."""
+
+WAITING_MAX: Final = 200_000
+"""Entries that wait to be written: about 30 MB."""
+
+Entry = tuple[int, str, str, str, str]
+"""Start of the minute, job, figure, label, file system."""
+
+
+@dataclass(slots=True)
+class JobFacts:
+    """What is known of a job on this node, beside its figures."""
+
+    identity: JobIdentity
+    user: str
+    first_s: float
+    last_s: float
+    measured: bool = False
+    """headrace reports how its steps fare."""
+
+
+@dataclass(slots=True)
+class PendingWrites:
+    """What waits to be written."""
+
+    amounts: dict[Entry, float] = field(default_factory=dict)
+    jobs: dict[str, JobFacts] = field(default_factory=dict)
+    reports: dict[str, tuple[str, float, dict[FigureKey, float]]] = field(default_factory=dict)
+    """By instance: the job, when it reported, and its figures: the next report counts from there."""
+
+    def __bool__(self) -> bool:
+        return bool(self.amounts or self.jobs or self.reports)
+
+
+class Ledger:
+    """Adds up. One thread at a time."""
+
+    def __init__(self) -> None:
+        self.totals: dict[tuple[str, str, str, str], float] = {}
+        self.gauges: dict[tuple[str, str], float] = {}
+        """Of the node, as they are now."""
+        self._pending = PendingWrites()
+
+    def add(  # noqa: PLR0917 - what, how much, when, of what: the same order everywhere
+        self, job: str, name: str, amount: float, now_s: float, label: str = "", system: str = ""
+    ) -> None:
+        """Add to a figure.
+
+        Args:
+            job: its id, or `NODE`.
+            name: of the figure.
+            amount: 0 is nothing to count.
+            now_s: Unix seconds.
+            label: a cause, a tier, a device.
+            system: file system.
+        """
+        key = (job, name, label, system)
+        if amount > 0.0:
+            minute = int(now_s // BUCKET_S) * BUCKET_S
+            entry, amounts = (minute, *key), self._pending.amounts
+            amounts[entry] = _joined(name, amounts.get(entry), amount)
+        if amount > 0.0 or job == NODE:  # a device that does nothing is there
+            self.totals[key] = _joined(name, self.totals.get(key), amount)
+
+    def know(self, job: str, facts: JobFacts) -> None:
+        """Remember what is known of a job."""
+        self._pending.jobs[job] = facts
+
+    def remember(
+        self, instance: str, job: str, now_s: float, figures: dict[FigureKey, float]
+    ) -> None:
+        """Remember what a process reported, so that nothing is counted twice."""
+        self._pending.reports[instance] = (job, now_s, figures)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Drop the totals of jobs that ended a while ago. The history keeps them."""
+        ended = set(jobs)
+        self.totals = {key: value for key, value in self.totals.items() if key[0] not in ended}
+
+    def take(self) -> PendingWrites:
+        """What waits to be written; waits no more."""
+        pending, self._pending = self._pending, PendingWrites()
+        return pending
+
+    def give_back(self, pending: PendingWrites) -> None:
+        """It could not be written: it waits again, with what was added meanwhile."""
+        newer, self._pending = self._pending, pending
+        for entry, amount in newer.amounts.items():
+            pending.amounts[entry] = _joined(entry[2], pending.amounts.get(entry), amount)
+        pending.jobs |= newer.jobs
+        pending.reports |= newer.reports
+        if len(pending.amounts) > WAITING_MAX:
+            pending.amounts = _coarser(pending.amounts)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait to be written."""
+        return len(self._pending.amounts)
+
+
+def _joined(name: str, before: float | None, amount: float) -> float:
+    if before is None:
+        return amount
+    return max(before, amount) if name in PEAKS else before + amount
+
+
+def _coarser(amounts: dict[Entry, float]) -> dict[Entry, float]:
+    """The older half of the minutes as one."""
+    minutes = sorted({entry[0] for entry in amounts})
+    until = minutes[len(minutes) // 2]
+    coarser: dict[Entry, float] = {}
+    for (minute, job, name, label, system), amount in amounts.items():
+        entry = (max(minute, until), job, name, label, system)
+        coarser[entry] = _joined(name, coarser.get(entry), amount)
+    return coarser
+
 
 JOBS_MAX: Final = 256
 """At a time. More are not seen: their figures would not be bounded."""
 
-TELLERS_MAX: Final = 4096
+PROCESSES_MAX: Final = 4096
+"""Whose last report is remembered."""
 
 KEPT_S: Final = 900.0
-"""Figures of a job that ended are told to Prometheus so long, as the node daemon's are."""
+"""Figures of a job that ended are served to Prometheus so long, as the node daemon's are."""
 
 BEFORE_MAX_S: Final = 30 * 86400.0
 """A job that began before the agent did is believed so much."""
@@ -54,8 +238,8 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look at the node found."""
+class Observation:
+    """The node at a moment."""
 
     jobs: Mapping[str, JobProcesses]
     groups: Mapping[str, GroupUse]
@@ -63,7 +247,7 @@ class Seen:
     job_of: Callable[[int], str]
     """Of a process."""
     io_pressure_s: float | None
-    """Grown since the last look, of the node; None: it is not told."""
+    """Grown since the last look, of the node; None: the kernel does not say."""
     busiest: str
     """File system that the node waited for most since the last look; ''."""
 
@@ -73,7 +257,7 @@ class _Consumer:
     """A process with training steps."""
 
     ranks: int
-    """Processes like it on this node, as it was told; 0: it was not."""
+    """Processes like it on this node, as its launcher said; 0: it did not."""
     ended_s: float | None = None
 
 
@@ -86,12 +270,12 @@ class _Account:
     """Monotonic: the job's time is counted until here."""
     seen_s: float | None = None
     """Monotonic: when its processes were seen last."""
-    told_s: float = 0.0
+    reported_s: float = 0.0
     consumers: dict[str, _Consumer] = field(default_factory=dict)
     """Processes with training steps, by instance."""
     ended_s: float | None = None
     group: GroupUse | None = None
-    asked: dict[str, float] = field(default_factory=dict)
+    node_waits: dict[str, float] = field(default_factory=dict)
     """Seconds that its processes waited for the node daemon, by file system: it may know why."""
     seen_gpus: int = 0
 
@@ -101,8 +285,9 @@ class _Account:
 
     @property
     def gpus_per_consumer(self) -> float:
-        told = (consumer.ranks for consumer in self.consumers.values())
-        ranks = max([len(self.consumers), *told], default=0)
+        ranks = max(
+            len(self.consumers), *(consumer.ranks for consumer in self.consumers.values()), 0
+        )
         return self.gpus / ranks if ranks else 0.0
 
 
@@ -112,7 +297,7 @@ class Accounts:
     Args:
         ledger: is written to.
         user_of: the name of a user id.
-        tellers: what processes had told when the history was written last.
+        reports: the last report of each process that the history knows.
         last_seen: until when (Unix seconds) the history knows of jobs.
         usual_s: between looks.
     """
@@ -121,18 +306,18 @@ class Accounts:
         self,
         ledger: Ledger,
         user_of: Callable[[int], str],
-        tellers: Mapping[str, dict[Key, float]] | None = None,
+        reports: Mapping[str, dict[FigureKey, float]] | None = None,
         last_seen: Mapping[str, float] | None = None,
         usual_s: float = 5.0,
     ) -> None:
         self._ledger = ledger
         self._user_of = user_of
-        self._before: dict[str, dict[Key, float]] = dict(tellers or {})
+        self._before: dict[str, dict[FigureKey, float]] = dict(reports or {})
         self._last_seen = dict(last_seen or {})
         self._usual_s = usual_s
         self._accounts: dict[str, _Account] = {}
         self.refused = 0
-        """Messages of processes that spoke for somebody else's job."""
+        """Reports of processes on somebody else's job."""
 
     @property
     def running(self) -> int:
@@ -143,43 +328,42 @@ class Accounts:
         """What is known of the jobs, those that ended lately too."""
         return {job: account.facts for job, account in self._accounts.items()}
 
-    def asking(self) -> list[str]:
+    def waiting_for_node(self) -> list[str]:
         """Jobs that waited for the node daemon since `explain_node` was called last."""
-        return [job for job, account in self._accounts.items() if account.asked]
+        return [job for job, account in self._accounts.items() if account.node_waits]
 
-    # -- what processes tell ----------------------------------------------------------------------
+    # -- what processes report --------------------------------------------------------------------
 
-    def told(self, told: Told, now: Now) -> None:
-        """Count what a process tells, beyond what it told before."""
-        job = told.identity.job_id
-        account = self._account(told.identity, told.uid, told.began_s, now)
-        if account is None or told.uid not in (0, account.uid):
+    def report(self, report: ProcessReport, now: Now) -> None:
+        """Count what a process reports, beyond its report before."""
+        account = self._account(report.identity, report.uid, report.began_s, now)
+        if account is None or report.uid not in (0, account.uid):
             self.refused += 1
             return
-        before = self._before.get(told.instance, {})
-        if told.instance not in self._before and len(self._before) >= TELLERS_MAX:
+        before = self._before.get(report.instance, {})
+        if report.instance not in self._before and len(self._before) >= PROCESSES_MAX:
             self._before.pop(next(iter(self._before)))
-        self._before[told.instance] = told.figures
-        self._ledger.remember(told.instance, job, now.unix_s, told.figures)
-        account.identity = account.facts.identity = _fuller(account.identity, told.identity)
+        self._before[report.instance] = report.figures
+        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, report.figures)
+        account.identity = account.facts.identity = fuller(account.identity, report.identity)
         account.ended_s = None
-        account.told_s = now.mono_s
-        if told.consumer:
+        account.reported_s = now.mono_s
+        if report.consumer:
             account.facts.measured = True
-            ended_s = now.mono_s if told.ended else None
-            account.consumers[told.instance] = _Consumer(told.local_ranks, ended_s)
+            ended_s = now.mono_s if report.ended else None
+            account.consumers[report.instance] = _Consumer(report.local_ranks, ended_s)
         self._count(account, now, now.mono_s)
-        for (name, label, system), amount in told.figures.items():
-            new = grown(before.get((name, label, system), 0.0), amount)
-            if new > 0.0 and (told.consumer or name == "tier_bytes"):
-                self._tell(account, (name, label, system), new, now)
+        for key, amount in report.figures.items():
+            new = grown(before.get(key, 0.0), amount)
+            if new > 0.0 and (report.consumer or key[0] == "tier_bytes"):
+                self._add(account, key, new, now)
 
-    def _tell(self, account: _Account, key: Key, new: float, now: Now) -> None:
+    def _add(self, account: _Account, key: FigureKey, new: float, now: Now) -> None:
         name, label, system = key
         job = account.identity.job_id
         if name == "stall_s":
             if label == Cause.NODE:
-                account.asked[system] = account.asked.get(system, 0.0) + new
+                account.node_waits[system] = account.node_waits.get(system, 0.0) + new
                 return
             lost = new * account.gpus_per_consumer
             self._ledger.add(job, "lost_gpu_s", lost, now.unix_s, label, system)
@@ -194,48 +378,51 @@ class Accounts:
             now: this moment.
         """
         for job, account in self._accounts.items():
-            asked, account.asked = account.asked, {}
+            waits, account.node_waits = account.node_waits, {}
             causes = {c: s for c, s in shares.get(job, {}).items() if s > 0.0} or {
                 Cause.STORAGE: 1.0
             }
             total = sum(causes.values())
-            for system, seconds in asked.items():
+            for system, seconds in waits.items():
                 for cause, share in causes.items():
                     key = ("stall_s", cause, system)
-                    self._tell(account, key, seconds * share / total, now)
+                    self._add(account, key, seconds * share / total, now)
 
-    # -- what is seen -----------------------------------------------------------------------------
+    # -- what is observed -------------------------------------------------------------------------
 
-    def look(self, seen: Seen, seconds: float, now: Now) -> None:
-        """Count what a look found.
+    def observe(self, node: Observation, seconds: float, now: Now) -> None:
+        """Count what a look at the node saw.
 
         Args:
-            seen: the node.
+            node: as it was seen.
             seconds: since the look before.
             now: this moment.
         """
-        for job, processes in seen.jobs.items():
+        for job, processes in node.jobs.items():
             account = self._account(processes.identity, processes.uid, processes.began_s, now)
             if account is None:
                 continue
-            account.identity = account.facts.identity = _fuller(
-                account.identity, processes.identity
-            )
+            account.identity = account.facts.identity = fuller(account.identity, processes.identity)
             fresh = account.seen_s is None
             account.seen_s, account.ended_s = now.mono_s, None
             self._count(account, now, now.mono_s)
-            self._use(account, processes, seen, 0.0 if fresh else seconds, now)
-            if job not in seen.groups:
+            self._use(account, processes, node, 0.0 if fresh else seconds, now)
+            if job not in node.groups:
                 account.group = None
-        self._end(seen, now)
+        self._end(node, now)
 
     def _use(
-        self, account: _Account, processes: JobProcesses, seen: Seen, seconds: float, now: Now
+        self,
+        account: _Account,
+        processes: JobProcesses,
+        node: Observation,
+        seconds: float,
+        now: Now,
     ) -> None:
         """What a job used since the look before."""
         job, use, add = account.identity.job_id, processes.use, self._ledger.add
-        cpu_s, memory_bytes, pressure_s = use.cpu_s, use.memory_bytes, seen.io_pressure_s
-        group, before = seen.groups.get(job), account.group
+        cpu_s, memory_bytes, pressure_s = use.cpu_s, use.memory_bytes, node.io_pressure_s
+        group, before = node.groups.get(job), account.group
         if group is not None:
             if group.cpu_s is not None:
                 # At the first look the processes' sum is nearer the truth than nothing.
@@ -251,12 +438,12 @@ class Accounts:
         add(job, "written_bytes", use.written_bytes, now.unix_s)
         add(job, "memory_bytes", memory_bytes, now.unix_s)
         add(job, "io_pressure_s", min(seconds, pressure_s or 0.0), now.unix_s)
-        busy = self._gpus(account, processes, seen, min(seconds, STALE * self._usual_s), now)
+        busy = self._gpus(account, processes, node, min(seconds, STALE * self._usual_s), now)
         if account.facts.measured or seconds <= 0.0:
             return
         cpus = account.identity.cpus or os.cpu_count() or 1
         waited = infer(
-            Observed(
+            Interval(
                 seconds=seconds,
                 gpu_busy=busy,
                 io_pressure=None if pressure_s is None else pressure_s / seconds,
@@ -264,22 +451,27 @@ class Accounts:
             )
         )
         for cause, inferred_s in waited.items():
-            system = seen.busiest if cause is Cause.STORAGE else ""
+            system = node.busiest if cause is Cause.STORAGE else ""
             add(job, "inferred_s", inferred_s, now.unix_s, cause, system)
             add(job, "inferred_gpu_s", inferred_s * account.gpus, now.unix_s, cause, system)
 
     def _gpus(
-        self, account: _Account, processes: JobProcesses, seen: Seen, seconds: float, now: Now
+        self,
+        account: _Account,
+        processes: JobProcesses,
+        node: Observation,
+        seconds: float,
+        now: Now,
     ) -> float | None:
         """Count what its GPUs did; how busy they were, None if that is not known."""
         indices = set(account.identity.gpu_indices)
         job = account.identity.job_id
         mine = [
             gpu
-            for gpu in seen.gpus
+            for gpu in node.gpus
             if gpu.index in indices
             or not processes.pids.isdisjoint(gpu.processes)
-            or any(seen.job_of(pid) == job for pid in gpu.processes)
+            or any(node.job_of(pid) == job for pid in gpu.processes)
         ]
         account.seen_gpus = max(account.seen_gpus, len(mine))
         self._ledger.add(job, "gpus", account.gpus, now.unix_s)
@@ -327,9 +519,9 @@ class Accounts:
         self._ledger.add(job, "gpu_s", seconds * account.gpus, now.unix_s)
         self._ledger.know(job, account.facts)
 
-    def _end(self, seen: Seen, now: Now) -> None:
+    def _end(self, node: Observation, now: Now) -> None:
         """Jobs that are gone end; those that ended long ago are forgotten."""
-        gone = []
+        forgotten = []
         for job, account in self._accounts.items():
             # Ranks that end together share the GPUs to the end.
             account.consumers = {
@@ -337,18 +529,13 @@ class Accounts:
                 for instance, consumer in account.consumers.items()
                 if consumer.ended_s is None or now.mono_s - consumer.ended_s < LINGER_S
             }
-            quiet = now.mono_s - account.told_s > STALE * self._usual_s
-            if job not in seen.jobs and (account.seen_s is not None or quiet):
+            quiet = now.mono_s - account.reported_s > STALE * self._usual_s
+            if job not in node.jobs and (account.seen_s is not None or quiet):
                 if account.ended_s is None:
                     account.ended_s = now.mono_s
                 if now.mono_s - account.ended_s > KEPT_S:
-                    gone.append(job)
-        for job in gone:
+                    forgotten.append(job)
+        for job in forgotten:
             self._last_seen[job] = self._accounts.pop(job).facts.last_s
-        if gone:
-            self._ledger.forget(gone)
-
-
-def _fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
-    """The identity that says more."""
-    return max(one, other, key=lambda each: (bool(each.user), each.gpus, bool(each.name)))
+        if forgotten:
+            self._ledger.forget(forgotten)

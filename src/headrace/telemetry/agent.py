@@ -1,8 +1,11 @@
-"""Agent: looks at its node now and then, hears what processes tell, and keeps the account of each job.
+"""Agent: looks at its node now and then, receives what processes report, and keeps the account of each job.
 
-One thread: `run` waits for messages and for the time of the next look. It harms nobody: a sensor that fails
-is left out, and a history that cannot be written waits. What it costs is measured at each look, and looks
-come less often where they cost too much.
+One thread: `Agent.run` waits for messages and for the time of the next look. It harms nobody: a sensor that
+fails is left out, and a history that cannot be written waits. What it costs is measured at each look, and
+looks come less often where they cost too much.
+
+As a process it is started, asked and ended by `start`, `run` and `stop`; one of each kind on a node and for a
+user.
 """
 
 from __future__ import annotations
@@ -13,42 +16,102 @@ import logging
 import os
 import pwd
 import select
+import signal
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.causes import Cause, cause_of
+from headrace.base.job import clean, identity_of
+from headrace.errors import NodeError, TelemetryError
+from headrace.latch import Latch
 from headrace.machine.gpu import GPUs
 from headrace.machine.sensors import all_sensors
-from headrace.telemetry.accounts import Accounts, Now, Seen
-from headrace.telemetry.groups import job_groups
-from headrace.telemetry.ledger import NODE, Ledger
-from headrace.telemetry.metrics import Told as Labelled
-from headrace.telemetry.metrics import figures_of
-from headrace.telemetry.pace import Pace, next_interval
-from headrace.telemetry.processes import Processes
-from headrace.telemetry.told import told_of
+from headrace.runtime import RuntimeFolder, launch, wait_for_end
+from headrace.runtime.telling import SITE_SOCKET, agent_folder
+from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
+from headrace.telemetry.history import default_history
+from headrace.telemetry.messages import Listener, ask_state, parse_report
+from headrace.telemetry.metrics import MetricLabels, figures_of
+from headrace.telemetry.processes import Processes, job_groups
+from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.base.causes import Cause
     from headrace.control.metrics import Figures
+    from headrace.control.metrics_http import MetricsServer
     from headrace.machine.sensors import Sensor, SensorKey
-    from headrace.telemetry.listening import Listener
-    from headrace.telemetry.writing import HistoryWriter
 
-__all__ = ["Agent", "AgentOptions"]
+__all__ = [
+    "Agent",
+    "AgentOptions",
+    "Pace",
+    "RunOptions",
+    "folder_of",
+    "next_interval",
+    "node_name",
+    "own_options",
+    "run",
+    "socket_of",
+    "start",
+    "stop",
+]
 
-_log = logging.getLogger("headrace.agent")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often to look.
+
+    Raises:
+        ValueError: the times are in no order, or the share is no share.
+    """
+
+    busy_s: float = 5.0
+    """While jobs run: Prometheus asks about as often."""
+
+    idle_s: float = 30.0
+    """While none does."""
+
+    most_s: float = 60.0
+    """However much a look costs."""
+
+    cpu_share: float = 0.003
+    """Of one core, for looking; with receiving, writing and serving it stays below 0.5 %."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.busy_s <= self.idle_s <= self.most_s:
+            raise ValueError(
+                f"intervals are {self.busy_s:g}, {self.idle_s:g} and {self.most_s:g} s, "
+                "expected more than 0, and each no shorter than the one before"
+            )
+        if not 0.0 < self.cpu_share <= 1.0:
+            raise ValueError(f"cpu_share is {self.cpu_share:g}, expected more than 0, at most 1")
+
+
+def next_interval(pace: Pace, jobs: int, look_cpu_s: float) -> float:
+    """Seconds until the next look.
+
+    Args:
+        pace: how often.
+        jobs: that run now.
+        look_cpu_s: CPU seconds that a look costs lately.
+    """
+    wanted = pace.busy_s if jobs else pace.idle_s
+    return min(pace.most_s, max(wanted, look_cpu_s / pace.cpu_share))
+
 
 WRITE_S: Final = 1.0
 """However often it looks, it writes no more often."""
 
-HEAR_S: Final = 0.25
+RECEIVE_S: Final = 0.25
+"""Messages that come within this time are received together."""
 
 URGENT_S: Final = 0.5
-"""A process has said its last word: its job, and this agent with it, may be gone within seconds."""
+"""A process has sent its last report: its job, and this agent with it, may be gone within seconds."""
 
 NODE_ASKED_S: Final = 10.0
 """The node daemon is asked no more often than this why jobs wait for it."""
@@ -71,11 +134,11 @@ class AgentOptions:
 
 
 class Agent:
-    """Looks, hears, adds up, writes.
+    """Looks, receives, adds up, writes.
 
     Args:
         options: see there.
-        listener: hears processes; None: nobody tells.
+        listener: receives reports of processes; None: nobody reports.
         writer: keeps the history; None: there is none, only Prometheus.
         gpus: looks at GPUs.
         ask_node: gives the seconds that jobs waited for the node daemon so far, by job and cause.
@@ -103,17 +166,17 @@ class Agent:
         self.accounts = Accounts(
             self.ledger,
             self._user_of,
-            writer.tellers() if writer is not None else None,
+            writer.reports() if writer is not None else None,
             writer.last_seen() if writer is not None else None,
             options.pace.busy_s,
         )
-        self._labelled = Labelled()
+        self._labels = MetricLabels()
         if listener is not None:
             listener.state = self.state
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._ending = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._asked: collections.deque[Callable[[], None]] = collections.deque()
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._looked_s = time.monotonic()
         self._written_s = time.monotonic()
         self._look_cpu_s = 0.0
@@ -125,9 +188,9 @@ class Agent:
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Look and hear until `stop`; then look once more, and write."""
-        poll, asked = select.poll(), select.poll()
-        for each in (poll, asked):
+        """Look and receive until `stop`; then look once more, and write."""
+        poll, wakened = select.poll(), select.poll()
+        for each in (poll, wakened):
             each.register(self._wake, select.POLLIN)
         if self.listener is not None:
             poll.register(self.listener.socket, select.POLLIN)
@@ -135,12 +198,13 @@ class Agent:
         while not self._ending:
             left_s = self._looked_s + self.interval_s - time.monotonic()
             if poll.poll(max(0.0, left_s) * 1e3):
-                # More may come at once: waking up costs more than hearing.
-                self._answer()
+                # More may come at once: waking up costs more than receiving.
+                self._run_calls()
                 if not self._ending:
-                    asked.poll(HEAR_S * 1e3)
-            self._receive()
-            self._answer()
+                    wakened.poll(RECEIVE_S * 1e3)
+            if self.listener is not None:
+                self.listener.receive()
+            self._run_calls()
             self._catch_up()
             if self.listener is not None and self.listener.waiting:
                 # A job has begun while there was nothing to look at.
@@ -158,7 +222,7 @@ class Agent:
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run a function in the loop. From any thread."""
-        self._asked.append(function)
+        self._calls.append(function)
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -166,15 +230,11 @@ class Agent:
         self._gpus.close()
         os.close(self._wake)
 
-    def _receive(self) -> None:
-        if self.listener is not None:
-            self.listener.receive()
-
-    def _answer(self) -> None:
+    def _run_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        while self._asked:
-            self._asked.popleft()()
+        while self._calls:
+            self._calls.popleft()()
 
     # -- a look -----------------------------------------------------------------------------------
 
@@ -184,11 +244,10 @@ class Agent:
         mono_s = time.monotonic()
         seconds, self._looked_s = mono_s - self._looked_s, mono_s
         now = Now(mono_s, time.time())
-        self._receive()
-        self._hear()
-        grown = self._sense(now)
+        self._receive_reports()
+        grown = self._read_sensors(now)
         gpus = self._gpus.read()
-        self._say_once("gpu", self._gpus.why)
+        self._log_once("gpu", self._gpus.why)
         for gpu in gpus:
             for name, value in (
                 ("gpu_busy", gpu.busy),
@@ -198,7 +257,7 @@ class Agent:
                 if value is not None:
                     self.ledger.gauges[name, str(gpu.index)] = value
         jobs = self._processes.look()
-        seen = Seen(
+        node = Observation(
             jobs,
             job_groups(self._options.root) if jobs else {},
             gpus,
@@ -207,7 +266,7 @@ class Agent:
             _busiest(grown),
         )
         self._explain_node(now)
-        self.accounts.look(seen, seconds, now)
+        self.accounts.observe(node, seconds, now)
         if mono_s - self._written_s >= WRITE_S:
             self.write()
         self.looks += 1
@@ -227,7 +286,7 @@ class Agent:
         return self._writer.write(self.ledger, now=now)
 
     def _catch_up(self) -> None:
-        """Bring the history up to date for whoever asked for that; `run` waits `HEAR_S` before."""
+        """Bring the history up to date for whoever asked for that; `run` waits `RECEIVE_S` before."""
         if self.listener is None or not self.listener.asked_to_write:
             return
         if self.listener.waiting:
@@ -235,25 +294,28 @@ class Agent:
         self.write()
         self.listener.written()
 
-    def _hear(self) -> None:
-        """Count what processes told."""
-        for heard in self.listener.take() if self.listener is not None else ():
+    def _receive_reports(self) -> None:
+        """Count what processes report."""
+        if self.listener is None:
+            return
+        self.listener.receive()
+        for datagram in self.listener.take():
             try:
-                told = told_of(heard.message, heard.pid, heard.uid)
+                report = parse_report(datagram.message, datagram.pid, datagram.uid)
             except ValueError as e:
                 self.refused += 1
-                self._say_once("message", f"a message of process {heard.pid} is none: {e}")
+                self._log_once("message", f"a message of process {datagram.pid} is none: {e}")
                 continue
-            identity = told.identity
+            identity = report.identity
             elsewhere = identity.node not in ("", self._options.node)
             if elsewhere or self._options.job not in ("", identity.job_id, identity.alias):
                 continue
             self.messages += 1
-            self.accounts.told(told, Now(heard.mono_s, heard.unix_s))
+            self.accounts.report(report, Now(datagram.mono_s, datagram.unix_s))
 
-    def _sense(self, now: Now) -> dict[SensorKey, float]:
-        """Ask each sensor; what grew."""
-        found: dict[SensorKey, float] = {}
+    def _read_sensors(self, now: Now) -> dict[SensorKey, float]:
+        """Read each sensor; what grew."""
+        grown: dict[SensorKey, float] = {}
         self.ledger.gauges.clear()
         for sensor in self._sensors:
             try:
@@ -262,23 +324,23 @@ class Agent:
                 _log.exception("%s: is left out from now on", sensor.name)
                 self._sensors = [each for each in self._sensors if each is not sensor]
                 continue
-            self._say_once(sensor.name, sensor.why)
-            found |= reading.grown
+            self._log_once(sensor.name, sensor.why)
+            grown |= reading.grown
             self.ledger.gauges |= reading.gauges
-        for (name, label), amount in found.items():
+        for (name, label), amount in grown.items():
             self.ledger.add(NODE, name, amount, now.unix_s, label)
-        return found
+        return grown
 
     def _explain_node(self, now: Now) -> None:
         """Ask the node daemon why jobs waited for it, if any did."""
         soon = now.mono_s - self._node_asked_s < NODE_ASKED_S and not self._ending
-        if soon or not self.accounts.asking():
+        if soon or not self.accounts.waiting_for_node():
             return
         self._node_asked_s = now.mono_s
         try:
             stalls = self._ask_node()
         except Exception as e:  # noqa: BLE001 - whatever ails the daemon, the agent goes on
-            self._say_once("node", f"the node daemon does not say why jobs wait: {e}")
+            self._log_once("node", f"the node daemon does not say why jobs wait: {e}")
             stalls = {}
         shares = {
             job: {
@@ -298,13 +360,13 @@ class Agent:
                 self._users[uid] = str(uid)
         return self._users[uid]
 
-    def _say_once(self, name: str, why: str) -> None:
-        """Why something is not there: the first time only."""
-        if why and name not in self._said:
-            self._said.add(name)
+    def _log_once(self, name: str, why: str) -> None:
+        """Log why something is not there: the first time only."""
+        if why and name not in self._logged:
+            self._logged.add(name)
             _log.info("%s: %s", name, why)
 
-    # -- what it tells ----------------------------------------------------------------------------
+    # -- what it serves ---------------------------------------------------------------------------
 
     def figures(self) -> Figures:
         """For Prometheus. In the loop's thread."""
@@ -317,7 +379,7 @@ class Agent:
             "waiting_entries": float(self.ledger.waiting),
         }
         return figures_of(
-            self.ledger, self.accounts.facts(), state, self._options.node, self._labelled
+            self.ledger, self.accounts.facts(), state, self._options.node, self._labels
         )
 
     def state(self) -> dict[str, Any]:
@@ -333,18 +395,16 @@ class Agent:
             "looks": self.looks,
             "interval_s": self.interval_s,
             "look_cpu_s": round(self._look_cpu_s, 6),
-            "jobs": sorted(
-                job for job, facts in self.accounts.facts().items() if facts is not None
-            )[:64],
+            "jobs": sorted(self.accounts.facts())[:64],
             "running": self.accounts.running,
             "messages": self.messages,
             "refused": self.refused + self.accounts.refused,
-            "without": sorted(self._said),
+            "without": sorted(self._logged),
         }
 
 
 def _busiest(grown: dict[SensorKey, float]) -> str:
-    """The file system whose client waited longest, or, where none tells that, read most."""
+    """The file system whose client waited longest, or, where none counts that, read most."""
     waits: dict[str, float] = {}
     reads: dict[str, float] = {}
     for (name, label), amount in grown.items():
@@ -352,9 +412,209 @@ def _busiest(grown: dict[SensorKey, float]) -> str:
             waits[label] = waits.get(label, 0.0) + amount
         elif name == "fs_read_bytes":
             reads[label] = reads.get(label, 0.0) + amount
-    for found in (waits, reads):
-        most = max(found, key=lambda label: found[label], default="")
-        if most and found[most] > 0.0:
+    for amounts in (waits, reads):
+        most = max(amounts, key=lambda label: amounts[label], default="")
+        if most and amounts[most] > 0.0:
             return most
     disk = sum(amount for (name, _), amount in grown.items() if name == "disk_read_bytes")
     return "local disk" if disk > 0.0 else ""
+
+
+_log = logging.getLogger("headrace.agent")
+
+STOP_S: Final = 10.0
+
+_SITE_FOLDER: Final = Path("/run/headrace-agent-root")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How an agent runs: the options of `headrace agent start`."""
+
+    history: Path | None = None
+    """Folder of history files; None: no history is kept."""
+    job: str = ""
+    """The one job to look at; '': all that can be seen."""
+    site: bool = False
+    """For all users: listens where everybody can."""
+    metrics: str | None = None
+    """Where Prometheus is served; None: nowhere."""
+    pace: Pace = field(default_factory=Pace)
+    age_s: float = AGE_S
+    bytes_max: int = BYTES_MAX
+
+
+def node_name(environment: Mapping[str, str] | None = None) -> str:
+    """What this node is called: as the scheduler says, else by its host name."""
+    environment = os.environ if environment is None else environment
+    given = environment.get("HEADRACE_NODE") or environment.get("SLURMD_NODENAME")
+    return clean(given or socket.gethostname().partition(".")[0]) or "node"
+
+
+def own_options(environment: Mapping[str, str] | None = None) -> RunOptions:
+    """The options of an agent that is given none: within a job it looks at that job."""
+    environment = os.environ if environment is None else environment
+    identity = identity_of(environment)
+    return RunOptions(
+        history=default_history(environment), job="" if identity is None else identity.job_id
+    )
+
+
+def folder_of(job: str = "", *, site: bool = False) -> RuntimeFolder:
+    """The folder of an agent."""
+    return RuntimeFolder(_SITE_FOLDER, "agent", "telemetry agent") if site else agent_folder(job)
+
+
+def run(folder: RuntimeFolder, options: RunOptions) -> None:
+    """Be the agent, until a signal ends it. Then all that was counted is in the history.
+
+    Raises:
+        TelemetryError: another agent is there already, or keeps this history.
+        HeadraceError: metrics cannot be served.
+    """
+    ends = Latch()
+    agents: list[Agent] = []
+
+    def end(*_: object) -> None:
+        ends.set()
+        for agent in agents:
+            agent.stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with _claimed(folder), contextlib.ExitStack() as stack:
+            agent = _open_agent(folder, options, stack)
+            agents.append(agent)
+            metrics = _serve_metrics(agent, options.metrics)
+            if metrics is not None:
+                stack.callback(metrics.close)
+            _log.info("process %d looks at %s", os.getpid(), node_name())
+            if ends.is_set():
+                agent.stop()
+            agent.run()
+            _log.info("ends")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _claimed(folder: RuntimeFolder) -> Any:
+    try:
+        claim = folder.claim()
+    except NodeError as e:
+        raise TelemetryError(e.message, path=e.path, next_step=e.next_step) from e
+    try:
+        yield
+    finally:
+        claim.release()
+
+
+def _open_agent(folder: RuntimeFolder, options: RunOptions, stack: contextlib.ExitStack) -> Agent:
+    node = node_name()
+    writer = None
+    if options.history is not None:
+        path = file_of(options.history, node, options.job)
+        writer = HistoryWriter(path, node, age_s=options.age_s, bytes_max=options.bytes_max)
+        stack.callback(writer.close)
+    sock = folder.socket
+    if options.site:
+        sock = Path(SITE_SOCKET)
+        sock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        sock.unlink(missing_ok=True)
+    listener = Listener(sock, public=options.site)
+    stack.callback(listener.close)
+    agent = Agent(
+        AgentOptions(node=node, job=options.job, pace=options.pace),
+        listener, writer, ask_node=_node_stalls,
+    )  # fmt: skip
+    stack.callback(agent.close)
+    return agent
+
+
+def _node_stalls() -> dict[str, dict[Cause, float]]:
+    """What this user's node daemon knows of each job's waiting, in seconds by cause.
+
+    Raises:
+        FileNotFoundError: none runs.
+    """
+    from headrace.node.daemon import ask_status
+    from headrace.runtime import runtime_folder
+
+    state = ask_status(runtime_folder())
+    return {
+        job["name"]: {
+            cause_of(word, by_node=True): s for word, s in job["totals"]["stall_s"].items()
+        }
+        for job in state["jobs"]
+        if job["totals"] is not None
+    }
+
+
+def _serve_metrics(agent: Agent, address: str | None) -> MetricsServer | None:
+    if address is None:
+        return None
+    from headrace.control.metrics import asked, renderer
+    from headrace.control.metrics_http import MetricsServer, address_of
+
+    render = renderer(lambda: asked(agent.call_soon, agent.figures))
+    server = MetricsServer(
+        address_of(address), render, lambda: asked(agent.call_soon, lambda: True)
+    )
+    agent.metrics = str(server.address)
+    _log.info("serves metrics at http://%s/metrics", server.address)
+    if not server.address.loopback:
+        _log.warning("whoever reaches %s can read them: names of jobs too", server.address)
+    return server
+
+
+def start(folder: RuntimeFolder, arguments: Sequence[str], *, site: bool = False) -> dict[str, Any]:
+    """Start an agent in the background, and return its state when it looks.
+
+    Raises:
+        TelemetryError: one runs already, or it did not come up; the message has the end of its log.
+    """
+    sock = socket_of(folder, site=site)
+    with contextlib.suppress(FileNotFoundError, TimeoutError):
+        running = ask_state(sock)["pid"]
+        raise TelemetryError(
+            f"{folder.path}: a telemetry agent runs already, process {running}.",
+            path=str(folder.path),
+            next_step="Use it, or stop it first: headrace agent stop.",
+        )
+
+    def state() -> dict[str, Any] | None:
+        with contextlib.suppress(FileNotFoundError, TimeoutError):
+            return ask_state(sock)
+        return None
+
+    return launch(folder, arguments, state, TelemetryError)
+
+
+def socket_of(folder: RuntimeFolder, *, site: bool = False) -> Path:
+    """Where an agent listens."""
+    return Path(SITE_SOCKET) if site else folder.socket
+
+
+def stop(folder: RuntimeFolder, *, site: bool = False) -> int:
+    """End an agent; returns its process id when it is gone, and the history whole.
+
+    Raises:
+        FileNotFoundError: none runs.
+        TelemetryError: it does not end in time.
+    """
+    holder = folder.holder()
+    if holder is None:
+        raise FileNotFoundError(f"{socket_of(folder, site=site)}: no agent runs")
+    pid, pidfd = holder
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if not wait_for_end(pidfd, STOP_S):
+            raise TelemetryError(
+                f"{folder.path}: the agent, process {pid}, does not end within {STOP_S:g} s.",
+                path=str(folder.path),
+                next_step=f"Kill it (kill -9 {pid}): what it wrote stays whole.",
+            )
+    finally:
+        os.close(pidfd)
+    return pid

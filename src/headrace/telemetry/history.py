@@ -1,23 +1,95 @@
-"""History: what is known of jobs, wherever it was kept. Files of agents, or a Prometheus.
+"""History: what is known of jobs, wherever it was kept: files of agents, or a Prometheus.
 
-A record is a job over all its nodes within a stretch of time; its figures are sums over that stretch,
-except for peaks. What asks (`job_report`, `headrace starving`, `usage`, the queue) asks for records.
+A record is a job over all its nodes within a stretch of time; its figures are sums over that stretch, except
+for peaks. What asks (`job_report`, `headrace starving`, `usage`, the queue) asks for records.
+
+Agents' history files are read together, from a folder that many nodes may share. Files are copied and the
+copies are read: no lock is taken, the writer is not held up, and a file on a shared file system is read
+without its write-ahead log being shared. A copy that was taken while the writer carried its log into the file
+is taken again. A file that cannot be read is left out and named.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.base.causes import Cause, cause_of
+from headrace.base.job import clean
 from headrace.errors import TelemetryError
+from headrace.runtime.telling import agent_sockets, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["History", "JobRecord", "merged", "open_history"]
+__all__ = [
+    "FORMAT",
+    "PEAKS",
+    "RECENT_S",
+    "SUFFIX",
+    "FileHistory",
+    "History",
+    "JobRecord",
+    "Stall",
+    "catch_up",
+    "check_whole",
+    "default_history",
+    "history_place",
+    "merged",
+    "open_history",
+    "stalls",
+]
+
+
+FORMAT: Final = "1"
+SUFFIX: Final = ".telemetry"
+"""Of agents' history files: SQLite, see `headrace.telemetry.writing`."""
+
+PEAKS: Final = frozenset({"memory_bytes", "gpu_memory_bytes", "gpus", "nodes"})
+"""Figures of which the largest counts; of all others, the sum."""
+
+
+def default_history(environment: Mapping[str, str] | None = None) -> Path:
+    """Where an agent keeps it: HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
+    environment = os.environ if environment is None else environment
+    given = environment.get("HEADRACE_HISTORY", "")
+    if given and "://" not in given:
+        return Path(given)
+    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+    return Path(state) / "headrace/history"
+
+
+def history_place(environment: Mapping[str, str] | None = None) -> str:
+    """Where a history is read from that nobody names: HEADRACE_HISTORY, which may be a URL, or the user's."""
+    environment = os.environ if environment is None else environment
+    return environment.get("HEADRACE_HISTORY") or str(default_history(environment))
+
+
+def catch_up(history: str, job: str = "") -> None:
+    """Let this node's agents write what they know, so that a job which has just ended is in the history.
+
+    Agents of other nodes are not asked: what they know is in their histories seconds later. Never fails.
+
+    Args:
+        history: that will be read; a URL is nobody's on this node.
+        job: one whose own agent is asked, too.
+    """
+    if "://" in history:
+        return
+    from headrace.telemetry.messages import ask_to_write
+
+    for path in agent_sockets(job):
+        if checked(path) and Path(path).exists():
+            with contextlib.suppress(OSError, ValueError):
+                ask_to_write(Path(path))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +100,7 @@ class JobRecord:
         job_id: the scheduler's number.
         alias: how people write it, if otherwise ("17_3").
         first_s, last_s: when it was seen first and last, in Unix seconds; also outside of the stretch.
-        measured: headrace told how its steps fared; else their waiting was inferred.
+        measured: headrace reported how its steps fared; else their waiting was inferred.
         figures: by name, label (a cause, a tier, "") and file system.
     """
 
@@ -52,21 +124,21 @@ class JobRecord:
         return self._by(name, 1)
 
     def _by_cause(self, name: str) -> dict[Cause, float]:
-        found: dict[Cause, float] = defaultdict(float)
+        sums: dict[Cause, float] = defaultdict(float)
         for word, value in self.by_label(name).items():
-            found[cause_of(word)] += value
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            sums[cause_of(word)] += value
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def by_file_system(self, name: str) -> dict[str, float]:
         """A figure by file system, the largest first; '' is an unknown one."""
         return self._by(name, 2)
 
     def _by(self, name: str, place: int) -> dict[str, float]:
-        found: dict[str, float] = defaultdict(float)
+        sums: dict[str, float] = defaultdict(float)
         for key, value in self.figures.items():
             if key[0] == name:
-                found[key[place]] += value
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                sums[key[place]] += value
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     @property
     def quality(self) -> str:
@@ -153,15 +225,10 @@ def open_history(place: Path | str) -> History:
         from headrace.telemetry.prometheus import PrometheusHistory
 
         return PrometheusHistory(text)
-    from headrace.telemetry.reading import FileHistory
 
     path = Path(text)
     if not path.exists():
-        raise TelemetryError(
-            f"{path}: there is no history.",
-            path=str(path),
-            next_step="Start an agent that keeps one: headrace agent start --history DIR.",
-        )
+        raise TelemetryError(f"{path}: there is no history.", path=text, next_step=_START)
     return FileHistory(path)
 
 
@@ -170,12 +237,12 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
 
     Args:
         records: each with its node. Two agents may have looked at the same job on the same node: the one
-            that was told of it counts, else the one that watched longer.
+            that measured it counts, else the one that watched longer.
     """
     best: dict[tuple[str, str], JobRecord] = {}
     for node, record in records:
-        before = best.get((record.job_id, node))
-        if before is None or _knows(record) > _knows(before):
+        other = best.get((record.job_id, node))
+        if other is None or _knows(record) > _knows(other):
             best[record.job_id, node] = record
     jobs: dict[str, JobRecord] = {}
     for (job_id, node), record in sorted(best.items()):
@@ -185,7 +252,10 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
         job.nodes = (*job.nodes, node)
         job.first_s, job.last_s = min(job.first_s, record.first_s), max(job.last_s, record.last_s)
         job.measured = job.measured or record.measured
-        _add(job.figures, record.figures)
+        for key, value in record.figures.items():
+            before = job.figures.get(key, 0.0)
+            largest = key[0] in _LARGEST
+            job.figures[key] = max(before, value) if largest else before + value
     return list(jobs.values())
 
 
@@ -197,7 +267,272 @@ _LARGEST = frozenset({"memory_bytes", "gpu_memory_bytes"})
 """Over nodes, the largest counts; of GPUs, the sum."""
 
 
-def _add(to: dict[tuple[str, str, str], float], more: Mapping[tuple[str, str, str], float]) -> None:
-    for key, value in more.items():
-        before = to.get(key, 0.0)
-        to[key] = max(before, value) if key[0] in _LARGEST else before + value
+RECENT_S: Final = 600.0
+"""What a job did longer ago says little about now."""
+
+FILES_MAX: Final = 256
+"""A view of the queue must not wait for thousands of files to be copied: there a Prometheus answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """How much a job waits for data."""
+
+    share: float
+    """Of their time that its steps waited, 0 to 1."""
+    cause: str
+    """What they waited for most; '' where they hardly waited."""
+    measured: bool
+    """headrace reported it; else it is inferred."""
+
+
+def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
+    """How much jobs wait, by both of their names ("4712" and "4711_1"); unknown ones are not there.
+
+    Args:
+        history: a folder of agents' files, or the URL of a Prometheus. Of a folder with more than
+            `FILES_MAX` files nothing is read.
+        seconds: so long back.
+
+    Raises:
+        TelemetryError: there is no history, or it cannot be read.
+    """
+    with contextlib.suppress(OSError), os.scandir(history) as entries:
+        if sum(entry.name.endswith(SUFFIX) for entry in entries) > FILES_MAX:
+            return {}
+    opened = open_history(history)
+    try:
+        now_s = time.time()
+        by_name: dict[str, Stall] = {}
+        for record in opened.records(now_s - seconds, now_s + 60):
+            share = record.stall
+            if share is None:
+                continue
+            cause = next(iter(record.waited), "") if share > 0.01 else ""
+            stall = Stall(share, cause, record.measured)
+            by_name[record.job_id] = stall
+            if record.alias:
+                by_name[record.alias] = stall
+        return by_name
+    finally:
+        opened.close()
+
+
+T = TypeVar("T")
+
+_START: Final = "Start an agent that keeps one: headrace agent start --history DIR."
+
+ATTEMPTS: Final = 5
+PAUSE_S: Final = 0.05
+
+SKEW_S: Final = 3600.0
+"""Clocks of nodes differ by less. A file that was not written since has nothing to say."""
+
+
+class FileHistory:
+    """The history files of a folder, or one of them.
+
+    Args:
+        place: the folder or file.
+
+    Attributes:
+        skipped: files that could not be read, and why.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.skipped: list[str] = []
+
+    def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
+        """See `History.records`."""
+        return merged(self.parts(since_s, until_s, job_id))
+
+    def parts(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> list[tuple[str, JobRecord]]:
+        """The same, node by node: jobs on several nodes come as several records, each with its node.
+
+        Raises:
+            TelemetryError: as for `records`.
+        """
+        return self._read(lambda database: _records(database, since_s, until_s, job_id), since_s)
+
+    def minutes(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> dict[float, list[JobRecord]]:
+        """The same as `records`, minute by minute, by the minute's beginning.
+
+        Raises:
+            TelemetryError: as for `records`.
+        """
+
+        def read(database: sqlite3.Connection) -> list[tuple[str, float, JobRecord]]:
+            return _by_minute(database, since_s, until_s, job_id)
+
+        by_minute: dict[float, list[tuple[str, JobRecord]]] = {}
+        for node, minute, record in self._read(read, since_s):
+            by_minute.setdefault(minute, []).append((node, record))
+        return {minute: merged(by_minute[minute]) for minute in sorted(by_minute)}
+
+    def _read(self, read: Callable[[sqlite3.Connection], list[T]], since_s: float) -> list[T]:
+        """What is read from each file that may have something."""
+        self.skipped = []
+        parts: list[T] = []
+        files = self._files()
+        for file in (file for file in files if _written_s(file) > since_s - SKEW_S):
+            try:
+                with _copied(file) as database:
+                    parts += read(database)
+            except (sqlite3.Error, OSError, ValueError) as e:
+                self.skipped.append(f"{file}: {e}")
+        if files and len(self.skipped) == len(files):
+            raise TelemetryError(
+                f"{self._place}: no history file can be read: {self.skipped[0]}.",
+                path=str(self._place),
+                next_step="Start the agent again: it keeps a damaged file aside and begins another.",
+            )
+        return parts
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _files(self) -> list[Path]:
+        if not self._place.is_dir():
+            return [self._place]
+        files = sorted(self._place.glob(f"*{SUFFIX}"))
+        if not files:
+            raise TelemetryError(
+                f"{self._place}: there is no history in this folder.",
+                path=str(self._place),
+                next_step=_START,
+            )
+        return files
+
+
+def _written_s(file: Path) -> float:
+    """When it was written last."""
+    written_s = 0.0
+    for path in (file, Path(f"{file}-wal")):
+        with contextlib.suppress(OSError):
+            written_s = max(written_s, path.stat().st_mtime)
+    return written_s
+
+
+def check_whole(database: sqlite3.Connection) -> None:
+    """See that a file is whole.
+
+    Raises:
+        DatabaseError: of sqlite3: it is not.
+    """
+    row = database.execute("PRAGMA quick_check(1)").fetchone()
+    if row != ("ok",):
+        raise sqlite3.DatabaseError(str(row[0]) if row else "it does not say whether it is whole")
+
+
+@contextlib.contextmanager
+def _copied(file: Path) -> Iterator[sqlite3.Connection]:
+    with tempfile.TemporaryDirectory(prefix="headrace-history-") as folder:
+        copy = Path(folder) / "history"
+        for attempt in range(ATTEMPTS):
+            last = attempt == ATTEMPTS - 1
+            if not _copy(file, copy) and not last:
+                time.sleep(PAUSE_S)
+                continue
+            database = sqlite3.connect(copy)
+            try:
+                check_whole(database)
+            except sqlite3.DatabaseError:
+                database.close()
+                if last:
+                    raise
+                time.sleep(PAUSE_S)
+                continue
+            try:
+                yield database
+            finally:
+                database.close()
+            return
+
+
+def _copy(file: Path, copy: Path) -> bool:
+    """Copy a file and its log; whether the file stayed as it was meanwhile."""
+    log, log_copy = (Path(f"{path}-wal") for path in (file, copy))
+    before = file.stat()
+    log_copy.unlink(missing_ok=True)
+    # The log first: what is carried into the file meanwhile is in it.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(log, log_copy)
+    shutil.copyfile(file, copy)
+    after = file.stat()
+    return (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+_FIGURES: Final = """
+SELECT f.job, s.name, s.label, s.file_system, sum(f.value), max(f.value)
+FROM figures f JOIN series s ON s.series = f.series
+WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? IN ('', job_id, alias))
+GROUP BY f.job, f.series
+"""
+
+
+_BY_MINUTE: Final = """
+SELECT f.minute, f.job, s.name, s.label, s.file_system, f.value
+FROM figures f JOIN series s ON s.series = f.series
+WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? IN ('', job_id, alias))
+"""
+
+
+def _records(
+    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
+) -> list[tuple[str, JobRecord]]:
+    node, records = _jobs(database)
+    seen = set()
+    # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
+    for number, name, label, system, total, most in database.execute(
+        _FIGURES, (since_s - 59, until_s, job_id)
+    ):
+        record = records.get(number)
+        if record is not None:
+            seen.add(number)
+            value = most if name in PEAKS else total
+            record.figures[clean(name), clean(label), clean(system)] = float(value)
+    return [(node, records[number]) for number in sorted(seen)]
+
+
+def _by_minute(
+    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
+) -> list[tuple[str, float, JobRecord]]:
+    node, facts = _jobs(database)
+    minutes: dict[tuple[float, int], JobRecord] = {}
+    for minute, number, name, label, system, value in database.execute(
+        _BY_MINUTE, (since_s - 59, until_s, job_id)
+    ):
+        if number not in facts:
+            continue
+        record = minutes.get((minute, number))
+        if record is None:
+            record = minutes[minute, number] = replace(facts[number], figures={})
+        record.figures[clean(name), clean(label), clean(system)] = float(value)
+    return [(node, float(minute), record) for (minute, _), record in minutes.items()]
+
+
+def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:
+    """The node, and its jobs without their figures.
+
+    Raises:
+        ValueError: the file has another format.
+    """
+    meta = dict(database.execute("SELECT key, value FROM meta"))
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"its format is {meta.get('format')!r}, expected {FORMAT!r}")
+    records = {
+        number: JobRecord(
+            job_id=clean(one), alias=clean(alias), name=clean(name), user=clean(user),
+            account=clean(account), first_s=float(first_s), last_s=float(last_s),
+            measured=bool(measured),
+        )
+        for number, one, alias, name, user, account, first_s, last_s, measured in database.execute(
+            "SELECT job, job_id, alias, name, user, account, first_s, last_s, measured FROM jobs"
+        )
+    }  # fmt: skip
+    return clean(str(meta.get("node", ""))), records

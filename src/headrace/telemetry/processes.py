@@ -1,25 +1,138 @@
-"""Processes: the jobs of this node as their processes show them, and what these use.
+"""Processes: the jobs of this node, as their processes and control groups show them, and what these use.
 
-A process is looked at once, when it is new: its control group, its environment. After that only what it
-uses is read, and only of processes that belong to jobs. What cannot be read (another user's environment,
-a process that is gone in the middle) says nothing.
+A process is looked at once, when it is new: its control group, its environment. After that only what it uses
+is read, and only of processes that belong to jobs. What cannot be read (another user's environment, a process
+that is gone in the middle) says nothing.
+
+A process belongs to a job by its control group or, failing that, by its environment. Slurm makes a group for
+each job, `.../job_17/step_0/...`: below `slurm/uid_1000/` with version 1, below
+`system.slice/slurmstepd.scope/` (or `NODE_slurmstepd.scope`) with version 2. A group's word is the kernel's
+and counts for more than an environment, which a process may write itself. A group's figures are one read for
+a whole job, and count processes that came and went between two readings.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import JobIdentity, identity_of
-from headrace.machine.sensors import grown
-from headrace.telemetry.attribution import environment_of, job_of_groups
+from headrace.machine.sensors import grown, lines_of, number, pressure_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["JobProcesses", "Processes", "Use"]
+__all__ = [
+    "GroupUse",
+    "JobProcesses",
+    "Processes",
+    "Use",
+    "environment_of",
+    "fuller",
+    "job_groups",
+    "job_of_group",
+    "job_of_groups",
+]
+
+
+_JOB: Final = re.compile(r"(?:^|/)job_([0-9]{1,18})(?:/|$)")
+_SLURM: Final = re.compile(r"(?:^|/)(?:slurm(?:_[^/]*)?|[^/]*slurmstepd\.scope)(?:/|$)")
+
+
+def job_of_group(path: str) -> str:
+    """The Slurm job of a control group's path; '' if it is of none."""
+    # A user may name a group `job_1`, but not one below Slurm's own.
+    slurm = _SLURM.search(path)
+    if slurm is None:
+        return ""
+    job = _JOB.search(path, slurm.end() - 1)
+    return job[1] if job else ""
+
+
+def job_of_groups(text: str) -> str:
+    """The Slurm job of a process, from its `/proc/PID/cgroup`: `4:memory:/slurm/uid_0/job_17/step_0`."""
+    for line in text.splitlines():
+        job = job_of_group(line.partition(":")[2].partition(":")[2])
+        if job:
+            return job
+    return ""
+
+
+def environment_of(block: bytes) -> Mapping[str, str]:
+    """What `/proc/PID/environ` holds; entries without `=` are left out, of several the first counts."""
+    environment: dict[str, str] = {}
+    for entry in block.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and name:
+            environment.setdefault(name.decode(errors="replace"), value.decode(errors="replace"))
+    return environment
+
+
+JOBS_MAX: Final = 1024
+
+
+@dataclass(slots=True)
+class GroupUse:
+    """What a job's group counted; None where it does not say."""
+
+    cpu_s: float | None = None
+    memory_bytes: float | None = None
+    """Without page cache, which the kernel takes back before it kills."""
+    io_pressure_s: float | None = None
+    """Time in which at least one of its tasks waited for I/O."""
+
+
+def job_groups(root: Path) -> dict[str, GroupUse]:
+    """What the groups of all jobs say now, by job. {} without Slurm, or where it has no cgroup plugins."""
+    uses: dict[str, GroupUse] = {}
+    mount = root / "sys/fs/cgroup"
+    patterns = [
+        (base, "system.slice/*slurmstepd.scope/job_*") for base in (mount, mount / "unified")
+    ] + [
+        (mount / controller, "slurm*/uid_*/job_*")
+        for controller in ("cpuacct", "cpu,cpuacct", "memory")
+    ]
+    for base, pattern in patterns:
+        for folder in base.glob(pattern):
+            job = job_of_group(str(folder.relative_to(root)))
+            if job and (job in uses or len(uses) < JOBS_MAX):
+                _add_group(uses.setdefault(job, GroupUse()), folder)
+    return uses
+
+
+def _add_group(use: GroupUse, folder: Path) -> None:
+    fields = _fields(folder / "cpu.stat")
+    if "usage_usec" in fields:
+        use.cpu_s = fields["usage_usec"] / 1e6
+    usage = _value(folder / "cpuacct.usage")
+    if usage is not None:
+        use.cpu_s = usage / 1e9
+    for name, cache in (
+        ("memory.current", "inactive_file"),
+        ("memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        memory = _value(folder / name)
+        if memory is not None:
+            cached = _fields(folder / "memory.stat").get(cache, 0.0)
+            use.memory_bytes = max(0.0, memory - cached)
+    pressure = pressure_of(folder / "io.pressure").get("some")
+    if pressure is not None:
+        use.io_pressure_s = pressure
+
+
+def _value(path: Path) -> float | None:
+    return number(next(iter(lines_of(path)), ""))
+
+
+def _fields(path: Path) -> dict[str, float]:
+    pairs = (line.partition(" ") for line in lines_of(path))
+    values = {name: number(value) for name, _, value in pairs}
+    return {name: value for name, value in values.items() if value is not None}
+
 
 PROCESSES_MAX: Final = 4096
 """Of jobs. More are counted by nobody."""
@@ -84,8 +197,6 @@ class Processes:
         self._uid = os.geteuid()
         self._known: dict[int, _Known] = {}
         self._boot_s = _boot_time(self._proc)
-        self.unreadable = 0
-        """Processes of jobs whose environment belongs to somebody else."""
 
     def job_of(self, pid: int) -> str:
         """The job of a process that was seen at the last look; ''."""
@@ -122,14 +233,15 @@ class Processes:
             return known
         job = job_of_groups(self._read(pid, "cgroup").decode(errors="replace"))
         environment = environment_of(self._read(pid, "environ", _ENVIRONMENT_BYTES_MAX))
-        told = identity_of(environment)
-        if job and (told is None or told.job_id != job):
-            # Steps of the scheduler itself, or somebody else's process: only its group tells.
-            told = JobIdentity(job_id=job)
-            self.unreadable += not environment
-        elsewhere = told is not None and told.node not in ("", self._node) and self._node
-        if told is not None and not elsewhere and self._only in ("", told.job_id, told.alias):
-            known.job, known.identity = told.job_id, told
+        identity = identity_of(environment)
+        if job and (identity is None or identity.job_id != job):
+            # Steps of the scheduler itself, or somebody else's process: only its group says whose it is.
+            identity = JobIdentity(job_id=job)
+        if identity is None:
+            return known
+        elsewhere = identity.node not in ("", self._node) and self._node
+        if not elsewhere and self._only in ("", identity.job_id, identity.alias):
+            known.job, known.identity = identity.job_id, identity
         return known
 
     def _use(self, pid: int, known: _Known, jobs: dict[str, JobProcesses]) -> None:
@@ -145,16 +257,17 @@ class Processes:
         job = jobs.get(known.job)
         if job is None:
             job = jobs[known.job] = JobProcesses(known.identity, known.uid, began_s)
-        job.identity = _fuller(job.identity, known.identity)
+        job.identity = fuller(job.identity, known.identity)
         job.uid = max(job.uid, known.uid)  # a step's root process speaks for its user
         job.began_s = min(job.began_s, began_s)
         job.pids.add(pid)
         read_bytes, written_bytes = _io(self._read(pid, "io"))
         use = job.use
         use.memory_bytes += memory_bytes
-        use.cpu_s += _since(known.cpu_s, cpu_s)
-        use.read_bytes += _since(known.read_bytes, read_bytes)
-        use.written_bytes += _since(known.written_bytes, written_bytes)
+        # A new process's whole use is new.
+        use.cpu_s += grown(known.cpu_s or 0.0, cpu_s)
+        use.read_bytes += grown(known.read_bytes or 0.0, read_bytes or 0.0)
+        use.written_bytes += grown(known.written_bytes or 0.0, written_bytes or 0.0)
         known.cpu_s, known.read_bytes, known.written_bytes = cpu_s, read_bytes, written_bytes
 
     def _read(self, pid: int, name: str, most: int = 1 << 14) -> bytes:
@@ -170,14 +283,7 @@ class Processes:
             os.close(fd)
 
 
-def _since(before: float | None, now: float | None) -> float:
-    """What a process used; a new one's whole use is new."""
-    if now is None:
-        return 0.0
-    return grown(before or 0.0, now)
-
-
-def _fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
+def fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
     """The identity that says more: a batch script may know less than a step, or more."""
     return max(one, other, key=lambda each: (bool(each.user), each.gpus, bool(each.name)))
 
@@ -197,13 +303,9 @@ def _stat(block: bytes) -> tuple[float, float, int] | None:
 
 def _io(block: bytes) -> tuple[float | None, float | None]:
     """Bytes read from and written to storage, of `/proc/PID/io`; None where that is not ours to know."""
-    found: dict[bytes, float] = {}
-    for line in block.splitlines():
-        name, _, value = line.partition(b":")
-        value = value.strip()
-        if value.isdigit() and len(value) <= 20:
-            found[name] = float(int(value))
-    return found.get(b"read_bytes"), found.get(b"write_bytes")
+    fields = (line.partition(":") for line in block.decode(errors="replace").splitlines())
+    counts = {name: number(value) for name, _, value in fields}
+    return counts.get("read_bytes"), counts.get("write_bytes")
 
 
 def _boot_time(proc: Path) -> float:

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from headrace.base.job import clean
 from headrace.errors import TelemetryError
-from headrace.telemetry.history import JobRecord, merged
-from headrace.telemetry.ledger import PEAKS
+from headrace.telemetry.history import PEAKS, JobRecord, merged
 from headrace.telemetry.metrics import JOBS
 
 __all__ = ["PrometheusHistory"]

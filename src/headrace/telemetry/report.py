@@ -1,4 +1,4 @@
-"""JobReport: what a job had, used and waited for, for the end of its log.
+"""JobReport: what a job had, used and waited for, for the end of its log; and what to do about its waiting.
 
 headrace: job 4711 (resnet) of ann, 2 nodes, 2:03:11, measured
   GPU-hours    16.42 had, 4.91 lost to waiting for data (30 %)
@@ -10,20 +10,67 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, duration_text
 from headrace.errors import TelemetryError
-from headrace.telemetry.advice import hint_of
 from headrace.telemetry.history import JobRecord, open_history
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from headrace.base.causes import Cause
+    from headrace.telemetry.history import JobRecord
 
-__all__ = ["JobReport", "hours_text", "job_report"]
+__all__ = ["LITTLE", "JobReport", "hint_of", "hours_text", "job_report"]
+
+
+LITTLE: Final = 0.05
+"""Who waits for less than this share of its time does not starve."""
+
+_STAGED: Final = "headrace://"
+"""What a job's staged data are known by, as a file system."""
+
+_STAGED_HELP: Final = (
+    "its data are staged: what the first epoch waited for, the next need not; after that, keep samples in "
+    "memory (ram_bytes=)"
+)
+_NEARER: Final = (Cause.STORAGE, Cause.METADATA, Cause.LATENCY, Cause.BANDWIDTH, Cause.NETWORK)
+"""Whose remedy is to have the data staged."""
+
+_FROM_STORAGE: Final = (*_NEARER, Cause.PEER)
+
+
+def hint_of(record: JobRecord) -> str:
+    """One line about what a job waited for most, and what helps."""
+    share = record.stall
+    if share is None:
+        return (
+            "nothing is known of its steps: read through headrace (hr.loader, headrace.torch.DataLoader, "
+            "headrace run) to have stalls measured"
+        )
+    use = record.gpu_use
+    if share < LITTLE:
+        if use is not None and use < 0.5:
+            return (
+                f"data were there in time, yet the GPUs worked {use:.0%} of the time: "
+                "the step itself is the limit (batch size, host-side work, synchronisation)"
+            )
+        return "data were there in time; nothing to do"
+    cause = next(iter(record.waited), Cause.OTHER)
+    remedy = cause.remedy
+    # Where the job had no GPU, no hours of one were lost anywhere.
+    on = record.lost_by_file_system or record.by_file_system(
+        "stall_s" if record.measured else "inferred_s"
+    )
+    systems = [name for name, s in on.items() if name and s > 0]
+    where = f" on {systems[0]}" if systems and cause in _FROM_STORAGE else ""
+    if cause in _NEARER and systems and systems[0].startswith(_STAGED):
+        remedy = _STAGED_HELP
+    sure = "" if record.measured else ", probably"
+    return f"it waited for {cause.phrase}{where} {share:.0%} of its time{sure}: {remedy}"
+
 
 _SHOWN = 6
 

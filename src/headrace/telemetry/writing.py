@@ -1,8 +1,15 @@
 """Writing: one agent's history file: minutes are added, old ones go, and a full disk loses nothing.
 
-Bounded by age and by bytes. What cannot be written waits in the ledger and is tried again, less and less
-often. A clock that jumps must not empty the history: nothing is removed by age until the clock has
-agreed with the monotonic one for an hour.
+    meta      key, value                  format version, node
+    jobs      what is known of each job on this node
+    series    figure, label, file system  each once
+    figures   minute, job, series, value  the amounts of that minute
+    tellers   the last report of each process
+
+One agent writes, with a write-ahead log that is carried into the file every minute;
+`headrace.telemetry.history` reads. Bounded by age and by bytes. What cannot be written waits in the ledger
+and is tried again, less and less often. A clock that jumps must not empty the history: nothing is removed by
+age until the clock has agreed with the monotonic one for an hour.
 """
 
 from __future__ import annotations
@@ -13,20 +20,115 @@ import logging
 import os
 import sqlite3
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.files import lock_path, locked_by
 from headrace.errors import TelemetryError
-from headrace.telemetry.database import SUFFIX, open_database
-from headrace.telemetry.ledger import PEAKS
+from headrace.telemetry.history import FORMAT, PEAKS, SUFFIX, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from headrace.telemetry.ledger import Ledger, Page
+    from headrace.telemetry.accounts import Ledger, PendingWrites
+    from headrace.telemetry.messages import FigureKey
 
-__all__ = ["AGE_S", "BYTES_MAX", "HistoryWriter", "file_of"]
+__all__ = ["AGE_S", "BYTES_MAX", "HistoryWriter", "file_of", "open_database"]
+
+
+_log = logging.getLogger("headrace.agent")
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+  job INTEGER PRIMARY KEY, job_id TEXT NOT NULL UNIQUE, alias TEXT NOT NULL, name TEXT NOT NULL,
+  user TEXT NOT NULL, account TEXT NOT NULL, restarts INTEGER NOT NULL,
+  first_s REAL NOT NULL, last_s REAL NOT NULL, measured INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS series (
+  series INTEGER PRIMARY KEY, name TEXT NOT NULL, label TEXT NOT NULL, file_system TEXT NOT NULL,
+  UNIQUE (name, label, file_system)
+);
+CREATE TABLE IF NOT EXISTS figures (
+  minute INTEGER NOT NULL, job INTEGER NOT NULL, series INTEGER NOT NULL, value REAL NOT NULL,
+  PRIMARY KEY (minute, job, series)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tellers (
+  instance TEXT PRIMARY KEY, job_id TEXT NOT NULL, at_s REAL NOT NULL, figures TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+def open_database(path: Path, node: str) -> sqlite3.Connection:
+    """Open a history file to write it; a new one if there is none.
+
+    A file that is damaged is kept beside, under another name, and a new one is begun.
+
+    Raises:
+        TelemetryError: it cannot be made or written, or is of another version or node.
+    """
+    try:
+        return _open(path, node)
+    except sqlite3.DatabaseError as e:
+        if isinstance(e, sqlite3.OperationalError) or not path.exists():
+            raise _unwritable(path, e) from e
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        _log.error("%s is damaged (%s): it is kept as %s, and a new one is begun", path, e, aside)
+        path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{path}{suffix}").unlink()
+        try:
+            return _open(path, node)
+        except sqlite3.Error as again:
+            raise _unwritable(path, again) from again
+
+
+def _open(path: Path, node: str) -> sqlite3.Connection:
+    new = not path.exists()
+    database = sqlite3.connect(path, timeout=2.0, isolation_level=None, check_same_thread=False)
+    try:
+        if new:
+            os.chmod(path, 0o644)  # noqa: PTH101 - a history is to be read by others
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        database.execute("PRAGMA journal_mode = WAL")
+        # A power cut may cost the last minute, never the file.
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute("PRAGMA wal_autocheckpoint = 0")
+        check_whole(database)
+        database.executescript(_SCHEMA)
+        _check(database, path, node)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _check(database: sqlite3.Connection, path: Path, node: str) -> None:
+    known = dict(database.execute("SELECT key, value FROM meta"))
+    if known and known.get("format") != FORMAT:
+        raise TelemetryError(
+            f"{path}: the history has format {known.get('format')!r}, expected {FORMAT!r}.",
+            path=str(path),
+            next_step="Use the headrace that wrote it, or name another folder.",
+        )
+    if known and known.get("node") != node:
+        raise TelemetryError(
+            f"{path}: this is the history of node {known.get('node')!r}, this node is {node!r}.",
+            path=str(path),
+            next_step="Name another folder.",
+        )
+    if not known:
+        database.executemany("INSERT INTO meta VALUES (?, ?)", [("format", FORMAT), ("node", node)])
+
+
+def _unwritable(path: Path, error: Exception) -> TelemetryError:
+    return TelemetryError(
+        f"{path}: the history cannot be written: {error}.",
+        path=str(path),
+        next_step="See that the folder is there, writable and not full.",
+    )
+
 
 _log = logging.getLogger("headrace.agent")
 
@@ -44,8 +146,8 @@ STEADY_S: Final = 3600.0
 
 JUMP_S: Final = 60.0
 
-TELLERS_S: Final = 2 * 86400.0
-"""What a process told is remembered so long after."""
+REPORTS_S: Final = 2 * 86400.0
+"""The last report of a process is remembered so long."""
 
 
 def file_of(folder: Path, node: str, job: str = "") -> Path:
@@ -95,7 +197,7 @@ class HistoryWriter:
         except BaseException:
             os.close(self._lock_fd)
             raise
-        self._series: dict[tuple[str, str, str], int] = {}
+        self._series: dict[FigureKey, int] = {}
         self._jobs: dict[str, int] = {}
         self._next_s = self._pause_s = 0.0
         self._checkpoint_s = self._prune_s = mono()
@@ -104,20 +206,20 @@ class HistoryWriter:
         self.why = ""
         """Why it cannot be written now; '' if it can."""
 
-    def tellers(self) -> dict[str, dict[tuple[str, str, str], float]]:
-        """What each process had told when this file was written last."""
-        found = {}
+    def reports(self) -> dict[str, dict[FigureKey, float]]:
+        """The last report of each process when this file was written last."""
+        reports = {}
         for instance, text in self._open().execute("SELECT instance, figures FROM tellers"):
             with contextlib.suppress(ValueError, TypeError):
-                found[instance] = {
+                reports[instance] = {
                     (name, label, system): float(value)
                     for name, label, system, value in json.loads(text)
                 }
-        return found
+        return reports
 
     def last_seen(self) -> dict[str, float]:
         """Until when jobs of the last days are known."""
-        since = self._unix() - TELLERS_S
+        since = self._unix() - REPORTS_S
         rows = self._open().execute("SELECT job_id, last_s FROM jobs WHERE last_s > ?", (since,))
         return dict(rows)
 
@@ -134,13 +236,13 @@ class HistoryWriter:
         mono_s = self._mono()
         if mono_s < self._next_s and not now:
             return False
-        page = ledger.take()
+        pending = ledger.take()
         try:
-            if page:
-                self._write(page)
+            if pending:
+                self._write(pending)
             self._care(mono_s, now=now)
         except (sqlite3.Error, OSError, TelemetryError) as e:
-            ledger.give_back(page)
+            ledger.give_back(pending)
             self._failed(e, mono_s)
             return False
         if self.why:
@@ -179,28 +281,20 @@ class HistoryWriter:
             with contextlib.suppress(sqlite3.Error):
                 database.close()
 
-    def _write(self, page: Page) -> None:
+    def _write(self, pending: PendingWrites) -> None:
         database = self._open()
         database.execute("BEGIN IMMEDIATE")
         try:
-            self._write_jobs(database, page)
-            rows = [
-                (minute, self._job(database, job), self._serie(database, (name, label, system)), value)
-                for (minute, job, name, label, system), value in page.amounts.items()
-                if name not in PEAKS
-            ]  # fmt: skip
-            peaks = [
-                (minute, self._job(database, job), self._serie(database, (name, label, system)), value)
-                for (minute, job, name, label, system), value in page.amounts.items()
-                if name in PEAKS
-            ]  # fmt: skip
-            database.executemany(_ADD, rows)
-            database.executemany(_RAISE, peaks)
+            self._write_jobs(database, pending)
+            for (minute, job, *key), value in pending.amounts.items():
+                name, label, system = key
+                row = self._job(database, job), self._series_of(database, (name, label, system))
+                database.execute(_RAISE if name in PEAKS else _ADD, (minute, *row, value))
             database.executemany(
                 "INSERT OR REPLACE INTO tellers VALUES (?, ?, ?, ?)",
                 [
                     (instance, job, at_s, json.dumps([[*key, v] for key, v in figures.items()]))
-                    for instance, (job, at_s, figures) in page.tellers.items()
+                    for instance, (job, at_s, figures) in pending.reports.items()
                 ],
             )
             database.execute("COMMIT")
@@ -212,8 +306,8 @@ class HistoryWriter:
                 database.execute("ROLLBACK")
             raise
 
-    def _write_jobs(self, database: sqlite3.Connection, page: Page) -> None:
-        for job, facts in page.jobs.items():
+    def _write_jobs(self, database: sqlite3.Connection, pending: PendingWrites) -> None:
+        for job, facts in pending.jobs.items():
             identity = facts.identity
             database.execute(
                 "INSERT INTO jobs (job_id, alias, name, user, account, restarts, first_s, last_s, measured) "
@@ -241,7 +335,7 @@ class HistoryWriter:
             number = self._jobs[job] = int(row[0])
         return number
 
-    def _serie(self, database: sqlite3.Connection, key: tuple[str, str, str]) -> int:
+    def _series_of(self, database: sqlite3.Connection, key: FigureKey) -> int:
         number = self._series.get(key)
         if number is None:
             database.execute(
@@ -269,7 +363,7 @@ class HistoryWriter:
             self._offset_s, self._steady_since_s = unix_s - mono_s, mono_s
         if mono_s - self._steady_since_s >= STEADY_S:
             database.execute("DELETE FROM figures WHERE minute < ?", (unix_s - self._age_s,))
-            database.execute("DELETE FROM tellers WHERE at_s < ?", (unix_s - TELLERS_S,))
+            database.execute("DELETE FROM tellers WHERE at_s < ?", (unix_s - REPORTS_S,))
         while self._bytes(database) > self._bytes_max:
             # A tenth of the minutes at a time, the oldest first.
             row = database.execute(
@@ -283,7 +377,7 @@ class HistoryWriter:
                 break
         database.execute(
             "DELETE FROM jobs WHERE last_s < ? AND job NOT IN (SELECT DISTINCT job FROM figures)",
-            (unix_s - TELLERS_S,),
+            (unix_s - REPORTS_S,),
         )
         self._jobs.clear()
         database.execute("PRAGMA incremental_vacuum").fetchall()

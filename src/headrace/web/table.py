@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.telemetry.advice import hint_of
+from headrace.telemetry.report import hint_of
 from headrace.web.picture import plain
 
 if TYPE_CHECKING:

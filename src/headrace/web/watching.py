@@ -12,8 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ControlError, HeadraceError, TelemetryError
-from headrace.telemetry.history import JobRecord, merged, open_history
-from headrace.telemetry.reading import FileHistory
+from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
 from headrace.web.jobs import JobPage
 from headrace.web.layout import cluster_of, nodes_of_agents, nodes_of_scheduler
 from headrace.web.storage import Flow, file_system

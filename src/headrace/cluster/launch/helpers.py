@@ -46,7 +46,7 @@ def report_text(job: str, environment: Mapping[str, str], since_s: float = 0.0) 
     """
     if not has_agent():
         return ""
-    history = import_module("headrace.telemetry.place").default_history(environment)
+    history = import_module("headrace.telemetry.history").default_history(environment)
     try:
         return str(import_module("headrace.telemetry").job_report(history, job, since_s).text())
     except HeadraceError:  # a job of a second or two: nobody has looked yet

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from headrace.telemetry.told import MESSAGE_BYTES_MAX, told_of
+from headrace.telemetry.messages import MESSAGE_BYTES_MAX, parse_report
 from telemetry.shared import message
 
 
 def test_a_message_is_read_whole():
-    told = told_of(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
+    told = parse_report(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
     assert (told.pid, told.uid, told.identity.gpus, told.consumer) == (7, 1000, 2, True)
     assert told.figures["stall_s", "storage", "/scratch"] == 2.5
     assert told.figures["worked_s", "", ""] == 4
@@ -38,7 +38,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_what_is_no_message_is_refused(bad):
     with pytest.raises(ValueError, match=r"."):
-        told_of(bad, 1, 1)
+        parse_report(bad, 1, 1)
 
 
 def test_no_bytes_at_all_make_it_fail_in_another_way():
@@ -50,7 +50,7 @@ def test_no_bytes_at_all_make_it_fail_in_another_way():
             at = noise.randrange(len(bad))
             bad[at : at + noise.randrange(4)] = noise.randbytes(noise.randrange(4))
         try:
-            told = told_of(bytes(bad), 1, 1)
+            told = parse_report(bytes(bad), 1, 1)
         except ValueError:
             continue
         assert all(value >= 0 for value in told.figures.values())

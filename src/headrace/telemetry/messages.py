@@ -1,0 +1,313 @@
+"""Messages: what loaders report to an agent, and how the agent is asked, over one datagram socket.
+
+The socket lies in the agent's runtime folder, which only its user can reach; root's agent for all users
+listens where all can. The kernel says who sent a message. Of each process only the newest message is kept
+until it is taken: however much is sent, memory is bounded.
+
+Whoever sent a message may be broken or hostile: what is not exactly a report (see `control/publishing.py`) is
+refused, names are cleaned, and numbers are finite and not negative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.base.causes import cause_of
+from headrace.base.job import JobIdentity, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = [
+    "MESSAGE_BYTES_MAX",
+    "Datagram",
+    "FigureKey",
+    "Listener",
+    "ProcessReport",
+    "ask_state",
+    "ask_to_write",
+    "parse_report",
+]
+
+
+MESSAGE_BYTES_MAX: Final = 1 << 14
+FILE_SYSTEMS_MAX: Final = 32
+NAMES_MAX: Final = 24
+
+FigureKey = tuple[str, str, str]
+"""Name of a figure, its label (a cause, a tier, ""), and the file system or ""."""
+
+_WORD: Final = re.compile(r"[a-z][a-z0-9_ -]{0,31}")
+_INSTANCE: Final = re.compile(r"[0-9a-f]{32}")
+_MOST: Final = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What a process and its loaders have done since it began."""
+
+    instance: str
+    pid: int
+    uid: int
+    identity: JobIdentity
+    consumer: bool
+    """Training steps run in it; else it works for a process where they do."""
+    ended: bool
+    began_s: float
+    local_ranks: int
+    """Processes like it on this node, as its launcher said; 0: it did not."""
+    figures: dict[FigureKey, float]
+
+
+def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
+    """Parse a message.
+
+    Args:
+        message: one datagram.
+        pid: who sent it.
+        uid: whose process that is.
+
+    Raises:
+        ValueError: it is no report; says where it is wrong.
+    """
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes")
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"no JSON: {e}") from None
+    if not isinstance(document, dict) or document.get("v") != 1:
+        raise ValueError("no message of version 1")
+    instance = document.get("instance")
+    if not isinstance(instance, str) or not _INSTANCE.fullmatch(instance):
+        raise ValueError("instance is not 32 hex digits")
+    figures: dict[FigureKey, float] = {
+        (name, "", ""): _amount(document.get(name), name)
+        for name in ("worked_s", "batches", "samples")
+    }
+    systems = _table(document.get("file_systems"), "file_systems", FILE_SYSTEMS_MAX)
+    for system, tables in systems.items():
+        for name in ("stall_s", "tier_bytes"):
+            amounts = _table(_table(tables, "file system", 8).get(name, {}), name, NAMES_MAX)
+            for label, amount in amounts.items():
+                if not _WORD.fullmatch(label):
+                    raise ValueError(f"{name} has a name that is no word")
+                word = cause_of(label).value if name == "stall_s" else label
+                key = name, word, clean(system)
+                figures[key] = figures.get(key, 0.0) + _amount(amount, name)
+    return ProcessReport(
+        instance=instance,
+        pid=pid,
+        uid=uid,
+        identity=_identity(document.get("job")),
+        consumer=document.get("consumer") is True,
+        ended=document.get("ended") is True,
+        began_s=_amount(document.get("began_s"), "began_s"),
+        local_ranks=int(min(1024, _amount(document.get("local_ranks", 0), "local_ranks"))),
+        figures=figures,
+    )
+
+
+def _identity(value: Any) -> JobIdentity:
+    job = _table(value, "job", 16)
+
+    def text(name: str) -> str:
+        value = job.get(name, "")
+        if not isinstance(value, str):
+            raise ValueError(f"job.{name} is no text")  # noqa: TRY004 - of a message, not of a caller
+        return clean(value)
+
+    indices = job.get("gpu_indices", [])
+    if not isinstance(indices, list) or len(indices) > 1024:
+        raise ValueError("job.gpu_indices is no list of numbers")
+    job_id = text("job_id")
+    if not job_id:
+        raise ValueError("job.job_id is empty")
+    return JobIdentity(
+        job_id=job_id,
+        alias=text("alias"),
+        name=text("name"),
+        user=text("user"),
+        account=text("account"),
+        gpus=int(min(1024, _amount(job.get("gpus", 0), "job.gpus"))),
+        gpu_indices=tuple(int(min(1024, _amount(i, "job.gpu_indices"))) for i in indices),
+        cpus=int(min(1 << 16, _amount(job.get("cpus", 0), "job.cpus"))),
+        restarts=int(min(1 << 16, _amount(job.get("restarts", 0), "job.restarts"))),
+        node=text("node"),
+    )
+
+
+def _table(value: Any, name: str, most: int) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > most:
+        raise ValueError(f"{name} is no table of at most {most} entries")
+    return value
+
+
+def _amount(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is no number")  # noqa: TRY004 - of a message, not of a caller
+    if not (math.isfinite(value) and 0 <= value <= _MOST):
+        raise ValueError(f"{name} is out of bounds")
+    return float(value)
+
+
+SENDERS_MAX: Final = 4096
+RECEIVE_BYTES: Final = 4 << 20
+ANSWER_S: Final = 2.0
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_LAST: Final = b'"ended":true'
+_ASK: Final = b'{"ask":"state"}'
+_ASK_WRITTEN: Final = b'{"ask":"written"}'
+ASKING_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Datagram:
+    """A message and who sent it."""
+
+    message: bytes
+    pid: int
+    uid: int
+    mono_s: float
+    unix_s: float
+
+
+class Listener:
+    """The agent's socket.
+
+    Args:
+        path: of the socket; there is none yet.
+        public: anybody may send.
+
+    Attributes:
+        state: what is answered to whoever asks.
+    """
+
+    def __init__(self, path: Path, *, public: bool = False) -> None:
+        self._path = path
+        self.state: Callable[[], dict[str, Any]] = dict
+        self._newest: dict[tuple[int, bytes], Datagram] = {}
+        self.dropped = 0
+        self.urgent = False
+        """A process's last report is among those that were not taken."""
+        self._asking: list[Any] = []
+        self.socket = socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            self.socket.bind(str(path))
+            path.chmod(0o666 if public else 0o600)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def receive(self) -> None:
+        """Receive what was sent."""
+        for _ in range(SENDERS_MAX):
+            try:
+                message, ancillary, _, sender = self.socket.recvmsg(
+                    MESSAGE_BYTES_MAX + 1, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except OSError:  # BlockingIOError too: that was all
+                return
+            if message == _ASK:
+                self._answer(sender)
+                continue
+            if message == _ASK_WRITTEN:
+                if len(self._asking) < ASKING_MAX:
+                    self._asking.append(sender)
+                continue
+            pid, uid = _sender(ancillary)
+            # A process may come after another of the same number; its instance is in the message.
+            key = (pid, message[:64])
+            if key in self._newest or len(self._newest) < SENDERS_MAX:
+                self._newest[key] = Datagram(message, pid, uid, time.monotonic(), time.time())
+                self.urgent = self.urgent or _LAST in message
+            else:
+                self.dropped += 1
+
+    @property
+    def asked_to_write(self) -> bool:
+        """Whether somebody waits until what was received is in the history."""
+        return bool(self._asking)
+
+    def written(self) -> None:
+        """Answer whoever waits: it is."""
+        asking, self._asking = self._asking, []
+        for sender in asking:
+            self._answer(sender)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were not taken."""
+        return len(self._newest)
+
+    def take(self) -> list[Datagram]:
+        """The newest message of each process since this was last asked."""
+        newest, self._newest, self.urgent = self._newest, {}, False
+        return list(newest.values())
+
+    def close(self) -> None:
+        """Close the socket and remove it."""
+        self.socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _answer(self, sender: Any) -> None:
+        if sender:
+            with contextlib.suppress(OSError):
+                self.socket.sendto(json.dumps(self.state()).encode(), sender)
+
+
+def ask_state(path: Path) -> dict[str, Any]:
+    """Ask an agent for its state.
+
+    Raises:
+        FileNotFoundError: none listens there.
+        TimeoutError: it does not answer.
+    """
+    return _request(path, _ASK)
+
+
+def ask_to_write(path: Path) -> dict[str, Any]:
+    """Ask an agent to write all that it has received into its history; its state, when it has.
+
+    Raises:
+        FileNotFoundError: none listens there.
+        TimeoutError: it does not answer.
+    """
+    return _request(path, _ASK_WRITTEN)
+
+
+def _request(path: Path, request: bytes) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.bind("")  # a name that the kernel draws, and that lies in no folder
+        sock.settimeout(ANSWER_S)
+        try:
+            sock.sendto(request, str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            raise FileNotFoundError(f"{path}: no agent listens") from None
+        state = json.loads(sock.recv(1 << 16))
+    if not isinstance(state, dict):
+        raise TimeoutError(f"{path}: whoever listens is no agent")
+    return state
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """Process and user id; -1 where the kernel does not say."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid, uid, _ = _CREDENTIALS.unpack_from(data)
+            return pid, uid
+    return -1, -1
