@@ -23,11 +23,11 @@ from headrace.control.service.database import Database
 from headrace.node import metrics as node_metrics
 from headrace.node import wire
 from headrace.telemetry import metrics as agent_metrics
+from headrace.web.access import Sessions
 from headrace.web.app import Web
-from headrace.web.demo.source import DemoSource
-from headrace.web.options import WebOptions
-from headrace.web.stores import Shelf
-from headrace.web.tokens import Doors
+from headrace.web.demo import DemoSource
+from headrace.web.server import WebOptions
+from headrace.web.stores import StoreBrowser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,8 +80,8 @@ def _tokens(folder: Path, *roles: str) -> tuple[Path, list[str | None]]:
 def _web(folder: Path, *, public: bool) -> tuple[Any, list[str | None]]:
     path, tokens = _tokens(folder, "reader", "operator")
     options = WebOptions(token_file=path, public=public)
-    source = DemoSource(nodes=24, jobs=100, period_s=3600.0)
-    return Web(source, Doors(path), options, shelf=Shelf([])).app, tokens
+    source = DemoSource(nodes=24, period_s=3600.0)
+    return Web(source, Sessions(path), options, stores=StoreBrowser([])).app, tokens
 
 
 def _control(folder: Path, database: Database) -> tuple[Any, list[str | None]]:

@@ -43,7 +43,7 @@ def test_an_agent_that_comes_again_counts_from_what_was_told():
     tell(book, 2, stall={"/": {"storage": 5.0}})
     page = ledger.take()
     again, second = accounts(
-        reports={instance: figures for instance, (_, _, figures) in page.tellers.items()},
+        reports={instance: figures for instance, (_, _, figures) in page.reports.items()},
         last_seen={"4711": page.jobs["4711"].last_s},
     )
     again.report(parse_report(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))

@@ -15,14 +15,13 @@ from urllib.parse import quote
 
 import headrace as hr
 from headrace.control.service.http import Listener, Server
+from headrace.web.access import Sessions
 from headrace.web.app import Web
-from headrace.web.demo.source import DemoSource
-from headrace.web.http import web_config
+from headrace.web.demo import DemoSource
 from headrace.web.live import Live
-from headrace.web.options import WebOptions
-from headrace.web.stores import Shelf
-from headrace.web.tokens import Doors
-from headrace.web.traced import Runs
+from headrace.web.server import WebOptions, web_config
+from headrace.web.stores import StoreBrowser
+from headrace.web.traced import TracedRuns
 from tests_shared import until, write_photos
 
 WAIT_S = 20.0
@@ -38,7 +37,7 @@ with hr.open("photos") as store:
 
 
 def small_demo(**given):
-    return DemoSource(**{"nodes": 24, "jobs": 400, "period_s": 0.2} | given)
+    return DemoSource(**{"nodes": 24, "period_s": 0.2} | given)
 
 
 def traced_run(folder):
@@ -66,7 +65,7 @@ class Answer:
 class Serving:
     """A server in a thread. `tokens` are the lines of its file; None: there is none."""
 
-    def __init__(self, folder, *, source=None, tokens=None, stores=(), desk=None, clients_max=8,
+    def __init__(self, folder, *, source=None, tokens=None, stores=(), policies=None, clients_max=8,
                  clock=time.time, **options):  # fmt: skip
         self.operator, self.reader = secrets.token_hex(16), secrets.token_hex(16)
         path = None
@@ -78,16 +77,16 @@ class Serving:
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.port = self.sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        shelf = Shelf([hr.open(store) for store in stores])
+        stores = StoreBrowser([hr.open(store) for store in stores])
         source = source or small_demo()
         given = WebOptions(token_file=path, **{"public": True} | options)
-        self.doors = Doors(path, clock)
-        self.web = Web(source, self.doors, given, shelf=shelf, desk=desk,
-                       runs=Runs(given.runs), live=Live(source, clients_max))  # fmt: skip
+        self.sessions = Sessions(path, clock)
+        self.web = Web(source, self.sessions, given, stores=stores, policies=policies,
+                       runs=TracedRuns(given.runs), live=Live(source, clients_max))  # fmt: skip
         self.web.port = self.port
         self.server = Server(web_config(self.web.app), [Listener(self.sock)])
         self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._shelf, self._desk = shelf, desk
+        self._stores_browser, self._policies = stores, policies
 
     async def _run(self):
         self.loop = asyncio.get_running_loop()
@@ -110,9 +109,9 @@ class Serving:
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
         self.sock.close()
-        self._shelf.close()
-        if self._desk is not None:
-            self._desk.close()
+        self._stores_browser.close()
+        if self._policies is not None:
+            self._policies.close()
 
     def ask(self, path, method="GET", body=None, *, token=None, cookie=None, **headers):
         """One request on a connection of its own; `Sec_Fetch_Site` is the header Sec-Fetch-Site."""

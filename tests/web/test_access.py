@@ -10,9 +10,9 @@ import pytest
 
 from headrace.control.service.auth import PEERS_MAX, Throttle, TokenFile
 from headrace.errors import ControlError
-from headrace.web.options import WebOptions
-from headrace.web.policies import DemoDesk
-from headrace.web.tokens import ROLES, Doors, Refusal
+from headrace.web.access import ROLES, AccessDenied, Sessions
+from headrace.web.policies import DemoPolicies
+from headrace.web.server import WebOptions
 
 LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",
          "/api/policy", "/api/stores"]  # fmt: skip
@@ -21,8 +21,8 @@ EDIT = {"text": "version: 1\njobs:\n  a: {weight: 2}\n"}
 
 
 @pytest.fixture
-def desk(serve):
-    return serve(tokens=BOTH, desk=DemoDesk())
+def policies(serve):
+    return serve(tokens=BOTH, policies=DemoPolicies())
 
 
 @pytest.mark.parametrize("path", LOOKS)
@@ -62,30 +62,30 @@ def test_another_scheme_is_refused(served):
     assert served.ask("/api/storage", Authorization=f"Basic {served.operator}").status == 401
 
 
-def test_applying_takes_an_operator(desk):
-    assert desk.ask("/api/policy/check", "POST", EDIT, X_Headrace="1").document["changes"]
-    assert desk.ask("/api/policy/apply", "POST", EDIT, X_Headrace="1").status == 401
-    assert desk.ask("/api/policy/apply", "POST", EDIT, token=desk.reader).status == 403
-    assert desk.ask("/api/policy").document["version"] == 7
-    applied = desk.ask("/api/policy/apply", "POST", EDIT, token=desk.operator)
+def test_applying_takes_an_operator(policies):
+    assert policies.ask("/api/policy/check", "POST", EDIT, X_Headrace="1").document["changes"]
+    assert policies.ask("/api/policy/apply", "POST", EDIT, X_Headrace="1").status == 401
+    assert policies.ask("/api/policy/apply", "POST", EDIT, token=policies.reader).status == 403
+    assert policies.ask("/api/policy").document["version"] == 7
+    applied = policies.ask("/api/policy/apply", "POST", EDIT, token=policies.operator)
     assert applied.document["applied"] is True
-    assert desk.ask("/api/policy").document["version"] == 8
+    assert policies.ask("/api/policy").document["version"] == 8
 
 
-def test_a_form_signs_in_with_a_cookie_that_scripts_and_other_sites_do_not_get(desk):
-    answer, cookie = desk.sign_in(desk.operator)
+def test_a_form_signs_in_with_a_cookie_that_scripts_and_other_sites_do_not_get(policies):
+    answer, cookie = policies.sign_in(policies.operator)
     assert answer.status == 303
     said = answer.headers["set-cookie"].lower()
     assert "httponly" in said
     assert "samesite=strict" in said
-    assert desk.operator not in said
-    assert b"operator" in desk.ask("/", cookie=cookie).body
-    assert desk.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, X_Headrace="1").document[
+    assert policies.operator not in said
+    assert b"operator" in policies.ask("/", cookie=cookie).body
+    assert policies.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, X_Headrace="1").document[
         "applied"
     ]
-    out = desk.ask("/signout", "POST", cookie=cookie, Sec_Fetch_Site="same-origin")
+    out = policies.ask("/signout", "POST", cookie=cookie, Sec_Fetch_Site="same-origin")
     assert out.status == 303
-    again = desk.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, X_Headrace="1")
+    again = policies.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, X_Headrace="1")
     assert again.status == 401
 
 
@@ -98,25 +98,25 @@ def test_a_form_signs_in_with_a_cookie_that_scripts_and_other_sites_do_not_get(d
         ({"X_Headrace": "1", "Origin": "http://evil.example"}, 403),
     ],
 )  # fmt: skip
-def test_another_site_cannot_use_a_session(desk, headers, status):
+def test_another_site_cannot_use_a_session(policies, headers, status):
     """Without our header a request with a cookie is refused, whatever else it has."""
-    _, cookie = desk.sign_in(desk.operator)
-    answer = desk.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, **headers)
+    _, cookie = policies.sign_in(policies.operator)
+    answer = policies.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, **headers)
     assert answer.status == status
-    assert desk.ask("/api/policy").document["version"] == (8 if status == 200 else 7)
+    assert policies.ask("/api/policy").document["version"] == (8 if status == 200 else 7)
 
 
-def test_another_site_cannot_sign_somebody_in(desk):
-    form = f"token={desk.operator}".encode()
-    answer = desk.ask("/signin", "POST", form, Content_Type="application/x-www-form-urlencoded",
+def test_another_site_cannot_sign_somebody_in(policies):
+    form = f"token={policies.operator}".encode()
+    answer = policies.ask("/signin", "POST", form, Content_Type="application/x-www-form-urlencoded",
                       Origin="http://evil.example")  # fmt: skip
     assert answer.status == 403
     assert "set-cookie" not in answer.headers
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/json", ""])
-def test_only_a_form_signs_in(desk, kind):
-    assert desk.ask("/signin", "POST", b"token=x", Content_Type=kind).status == 415
+def test_only_a_form_signs_in(policies, kind):
+    assert policies.ask("/signin", "POST", b"token=x", Content_Type=kind).status == 415
 
 
 @pytest.mark.parametrize("name", ["token", "TOKEN", "access_token", "auth", "key", "password"])
@@ -186,17 +186,17 @@ def test_a_cookie_over_tls_is_for_tls_only(serve):
 def test_guessing_is_slowed_down_for_who_guesses():
     def attempt(peer, token="guess"):
         try:
-            return doors.by_header(f"Bearer {token}", peer)
-        except Refusal as e:
+            return sessions.by_header(f"Bearer {token}", peer)
+        except AccessDenied as e:
             return e.status
 
     clock = [0.0]
-    doors = Doors(None, lambda: clock[0])
+    sessions = Sessions(None, lambda: clock[0])
     assert [attempt("user 1") for _ in range(22)] == [401] * 20 + [429] * 2
-    assert attempt("user 1", doors.own.secret) == 429
-    assert attempt("user 2", doors.own.secret) == "operator"
+    assert attempt("user 1", sessions.own.secret) == 429
+    assert attempt("user 2", sessions.own.secret) == "operator"
     clock[0] += 61.0
-    assert attempt("user 1", doors.own.secret) == "operator"
+    assert attempt("user 1", sessions.own.secret) == "operator"
 
 
 def test_many_who_guess_do_not_fill_the_memory():
@@ -209,13 +209,13 @@ def test_many_who_guess_do_not_fill_the_memory():
 def test_without_a_file_the_printed_link_signs_in_once(serve):
     web = serve(public=False)
     assert web.ask("/api/storage").status == 401
-    link = f"/signin?once={web.doors.once}"
+    link = f"/signin?once={web.sessions.once}"
     assert web.ask("/signin?once=guess").status == 401
     first, again = web.ask(link), web.ask(link)
     assert (first.status, again.status) == (303, 401)
     assert b"was used already" in again.body
     assert web.ask("/api/storage", cookie=first.headers["set-cookie"].split(";")[0]).status == 200
-    assert web.ask("/api/storage", token=web.doors.own.secret).status == 200
+    assert web.ask("/api/storage", token=web.sessions.own.secret).status == 200
 
 
 def test_a_file_of_tokens_that_became_readable_lets_nobody_in(serve):
@@ -280,13 +280,13 @@ def test_other_methods_are_refused(served, method, path):
     assert served.ask(path, method).status in (403, 405)
 
 
-def test_a_body_is_bounded(desk):
-    answer = desk.ask("/api/policy/check", "POST", b"x" * ((1 << 20) + 1), X_Headrace="1")
+def test_a_body_is_bounded(policies):
+    answer = policies.ask("/api/policy/check", "POST", b"x" * ((1 << 20) + 1), X_Headrace="1")
     assert answer.status == 413
-    assert desk.ask("/api/policy/check", "POST", b"[" * 100_000, X_Headrace="1").status == 400
+    assert policies.ask("/api/policy/check", "POST", b"[" * 100_000, X_Headrace="1").status == 400
     for body in (b"", b"{}", b'{"text": 1}', b"\xff"):
-        assert desk.ask("/api/policy/check", "POST", body, X_Headrace="1").status == 400
-    assert desk.ask("/" + "?a=" + "x" * 5000).status == 414
+        assert policies.ask("/api/policy/check", "POST", body, X_Headrace="1").status == 400
+    assert policies.ask("/" + "?a=" + "x" * 5000).status == 414
 
 
 # -- files of tokens and options -----------------------------------------------------------------------

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import TelemetryError
-from headrace.web.demo.source import DemoSource
+from headrace.web.cluster import IDLE, UNKNOWN, Cluster, JobBox, NodeBox, Wire, levels, plain
+from headrace.web.demo import DemoSource
 from headrace.web.live import QUEUE_MAX
-from headrace.web.picture import IDLE, UNKNOWN, Cluster, JobBox, NodeBox, Wire, levels, plain
 from web.serving import small_demo, until
 
 
@@ -85,7 +85,7 @@ def test_a_browser_that_is_gone_is_forgotten(serve):
 
 
 def test_a_browser_that_does_not_read_is_hung_up_on_and_others_go_on(serve):
-    web = serve(source=DemoSource(nodes=2000, jobs=300, period_s=0.05))
+    web = serve(source=DemoSource(nodes=1000, period_s=0.05))
     slow = web.listen("/api/live?grid=1")
     quick = web.listen("/api/live?grid=1")
     seen = 0

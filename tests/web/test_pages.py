@@ -10,8 +10,8 @@ from selenium.webdriver.common.keys import Keys
 import headrace as hr
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
-from headrace.web.picture import Cluster
-from headrace.web.policies import ControllerDesk, DemoDesk
+from headrace.web.cluster import Cluster
+from headrace.web.policies import ControllerPolicies, DemoPolicies
 from tests_shared import png
 from web.accessibility import contrast, problems
 from web.serving import Serving, small_demo, traced_run, until
@@ -31,7 +31,7 @@ def site(tmp_path_factory):
     samples = [{"name": f"cats/{i}.png", "data": png(i, 48), "label": 0} for i in range(70)]
     hr.pack([*samples, {"name": EVIL, "data": b"<script>", "label": 0}], folder / "s.hr")
     given = {"stores": [str(folder / "s.hr")], "runs": (str(traced_run(folder)),)}
-    with Serving(folder, tokens="operator {operator}\n", desk=DemoDesk(), **given) as one:
+    with Serving(folder, tokens="operator {operator}\n", policies=DemoPolicies(), **given) as one:
         running = small_demo().cluster().jobs
         one.job = max(running, key=lambda job: job.gpus).job_id
         yield one
@@ -339,7 +339,8 @@ def test_hostile_names_are_text(browser, serve, page):
 def test_a_policy_is_checked_and_applied_by_who_signed_in(browser, serve, controller):
     controller.apply("file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100M}}}")
     site = serve(
-        tokens="operator {operator}\n", desk=ControllerDesk(Client(Endpoint(url=controller.url)))
+        tokens="operator {operator}\n",
+        policies=ControllerPolicies(Client(Endpoint(url=controller.url))),
     )
     show(browser, site, "/policies")
     version = controller.state()["policy_version"]

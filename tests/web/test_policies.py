@@ -5,7 +5,7 @@ import pytest
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
 from headrace.control.policy.parse import parse_policy
-from headrace.web.policies import ControllerDesk, policy_text
+from headrace.web.policies import ControllerPolicies, policy_text
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
@@ -16,8 +16,8 @@ CAPPED = FS + "jobs: {train: {cap: {bytes_per_s: 10M}}}\n"
 @pytest.fixture
 def web(serve, controller):
     controller.apply(FS)
-    desk = ControllerDesk(Client(Endpoint(url=controller.url)))
-    return serve(tokens="operator {operator}\n", desk=desk)
+    policies = ControllerPolicies(Client(Endpoint(url=controller.url)))
+    return serve(tokens="operator {operator}\n", policies=policies)
 
 
 def post(web, what, text, **given):
@@ -61,8 +61,8 @@ def test_hostile_documents_are_refused_in_words(web, text):
 
 
 def test_a_controller_that_is_gone_is_told(serve, tmp_path):
-    desk = ControllerDesk(Client(Endpoint(url=f"unix:{tmp_path}/nobody.sock")))
-    web = serve(tokens="operator {operator}\n", desk=desk)
+    policies = ControllerPolicies(Client(Endpoint(url=f"unix:{tmp_path}/nobody.sock")))
+    web = serve(tokens="operator {operator}\n", policies=policies)
     answer = web.ask("/api/policy")
     assert (answer.status, "no controller listens" in answer.message) == (502, True)
     assert post(web, "check", FS).status == 502

@@ -1,4 +1,4 @@
-"""Runs that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
+"""TracedRuns that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
 
 import shutil
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from headrace.base.causes import Cause
-from headrace.web.traced import Runs
+from headrace.web.traced import TracedRuns
 from web.serving import traced_run
 
 BATCHES = 9
@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
 
 
 def test_a_run_is_a_page(runs):
-    found = Runs([str(runs)])
+    found = TracedRuns([str(runs)])
     assert list(found.found()) == ["run:one"]
     page = found.page("run:one", time.time())
     assert page["facts"]["samples"] == 36
@@ -36,10 +36,10 @@ def test_a_run_is_a_page(runs):
 
 
 def test_a_run_is_named_by_its_folder_or_by_the_folder_above(runs):
-    assert list(Runs([str(runs / "one")]).found()) == ["run:one"]
-    assert list(Runs([str(runs), str(runs / "one")]).found()) == ["run:one", "run:one 2"]
-    assert Runs([]).found() == {}
-    assert Runs([str(runs)]).page("run:../one", 0.0) is None
+    assert list(TracedRuns([str(runs / "one")]).found()) == ["run:one"]
+    assert list(TracedRuns([str(runs), str(runs / "one")]).found()) == ["run:one", "run:one 2"]
+    assert TracedRuns([]).found() == {}
+    assert TracedRuns([str(runs)]).page("run:../one", 0.0) is None
 
 
 def test_a_run_that_was_cut_off_is_shown_up_to_there(runs, tmp_path):
@@ -47,7 +47,7 @@ def test_a_run_that_was_cut_off_is_shown_up_to_there(runs, tmp_path):
     [trace] = (tmp_path / "cut").glob("rank-*")
     data = trace.read_bytes()
     trace.write_bytes(data[: len(data) - 7])
-    page = Runs([str(tmp_path / "cut")]).page("run:cut", time.time() + 3600)
+    page = TracedRuns([str(tmp_path / "cut")]).page("run:cut", time.time() + 3600)
     assert "cut off" in page["notes"][0]
     assert page["running"] is False
 
@@ -63,9 +63,9 @@ def test_what_is_damaged_is_told(runs, tmp_path, serve):
         assert web.ask(f"/api/job?id={name}").status == 502
     assert web.ask("/api/job?id=run:one").document["traced"] is True
     assert web.ask("/api/job?id=run:none").status == 404
-    assert b">Runs</a>" in web.ask("/job").body
+    assert b">TracedRuns</a>" in web.ask("/job").body
 
 
 def test_without_runs_there_is_no_such_page_in_the_menu(served):
-    assert b">Runs</a>" not in served.ask("/job").body
+    assert b">TracedRuns</a>" not in served.ask("/job").body
     assert served.ask("/api/runs").document == {"runs": []}

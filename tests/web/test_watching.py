@@ -13,8 +13,8 @@ from headrace.errors import TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
-from headrace.web.picture import UNKNOWN
-from headrace.web.watching import Watching
+from headrace.web.cluster import UNKNOWN
+from headrace.web.watching import ClusterSource
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
@@ -53,7 +53,7 @@ def history(tmp_path):
 
 
 def watching(history, **given):
-    return Watching(str(history), clock=lambda: NOW, **given)
+    return ClusterSource(str(history), clock=lambda: NOW, **given)
 
 
 def cells(cluster):

@@ -1,7 +1,7 @@
 """App: what browsers may ask, and who may ask it. docs/howto/web.md says it for people.
 
 Looking takes a token, unless the pages are public; changing a policy always takes an operator's. Only
-here do source, stores, policies and doors meet.
+here do source, stores, policies and sessions meet.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from headrace.control.client import Refusal as ControllerRefusal
 from headrace.control.policy import PolicyError
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.insight.usage import starving_of
-from headrace.web.guard import Guard
-from headrace.web.live import Client, Full, Live
-from headrace.web.picture import plain
+from headrace.web.access import SESSION_S, AccessDenied, Guard
+from headrace.web.cluster import plain
+from headrace.web.live import Full, Live, LiveClient
 from headrace.web.shell import PAGES, document, files
-from headrace.web.table import Query, rows
-from headrace.web.tokens import SESSION_S, Refusal
-from headrace.web.traced import PREFIX, Runs
+from headrace.web.traced import PREFIX, TracedRuns
+from headrace.web.views import Query, rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from headrace.web.options import WebOptions
-    from headrace.web.policies import Desk
-    from headrace.web.source import Source
-    from headrace.web.stores import Shelf
-    from headrace.web.tokens import Doors
+    from headrace.web.access import Sessions
+    from headrace.web.live import Source
+    from headrace.web.policies import Policies
+    from headrace.web.server import WebOptions
+    from headrace.web.stores import StoreBrowser
 
 __all__ = ["Web"]
 
@@ -73,11 +72,11 @@ class Web:
 
     Args:
         source: what is looked at.
-        doors: knows tokens.
+        sessions: knows tokens.
         options: how they are served.
-        shelf: stores.
+        stores: stores.
         runs: that wrote a trace.
-        desk: policies; None: there is no controller.
+        policies: policies; None: there is no controller.
 
     Attributes:
         app: the ASGI application.
@@ -88,21 +87,21 @@ class Web:
     def __init__(
         self,
         source: Source,
-        doors: Doors,
+        sessions: Sessions,
         options: WebOptions,
         *,
-        shelf: Shelf,
-        desk: Desk | None = None,
-        runs: Runs | None = None,
+        stores: StoreBrowser,
+        policies: Policies | None = None,
+        runs: TracedRuns | None = None,
         live: Live | None = None,
     ) -> None:
         self.live = live or Live(source)
         self._source = source
-        self._doors = doors
+        self._access = sessions
         self._options = options
-        self._shelf = shelf
-        self._desk = desk
-        self._runs = runs or Runs(())
+        self._browser = stores
+        self._policies = policies
+        self._runs = runs or TracedRuns(())
         self._ahead: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(READS_MAX)
         self._files = {
@@ -135,7 +134,7 @@ class Web:
                     Route("/api/stores/{number:int}/image", self._guarded(self._image)),
                 ]
             ),
-            doors,
+            sessions,
             options.hosts,
         )  # fmt: skip
 
@@ -147,7 +146,7 @@ class Web:
         async def answer(request: Request) -> Response:
             try:
                 who = self._who(request)
-            except Refusal as e:
+            except AccessDenied as e:
                 return self._html("/signin", "", e.status, str(e))
             if not who and self._options.needs_token:
                 return RedirectResponse("/signin", 303)
@@ -185,12 +184,12 @@ class Web:
             return self._html("/signin", "", 415, "a form is expected")
         try:
             if once:
-                name, seconds = self._doors.sign_in_once(once, peer)
+                name, seconds = self._access.sign_in_once(once, peer)
             else:
                 body = (await _body(request, 4096)).decode("utf-8", "replace")
                 given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
-                name, seconds = self._doors.sign_in(given, peer)
-        except Refusal as e:
+                name, seconds = self._access.sign_in(given, peer)
+        except AccessDenied as e:
             return self._html("/signin", "", e.status, str(e))
         except (ValueError, TimeoutError, ClientDisconnect) as e:
             return self._html("/signin", "", 400, f"the form cannot be read: {plain(e)}")
@@ -202,7 +201,7 @@ class Web:
         return answer
 
     async def _sign_out(self, request: Request) -> Response:
-        self._doors.sign_out(request.cookies.get(self._cookie, ""))
+        self._access.sign_out(request.cookies.get(self._cookie, ""))
         answer = RedirectResponse("/", 303)
         answer.delete_cookie(self._cookie, path="/", httponly=True, samesite="strict")
         return answer
@@ -225,7 +224,7 @@ class Web:
 
     async def _live(self, request: Request) -> Response:
         connection = getattr(request.state, "connection", None)
-        client = Client(
+        client = LiveClient(
             grid=request.query_params.get("grid") == "1",
             hang_up=connection.hang_up if connection is not None else lambda: None,
             may=lambda: self._may_look(request),
@@ -275,10 +274,12 @@ class Web:
     # -- policies -----------------------------------------------------------------------------------
 
     async def _policy(self, _: Request) -> Response:
-        desk = self._desk
-        if desk is None:
+        policies = self._policies
+        if policies is None:
             return JSONResponse({"where": "", "version": None, "text": ""})
-        return JSONResponse({"where": plain(desk.where), **await asyncio.to_thread(desk.current)})
+        return JSONResponse(
+            {"where": plain(policies.where), **await asyncio.to_thread(policies.current)}
+        )
 
     async def _check(self, request: Request) -> Response:
         return await self._put(request, dry_run=True)
@@ -287,8 +288,8 @@ class Web:
         return await self._put(request, dry_run=False)
 
     async def _put(self, request: Request, *, dry_run: bool) -> Response:
-        desk = self._desk
-        if desk is None:
+        policies = self._policies
+        if policies is None:
             return _refusal(404, "there is no controller: start headrace web with --controller")
         if request.headers.get(HEADER) is None and not request.headers.get("authorization"):
             return _refusal(
@@ -298,11 +299,11 @@ class Web:
         try:
             text = json.loads(body)["text"]
         except (ValueError, RecursionError, LookupError, TypeError) as e:
-            raise Refusal(400, 'the body is wrong, expected JSON: {"text": POLICY}') from e
+            raise AccessDenied(400, 'the body is wrong, expected JSON: {"text": POLICY}') from e
         if not isinstance(text, str):
-            raise Refusal(400, "the body is wrong: text is no string")
+            raise AccessDenied(400, "the body is wrong: text is no string")
         try:
-            found = await asyncio.to_thread(desk.put, text, dry_run=dry_run)
+            found = await asyncio.to_thread(policies.put, text, dry_run=dry_run)
         except PolicyError as e:
             return _refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
         except ControllerRefusal as e:
@@ -313,7 +314,7 @@ class Web:
     # -- stores ---------------------------------------------------------------------------------------
 
     async def _stores(self, _: Request) -> Response:
-        return JSONResponse({"stores": await asyncio.to_thread(self._shelf.listed)})
+        return JSONResponse({"stores": await asyncio.to_thread(self._browser.listed)})
 
     async def _samples(self, request: Request) -> Response:
         asked = request.query_params
@@ -325,7 +326,7 @@ class Web:
         )
         async with self._reads:
             found = await asyncio.to_thread(
-                self._shelf.find, number, prefix=prefix, index=index, after=after
+                self._browser.find, number, prefix=prefix, index=index, after=after
             )
         return JSONResponse(found)
 
@@ -333,7 +334,7 @@ class Web:
         index = _integer(request.query_params.get("index", ""), "index")
         async with self._reads:
             found = await asyncio.to_thread(
-                self._shelf.sample, request.path_params["number"], index
+                self._browser.sample, request.path_params["number"], index
             )
         return JSONResponse(found)
 
@@ -341,7 +342,7 @@ class Web:
         index = _integer(request.query_params.get("index", ""), "index")
         async with self._reads:
             data, kind = await asyncio.to_thread(
-                self._shelf.image, request.path_params["number"], index,
+                self._browser.image, request.path_params["number"], index,
                 request.query_params.get("part"),
             )  # fmt: skip
         return Response(data, media_type=kind, headers={
@@ -355,23 +356,23 @@ class Web:
         return f"headrace_{self.port}"
 
     def _session(self, request: Request) -> str | None:
-        return self._doors.by_session(request.cookies.get(self._cookie, ""))
+        return self._access.by_session(request.cookies.get(self._cookie, ""))
 
     def _who(self, request: Request) -> str:
         """The role of who asks; '' for anybody.
 
         Raises:
-            Refusal: a token is shown that is not good.
+            AccessDenied: a token is shown that is not good.
         """
         given = request.headers.get("authorization")
         if given is not None:
-            return self._doors.by_header(given, _peer(request))
+            return self._access.by_header(given, _peer(request))
         return self._session(request) or ""
 
     def _may_look(self, request: Request) -> bool:
         try:
             return bool(self._who(request)) or not self._options.needs_token
-        except Refusal:
+        except AccessDenied:
             return False
 
     def _guarded(
@@ -394,7 +395,7 @@ class Web:
                     )
                 async with asyncio.timeout(ANSWER_S):
                     return await handle(request)
-            except Refusal as e:
+            except AccessDenied as e:
                 return _refusal(e.status, str(e))
             except tuple(_STATUS) as e:
                 status = next(status for kind, status in _STATUS.items() if isinstance(e, kind))
@@ -410,7 +411,7 @@ async def _body(request: Request, most: int) -> bytes:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise Refusal(413, f"the body has more than {most} bytes")
+                raise AccessDenied(413, f"the body has more than {most} bytes")
     return bytes(body)
 
 

@@ -1,6 +1,6 @@
-"""Live: looks now and then, and tells browsers what changed, by server-sent events.
+"""Live: looks at a source now and then, and sends browsers what changed, by server-sent events.
 
-Nobody looks while nobody watches. A browser that comes is told everything once, then what changes; one that
+Nobody looks while nobody watches. A browser that comes is sent everything once, then what changes; one that
 does not keep up, or is gone without a word, is hung up on, and comes again by itself. So memory is bounded:
 `CLIENTS_MAX` browsers, `QUEUE_MAX` messages each, which all share.
 """
@@ -14,17 +14,55 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.errors import HeadraceError
-from headrace.web.picture import Wire, plain
+from headrace.web.cluster import Wire, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from headrace.web.source import Source
+    from headrace.telemetry.history import JobRecord
+    from headrace.web.cluster import Cluster
 
-__all__ = ["CLIENTS_MAX", "Client", "Full", "Live", "event"]
+__all__ = ["CLIENTS_MAX", "Full", "Live", "LiveClient", "Source", "event"]
+
+
+class Source(Protocol):
+    """Looks at something. Called by one thread at a time; what it returns is not changed afterwards.
+
+    Attributes:
+        label: stands on every page: `recorded demo`; '' for what is real.
+        period_s: between two looks.
+    """
+
+    label: str
+    period_s: float
+
+    def cluster(self) -> Cluster:
+        """Nodes, GPUs and running jobs now.
+
+        Raises:
+            HeadraceError: nothing can be seen.
+        """
+        ...
+
+    def records(self) -> Sequence[JobRecord]:
+        """Jobs of the last day."""
+        ...
+
+    def storage(self) -> list[dict[str, Any]]:
+        """File systems, what weighs on them over time and the jobs behind it; see `storage`."""
+        ...
+
+    def job(self, job_id: str) -> dict[str, Any] | None:
+        """A job over time; None: nothing is known of it."""
+        ...
+
+    def close(self) -> None:
+        """Let go."""
+        ...
+
 
 _log = logging.getLogger("headrace.web")
 
@@ -49,7 +87,7 @@ class Full(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class LiveClient:
     """A browser that is told.
 
     Attributes:
@@ -98,7 +136,7 @@ class Live:
 
     def __init__(self, source: Source, clients_max: int = CLIENTS_MAX) -> None:
         self.source = source
-        self.clients: set[Client] = set()
+        self.clients: set[LiveClient] = set()
         self.dropped = 0
         self.looks = 0
         self.trouble = ""
@@ -133,7 +171,7 @@ class Live:
 
     # -- browsers -----------------------------------------------------------------------------------
 
-    async def stream(self, client: Client) -> AsyncIterator[bytes]:
+    async def stream(self, client: LiveClient) -> AsyncIterator[bytes]:
         """What a browser is told, message by message."""
         self.join(client)
         try:
@@ -150,7 +188,7 @@ class Live:
         finally:
             self.clients.discard(client)
 
-    def join(self, client: Client) -> None:
+    def join(self, client: LiveClient) -> None:
         """Tell this browser, too.
 
         Raises:
@@ -163,7 +201,7 @@ class Live:
         self.clients.add(client)
         self._watched.set()
 
-    async def _hello(self, client: Client) -> bytes:
+    async def _hello(self, client: LiveClient) -> bytes:
         await self.soon()
         # What was told meanwhile is in what comes now.
         while not client.queue.empty():

@@ -1,6 +1,6 @@
 """Policies: what the controller wants, what an edit would change, and putting it in force.
 
-A desk speaks to a controller, or in the demo to nobody. Whether somebody may apply is not decided here.
+A policies speaks to a controller, or in the demo to nobody. Whether somebody may apply is not decided here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.control.policy import amount_text, changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy
 from headrace.errors import ControlError
-from headrace.web.picture import plain
+from headrace.web.cluster import plain
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
     from headrace.control.policy import Policy
 
-__all__ = ["ControllerDesk", "DemoDesk", "Desk", "policy_text"]
+__all__ = ["ControllerPolicies", "DemoPolicies", "Policies", "policy_text"]
 
 
-class Desk(Protocol):
+class Policies(Protocol):
     """Knows the policy. Its calls wait; call them off the loop."""
 
     where: str
@@ -66,7 +66,7 @@ def _readable(value: Any, key: str = "") -> Any:
     return value
 
 
-class ControllerDesk:
+class ControllerPolicies:
     """A controller.
 
     Args:
@@ -79,7 +79,7 @@ class ControllerDesk:
         self.where = f"at {client.endpoint.url}"
 
     def current(self) -> dict[str, Any]:
-        """See `Desk`."""
+        """See `Policies`."""
         found = self._ask("GET", "/v1/policy")
         return {
             "version": found["version"],
@@ -87,12 +87,12 @@ class ControllerDesk:
         }
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
-        """See `Desk`."""
+        """See `Policies`."""
         path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
         return _shown(self._ask("PUT", path, text.encode()))
 
     def close(self) -> None:
-        """See `Desk`."""
+        """See `Policies`."""
         with self._lock:
             self._client.close()
 
@@ -121,7 +121,7 @@ jobs:
 """
 
 
-class DemoDesk:
+class DemoPolicies:
     """A policy that nobody goes by."""
 
     where = "in the recorded demo"
@@ -132,15 +132,15 @@ class DemoDesk:
         self._lock = threading.Lock()
 
     def current(self) -> dict[str, Any]:
-        """See `Desk`."""
+        """See `Policies`."""
         with self._lock:
             return {"version": self._version, "text": policy_text(self._policy)}
 
     def close(self) -> None:
-        """See `Desk`."""
+        """See `Policies`."""
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
-        """See `Desk`."""
+        """See `Policies`."""
         policy = parse_policy(text)
         with self._lock:
             found = changes(self._policy, policy)

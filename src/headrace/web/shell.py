@@ -11,7 +11,7 @@ from headrace import __version__
 from headrace.base.causes import Cause
 from headrace.pages.html import STYLE, safe
 
-__all__ = ["PAGES", "Page", "document", "files"]
+__all__ = ["PAGES", "WebPage", "document", "files"]
 
 _FOLDER: Final = Path(__file__).parent / "static"
 
@@ -23,7 +23,7 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     """A page: its file of HTML in `static` is what stands in the middle."""
 
     path: str
@@ -38,17 +38,17 @@ class Page:
     @property
     def menu(self) -> str:
         """What it is called in the menu."""
-        return "Runs" if self.path == "/job" else self.title
+        return "TracedRuns" if self.path == "/job" else self.title
 
 
 PAGES: Final = (
-    Page("/", "Cluster", "cluster.html", "cluster.js", ("core.js", "charts.js", "grid.js")),
-    Page("/starving", "Starving", "starving.html", "starving.js"),
-    Page("/storage", "File systems", "storage.html", "storage.js", ("core.js", "charts.js")),
-    Page("/policies", "Policies", "policies.html", "policies.js"),
-    Page("/stores", "Stores", "stores.html", "stores.js"),
-    Page("/job", "Job", "job.html", "job.js", ("core.js", "charts.js"), in_menu=False),
-    Page("/signin", "Sign in", "signin.html", "", in_menu=False),
+    WebPage("/", "Cluster", "cluster.html", "cluster.js", ("core.js", "charts.js", "grid.js")),
+    WebPage("/starving", "Starving", "starving.html", "starving.js"),
+    WebPage("/storage", "File systems", "storage.html", "storage.js", ("core.js", "charts.js")),
+    WebPage("/policies", "Policies", "policies.html", "policies.js"),
+    WebPage("/stores", "Stores", "stores.html", "stores.js"),
+    WebPage("/job", "Job", "job.html", "job.js", ("core.js", "charts.js"), in_menu=False),
+    WebPage("/signin", "Sign in", "signin.html", "", in_menu=False),
 )
 
 
@@ -79,7 +79,7 @@ def files() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def document(page: Page, *, label: str, who: str, said: str = "", runs: bool = False) -> str:
+def document(page: WebPage, *, label: str, who: str, said: str = "", runs: bool = False) -> str:
     """A page.
 
     Args:

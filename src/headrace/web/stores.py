@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.store.residency import resident_range
-from headrace.web.picture import plain
+from headrace.web.cluster import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.segment import Extent, OpenSegment
 
-__all__ = ["IMAGE_BYTES_MAX", "Shelf", "image_type"]
+__all__ = ["IMAGE_BYTES_MAX", "StoreBrowser", "image_type"]
 
 ROWS: Final = 50
 IMAGE_BYTES_MAX: Final = 32 << 20
@@ -41,7 +41,7 @@ def image_type(data: bytes | memoryview) -> str | None:
     return None
 
 
-class Shelf:
+class StoreBrowser:
     """Open stores, by their number. Its calls may come from several threads.
 
     Args:

@@ -1,7 +1,7 @@
 """Traced: runs that wrote a trace, as job pages: their tuners' decisions, their ranks, every step.
 
-A trace may be written still: what is there is shown. Plain functions of `headrace.trace.Run`, and `Runs`,
-which knows folders by name.
+A trace may be written still: what is there is shown. Plain functions of `headrace.trace.Run`, and
+`TracedRuns`, which knows folders by name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from headrace.insight.report.curves import evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import JobRecord
 from headrace.trace import read_run
-from headrace.web.jobs import JobPage
-from headrace.web.picture import plain
+from headrace.web.cluster import plain
+from headrace.web.views import JobPage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.trace import RankTrace, Run
 
-__all__ = ["PREFIX", "Runs", "page_of"]
+__all__ = ["PREFIX", "TracedRuns", "page_of"]
 
 PREFIX: Final = "run:"
 """What the id of a traced run begins with, where jobs have the scheduler's number."""
@@ -40,7 +40,7 @@ RUNNING_S: Final = 30.0
 _STEPS_AT_ONCE: Final = 1 << 16
 
 
-class Runs:
+class TracedRuns:
     """Folders of runs, by their names.
 
     Args:

@@ -1,7 +1,7 @@
-"""Watching: a real cluster, out of the agents' history, the scheduler and a controller, where they are there.
+"""ClusterSource: a real cluster, out of the agents' history, the scheduler and a controller.
 
-The scheduler knows nodes, GPUs and jobs; the history knows how jobs fare; a controller knows what reads
-from file systems now. Without a scheduler the nodes are those that agents tell of.
+The scheduler knows nodes, GPUs and jobs; the history knows how jobs fare; a controller knows what reads from
+file systems now. Without a scheduler the nodes are those that agents tell of.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
-from headrace.web.jobs import JobPage
-from headrace.web.layout import cluster_of, nodes_of_agents, nodes_of_scheduler
-from headrace.web.storage import Flow, file_system
+from headrace.web.cluster import cluster_of, nodes_of_agents, nodes_of_scheduler
+from headrace.web.views import Flow, JobPage, file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.control.client import Client
-    from headrace.web.picture import Cluster
+    from headrace.web.cluster import Cluster
 
-__all__ = ["Watching"]
+__all__ = ["ClusterSource"]
 
 _log = logging.getLogger("headrace.web")
 
@@ -43,7 +42,7 @@ CONTROLLER_KEPT: Final = 450
 """Looks at the controller that are kept: at two seconds each, a quarter of an hour."""
 
 
-class Watching:
+class ClusterSource:
     """A real cluster.
 
     Args:

@@ -1,0 +1,368 @@
+"""The recorded demo: two hours of a cluster that is not there, and a store of pictures, to try the pages with.
+
+`static/demo.npz` holds who had which GPUs of 1,000 nodes when, in a day and two hours, of some 10,000 jobs:
+one array for each column, a row for each job, and the places of all jobs' GPUs one after the other. It was
+made once by a seeded model; names, users and figures are nobody's. The player shows its last two hours as if
+they were now, over and over. How long a job waits on the average is recorded; how that changes from moment to
+moment is computed from bursts on the file systems, a wave of each job's own, and what its tuner learns.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.base.causes import Cause, cause_of
+from headrace.telemetry.history import JobRecord
+from headrace.web.cluster import IDLE, Cluster, JobBox, NodeBox, levels
+from headrace.web.views import Flow, JobPage, file_system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["PLAYED_S", "DemoSource", "demo_store"]
+
+RECORDING: Final = Path(__file__).parent / "static/demo.npz"
+DAY_S: Final = 86400.0
+PLAYED_S: Final = 2 * 3600.0
+NEVER: Final = 0xFFFFFFFF
+"""The beginning of a job that has no GPUs within the recording."""
+
+GPUS: Final = 8
+"""Of each node."""
+
+STORAGE_S: Final = 1800.0
+STORAGE_POINTS: Final = 60
+JOB_POINTS: Final = 120
+TIERS: Final = ("ram", "disk", "peer", "source")
+
+_BURSTS: Final = ((660.0, 55.0, 1.2), (430.0, 30.0, 0.7), (910.0, 80.0, 0.5), (370.0, 20.0, 0.9))
+"""Of each file system: how often it is overrun, for how long, and how much longer jobs wait then."""
+
+_LEARNING_S: Final = 240.0
+"""The tuner of a job that reads through headrace takes so long."""
+
+
+class DemoSource:
+    """Plays the recording.
+
+    Args:
+        nodes: the first ones of the cluster; jobs that had others too are left out.
+        clock: Unix seconds.
+        period_s: between two looks.
+    """
+
+    label = "recorded demo"
+
+    def __init__(
+        self, nodes: int = 1000, clock: Callable[[], float] = time.time, period_s: float = 2.0
+    ) -> None:
+        self.period_s = period_s
+        self._clock = clock
+        self._origin_s = clock()
+        with np.load(RECORDING) as file:
+            columns = {name: file[name] for name in file.files}
+        ends = np.cumsum(np.where(columns["began_s"] == NEVER, 0, columns["gpus"]))
+        self._places = np.split(columns["places"].astype(np.int64), ends[:-1])
+        inside = [bool((places < nodes * GPUS).all()) for places in self._places]
+        # Of jobs that only wait, as large a part as of the nodes.
+        began = columns["began_s"] != NEVER
+        self._shown = np.array(inside) & (began | (np.arange(len(began)) % 1000 < nodes))
+        self._columns = columns
+        self._came, self._began, self._ended = (
+            columns[name].astype(np.float64) for name in ("came_s", "began_s", "ended_s")
+        )
+        self._gpus = columns["gpus"].astype(np.int64)
+        self._stalls = columns["stall"] / 1e4
+        self._nodes = tuple(
+            NodeBox(str(name), str(columns["partitions"][partition]), GPUS, str(away))
+            for name, partition, away in zip(
+                *(columns[name][:nodes] for name in ("nodes", "node_partition", "away")),
+                strict=True,
+            )
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def now_s(self) -> float:
+        """The recording's time."""
+        return DAY_S + (self._clock() - self._origin_s) % PLAYED_S
+
+    def _unix(self, recorded_s: float) -> float:
+        """The recording's time as if it were today."""
+        rounds = (self._clock() - self._origin_s) // PLAYED_S
+        return self._origin_s + rounds * PLAYED_S - DAY_S + float(recorded_s)
+
+    # -- a moment ---------------------------------------------------------------------------------
+
+    def _stall(
+        self, jobs: NDArray[np.int64], at_s: NDArray[np.float64], *, smooth: bool = True
+    ) -> NDArray[np.float64]:
+        """[jobs, times] share of their time that steps wait; smooth over minutes, or as it is at once."""
+        columns, t = self._columns, at_s[None, :]
+        number = jobs[:, None] * 0.618034  # each job's own
+        load = np.stack(
+            [
+                height * np.exp(-((((at_s + every / 3) % every - every / 2) / seconds) ** 2))
+                for every, seconds, height in _BURSTS
+            ]
+        )
+        on_file_system = columns["on_file_system"][jobs][:, None]
+        felt = np.where(on_file_system, load[columns["file_system"][jobs]], 0.0)
+        wave = np.sin(2 * np.pi * (t / (90.0 + 610.0 * (number % 1.0)) + number))
+        fast = 0.0 if smooth else np.sin(2 * np.pi * (t / 17.0 + number))
+        age = np.maximum(0.0, t - self._began[jobs][:, None])
+        tuned = columns["tuned"][jobs][:, None]
+        learnt = np.where(tuned, 0.45 + 0.9 * np.exp(-age / _LEARNING_S), 1.0)
+        stall: NDArray[np.float64] = (
+            self._stalls[jobs][:, None] * learnt * (1.0 + 0.18 * wave + 0.07 * fast + felt)
+        )
+        return stall.clip(0.0, 0.97)
+
+    def _on_ranks(self, job: int, stall: float) -> NDArray[np.float64]:
+        """The stall of each rank: one may be slow, and the others wait for it."""
+        count = int(self._gpus[job])
+        ranks = np.arange(count)
+        shares: NDArray[np.float64] = np.clip(
+            stall * (1 + 0.1 * np.sin(job + 2.4 * ranks)), 0, 0.98
+        )
+        if count > 1 and self._cause(job) == Cause.SLOW_RANK:
+            shares[job % count] = 0.04
+        return shares
+
+    def _use(self, job: int) -> float:
+        """Share of the time in which its GPUs work, of that in which it does not wait."""
+        return 0.8 + 0.19 * (job * 0.618034 % 1.0)
+
+    def _tiers(
+        self, jobs: NDArray[np.int64], at_s: NDArray[np.float64], stall: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """[tiers, jobs, times] bytes per second, by where they came from."""
+        own = jobs[:, None] * 0.754878 % 1.0
+        age = np.maximum(0.0, at_s[None, :] - self._began[jobs][:, None])
+        near = np.where(own < 0.6, 0.3 + own, 0.02) * np.clip(age / (300 + 2700 * own), 0.0, 1.0)
+        rate = 1e6 * self._columns["rate"][jobs].astype(np.float64) * self._gpus[jobs]
+        flow = rate[:, None] * (1.0 - stall)
+        wide = (self._gpus[jobs] > GPUS)[:, None]  # only jobs of several nodes have peers
+        disk, peer = np.where(wide, 0.33, 0.55), np.where(wide, 0.22, 0.0)
+        return np.stack([flow * near * part for part in (0.45, disk, peer)] + [flow * (1.0 - near)])
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    def _cause(self, job: int) -> Cause:
+        return cause_of(str(self._columns["causes"][self._columns["cause"][job]]))
+
+    def _box(self, job: int) -> JobBox:
+        columns = self._columns
+        waits, gpus = self._stalls[job] >= 0.03, int(self._gpus[job])
+        system = str(columns["file_systems"][columns["file_system"][job]])
+        user = str(columns["users"][columns["user"][job]])
+        return JobBox(
+            job_id=str(118_000 + job), name=str(columns["names"][columns["name"][job]]), user=user,
+            account=f"proj-{user[:2]}", gpus=gpus, nodes=max(1, gpus // GPUS),
+            partition=str(columns["partitions"][columns["partition"][job]]),
+            cause=self._cause(job).value if waits else "",
+            file_system=system if waits and columns["on_file_system"][job] else "",
+            measured=bool(columns["measured"][job]), started_s=round(self._unix(self._began[job])),
+        )  # fmt: skip
+
+    def cluster(self) -> Cluster:
+        """See `Source`."""
+        now = self.now_s()
+        running = np.flatnonzero(self._shown & (self._began <= now) & (now < self._ended))
+        stalls = self._stall(running, np.array([now]), smooth=False)[:, 0]
+        gpus = len(self._nodes) * GPUS
+        holders = np.full(gpus, IDLE, np.int32)
+        stall, busy = np.full(gpus, np.nan), np.full(gpus, np.nan)
+        for place, (job, share) in enumerate(zip(running.tolist(), stalls.tolist(), strict=True)):
+            ranks, places = self._on_ranks(job, share), self._places[job]
+            holders[places], stall[places] = place, ranks
+            busy[places] = (1.0 - ranks) * self._use(job)
+        waiting = self._shown & (self._came <= now) & (now < self._began)
+        return Cluster(
+            taken_s=self._clock(), nodes=self._nodes,
+            jobs=[self._box(job) for job in running.tolist()],
+            holders=holders, stall=levels(stall), busy=levels(busy), waiting=int(waiting.sum()),
+        )  # fmt: skip
+
+    def records(self) -> list[JobRecord]:
+        """See `Source`."""
+        now = self.now_s()
+        seen = self._shown & (self._began < now) & (self._ended > now - DAY_S)
+        return [self._record(job, now) for job in np.flatnonzero(seen).tolist()]
+
+    def _record(self, job: int, now: float) -> JobRecord:
+        box, began_s, ended_s = self._box(job), self._began[job], min(now, self._ended[job])
+        seconds = float(ended_s - max(began_s, now - DAY_S))
+        share = self._stalls[job] * (0.7 if self._columns["tuned"][job] else 1.05)
+        gpu_s = box.gpus * seconds
+        lost_s = float(min(0.95, share)) * gpu_s
+        figures = {
+            ("seconds", "", ""): box.nodes * seconds,
+            ("gpu_s", "", ""): gpu_s,
+            ("gpu_watched_s", "", ""): gpu_s,
+            ("gpu_busy_s", "", ""): (gpu_s - lost_s) * self._use(job),
+            ("cpu_s", "", ""): gpu_s * 1.7,
+            ("worked_s", "", ""): (gpu_s - lost_s) if box.measured else 0.0,
+        }
+        waited, lost = ("stall_s", "lost_gpu_s")
+        if not box.measured:
+            waited, lost = "inferred_s", "inferred_gpu_s"
+        causes = {("other", ""): 0.1 if box.cause else 1.0}
+        if box.cause:
+            causes = {(box.cause, box.file_system): 0.9, **causes}
+        for (cause, system), part in causes.items():
+            on = 1.0 if box.measured else box.gpus / box.nodes
+            figures[waited, cause, system] = part * lost_s / on
+            figures[lost, cause, system] = part * lost_s
+        nodes = sorted({place // GPUS for place in self._places[job].tolist()})
+        return JobRecord(
+            job_id=box.job_id, name=box.name, user=box.user, account=box.account,
+            nodes=tuple(self._nodes[node].name for node in nodes),
+            first_s=self._unix(began_s), last_s=self._unix(ended_s),
+            measured=box.measured, figures=figures,
+        )  # fmt: skip
+
+    def storage(self) -> list[dict[str, Any]]:
+        """See `Source`."""
+        now = self.now_s()
+        moments = np.arange(1, STORAGE_POINTS + 1, dtype=np.float64)
+        times = now - STORAGE_S + moments * (STORAGE_S / STORAGE_POINTS)
+        jobs = np.flatnonzero(self._shown & (self._began <= now) & (self._ended > times[0]))
+        stall = self._stall(jobs, times)
+        here = (times >= self._began[jobs][:, None]) & (times < self._ended[jobs][:, None])
+        flow = np.where(here, self._tiers(jobs, times, stall)[-1], 0.0)
+        waits = self._columns["on_file_system"][jobs][:, None] & here
+        lost = np.where(waits, stall * self._gpus[jobs][:, None], 0.0)
+        boxes = [self._box(job) for job in jobs.tolist()]
+        systems = []
+        for at, name in enumerate(self._columns["file_systems"].tolist()):
+            # What it can give to a thousand nodes.
+            capacity = float(self._columns["capacities"][at]) * len(self._nodes) / 1000
+            mine = np.flatnonzero(self._columns["file_system"][jobs] == at)
+            load, waiting = flow[mine].sum(axis=0) / capacity, lost[mine].sum(axis=0)
+            systems.append(
+                file_system(
+                    name,
+                    [self._unix(t) for t in times.tolist()],
+                    [Flow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
+                     for i in mine.tolist()],
+                    capacity=capacity,
+                    latency_s=(0.0015 + 0.03 * load**3 + 0.0002 * waiting).tolist(),
+                    waiting_gpus=waiting.tolist(),
+                )
+            )  # fmt: skip
+        return systems
+
+    def job(self, job_id: str) -> dict[str, Any] | None:
+        """See `Source`."""
+        now = self.now_s()
+        job = int(job_id) - 118_000 if job_id.isascii() and job_id.isdecimal() else -1
+        if not (0 <= job < len(self._began) and self._shown[job] and self._began[job] <= now):
+            return None
+        box, jobs = self._box(job), np.array([job])
+        until_s = min(now, self._ended[job])
+        since_s = max(self._began[job], until_s - PLAYED_S)
+        times = np.linspace(since_s, until_s, JOB_POINTS, dtype=np.float64)
+        stall = self._stall(jobs, times)
+        tiers = self._tiers(jobs, times, stall)[:, 0, :]
+        places = [
+            f"{self._nodes[place // GPUS].name}:{place % GPUS}"
+            for place in self._places[job].tolist()
+        ]
+        ranks = self._on_ranks(job, float(stall[0, -1])).tolist()
+        page = JobPage(
+            record=self._record(job, now),
+            times=[self._unix(t) for t in times.tolist()],
+            use=((1.0 - stall[0]) * self._use(job)).tolist(),
+            stall=stall[0].tolist(),
+            tiers={name: line.tolist() for name, line in zip(TIERS, tiers, strict=True)},
+            events=[
+                {**event, "at_s": self._unix(event["at_s"])}
+                for event in self._decisions(job) if since_s <= event["at_s"] <= until_s
+            ],
+            ranks=list(zip(range(box.gpus), places, ranks, strict=True)),
+            running=bool(now < self._ended[job]),
+            partition=box.partition,
+            gpus=box.gpus,
+            now=float(stall[0, -3:].mean()),
+        )  # fmt: skip
+        return page.as_dict()
+
+    def _decisions(self, job: int) -> list[dict[str, Any]]:
+        """What the job's tuner did, in seconds of the recording."""
+        if not self._columns["tuned"][job]:
+            return []
+        decisions: list[dict[str, Any]] = []
+        at_s, reads = float(self._began[job]) + 15.0, 8
+        for step in range(9):
+            kept = (job + step) % 4 != 0
+            turn: dict[str, Any] = {
+                "knob": "buffer_batches", "before": step + 2, "after": step + 3,
+                "why": "the buffer ran empty before steps asked",
+            }  # fmt: skip
+            if (job + step) % 5 < 3:
+                turn = {
+                    "knob": "reads_in_flight", "before": reads, "after": min(512, 2 * reads),
+                    "why": "the storage answered more at a time",
+                }  # fmt: skip
+                reads = turn["after"] if kept else reads
+            decisions.append({"at_s": at_s, "kept": kept, **turn})
+            at_s += (40.0 + job % 60) * 1.45**step
+        return decisions
+
+
+# -- a store of pictures --------------------------------------------------------------------------
+
+
+def demo_store(path: Path) -> Path:
+    """Pack a small store of pictures, drawn here, so that nobody's data are shown.
+
+    Args:
+        path: does not exist.
+    """
+    from headrace import pack
+
+    pack(_pictures(), path)
+    return path
+
+
+def _pictures() -> Iterator[dict[str, object]]:
+    random = np.random.default_rng(11)
+    y, x = np.mgrid[-1:1:192j, -1:1:192j]
+    for label, kind in enumerate(("ripples", "dunes", "petals")):
+        for number in range(40):
+            cx, cy, turn, fine = random.uniform(-0.6, 0.6, 4)
+            r, angle = np.hypot(x - cx, y - cy), np.arctan2(y - cy, x - cx)
+            if kind == "ripples":
+                wave = np.sin(18 * (1 + fine / 2) * r + 6 * turn)
+            elif kind == "dunes":
+                wave = np.sin(9 * y + 3 * np.sin(4 * x + 5 * turn) + 4 * fine)
+            else:
+                wave = np.cos(round(3 + 4 * abs(turn)) * angle + 5 * fine) - 2.2 * r + 0.6
+            tint = random.uniform(0.35, 1.0, 3)
+            light = (0.5 + 0.5 * np.tanh(1.6 * wave))[..., None] * tint + 0.12 * (1 - r)[..., None]
+            pixels = (255 * np.clip(light, 0, 1)).astype(np.uint8)
+            yield {"name": f"{kind}/{number:03d}.png", "data": _png(pixels), "label": label}
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    """[height, width, 3] as a PNG file: an image library is no part of `headrace[web]`."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + checksum
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(lines.tobytes(), 1))
+    return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")

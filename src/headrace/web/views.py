@@ -1,0 +1,270 @@
+"""Views: what pages draw: one job over time, a file system, the rows of the leaderboard. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.telemetry.report import JobReport, hint_of
+from headrace.web.cluster import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from headrace.insight.starving import Group, Starving, StarvingJob
+    from headrace.telemetry.history import JobRecord
+
+__all__ = ["TOP", "Flow", "JobPage", "Query", "file_system", "mean", "rows"]
+
+
+RANKS_MAX = 4096
+NODES_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """What is known of a job.
+
+    Attributes:
+        record: its figures in all.
+        times: Unix seconds of the moments below.
+        use: GPUs' share of time at work; None where nobody looked.
+        stall: steps' share of time that was waited; None where nothing is known.
+        tiers: bytes per second, by where they came from.
+        events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
+        ranks: number, place and stall now of each.
+        running: it has not ended.
+        now: its stall now; None: not known.
+    """
+
+    record: JobRecord
+    times: Sequence[float]
+    use: Sequence[float | None] = ()
+    stall: Sequence[float | None] = ()
+    tiers: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    ranks: Sequence[tuple[int, str, float]] = ()
+    running: bool = True
+    partition: str = ""
+    gpus: int = 0
+    now: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, every name as it may be shown."""
+        report = JobReport(self.record).as_dict()
+        report["nodes"] = [plain(node) for node in report["nodes"][:NODES_MAX]]
+        report["node_count"] = len(self.record.nodes)
+        for key in ("job_id", "alias", "name", "user", "account", "hint"):
+            report[key] = plain(report[key]) if key != "hint" else report[key]
+        for key in (
+            "stall_s",
+            "gpu_hours_lost_by_cause",
+            "gpu_hours_lost_by_file_system",
+            "bytes_by_tier",
+        ):
+            report[key] = {plain(name): value for name, value in report[key].items()}
+        return {
+            "facts": {**report, "partition": plain(self.partition), "gpus": self.gpus},
+            "running": self.running,
+            "now": self.now,
+            "times": [round(t, 3) for t in self.times],
+            "use": [_share(value) for value in self.use],
+            "stall": [_share(value) for value in self.stall],
+            "tiers": {plain(k): [float(f"{v:.4g}") for v in row] for k, row in self.tiers.items()},
+            "events": [
+                {k: plain(v) if isinstance(v, str) else v for k, v in event.items()}
+                for event in self.events
+            ],
+            "ranks": [[rank, plain(place), _share(s)] for rank, place, s in self.ranks[:RANKS_MAX]],
+        }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def _share(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+TOP: Final = 7
+"""Jobs that have a band of their own; as many as there are colours to tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A job on a file system: what it took at each moment."""
+
+    job_id: str
+    name: str
+    user: str
+    values: Sequence[float]
+
+
+def file_system(
+    name: str,
+    times: Sequence[float],
+    flows: Sequence[Flow],
+    *,
+    unit: str = "B/s",
+    capacity: float | None = None,
+    latency_s: Sequence[float] = (),
+    waiting_gpus: Sequence[float] = (),
+) -> dict[str, Any]:
+    """A file system as plain values: the largest jobs one by one, the rest together.
+
+    Args:
+        name: of the file system.
+        times: Unix seconds of the moments.
+        flows: of all jobs.
+        unit: of the flows.
+        capacity: what it can give; None: not known.
+        latency_s: of reads at each moment; empty: not known.
+        waiting_gpus: GPUs' worth of waiting for it at each moment; empty: not known.
+    """
+    ranked = sorted(flows, key=lambda flow: (-sum(flow.values), flow.job_id))
+    rest = [sum(column) for column in zip(*(f.values for f in ranked[TOP:]), strict=True)]
+    total = [sum(column) for column in zip(*(f.values for f in ranked), strict=True)]
+    most = sum(total)
+    return {
+        "name": plain(name),
+        "unit": unit,
+        "times": [round(t, 1) for t in times],
+        "capacity": capacity,
+        "now": total[-1] if total else 0.0,
+        "jobs": len(ranked),
+        "top": [
+            {
+                "job_id": plain(flow.job_id),
+                "name": plain(flow.name),
+                "user": plain(flow.user),
+                "share": sum(flow.values) / most if most else 0.0,
+                "values": _short(flow.values),
+            }
+            for flow in ranked[:TOP]
+        ],
+        "rest": _short(rest),
+        "latency_s": [round(value, 6) for value in latency_s],
+        "waiting_gpus": [round(value, 2) for value in waiting_gpus],
+    }
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Four digits are enough for a picture."""
+    return [float(f"{value:.4g}") for value in values]
+
+
+ROWS_MAX: Final = 200
+GROUPS: Final = 8
+
+_SORTS: Final = {
+    "lost": lambda job: (-job.lost_gpu_hours, -job.waited_s),
+    "hours": lambda job: (-job.gpu_hours,),
+    "stall": lambda job: (-job.stall,),
+    "waited": lambda job: (-job.waited_s,),
+    "job": lambda job: (job.job_id,),
+    "name": lambda job: (job.name,),
+    "user": lambda job: (job.user,),
+    "cause": lambda job: (job.cause,),
+    "on": lambda job: (job.file_system,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What is asked for.
+
+    Raises:
+        ValueError: the order is none.
+    """
+
+    sort: str = "lost"
+    reverse: bool = False
+    user: str = ""
+    job: str = ""
+    cause: str = ""
+    system: str = ""
+    limit: int = 50
+
+    def __post_init__(self) -> None:
+        if self.sort not in _SORTS:
+            raise ValueError(f"sort is {self.sort!r}, expected one of {', '.join(_SORTS)}")
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Query:
+        """As an address says it."""
+        limit = given.get("limit", "50")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= ROWS_MAX):
+            raise ValueError(f"limit is {limit!r}, expected 1 to {ROWS_MAX}")
+        return cls(
+            sort=given.get("sort", "lost"), reverse=given.get("reverse") == "1",
+            user=given.get("user", ""), job=given.get("job", ""), cause=given.get("cause", ""),
+            system=given.get("on", ""), limit=int(limit),
+        )  # fmt: skip
+
+    def wants(self, job: StarvingJob) -> bool:
+        """Whether a job is asked for."""
+        text = self.job.lower()
+        return (
+            self.user in ("", job.user)
+            and self.cause in ("", job.cause)
+            and self.system in ("", job.file_system)
+            and (not text or text in job.job_id.lower() or text in job.name.lower())
+        )
+
+
+def rows(found: Starving, records: Mapping[str, JobRecord], query: Query) -> dict[str, Any]:
+    """The answer, as plain values."""
+    wanted = [job for job in found.jobs if query.wants(job)]
+    wanted.sort(key=_SORTS[query.sort], reverse=query.reverse)
+    return {
+        "answer": _sentence(found.answer),
+        "since_s": found.since_s,
+        "until_s": found.until_s,
+        "gpu_hours": found.gpu_hours,
+        "lost_gpu_hours": found.lost_gpu_hours,
+        "jobs": [_row(job, records.get(job.job_id)) for job in wanted[: query.limit]],
+        "of": len(wanted),
+        "all": len(found.jobs),
+        "lost_shown": sum(job.lost_gpu_hours for job in wanted),
+        "users": _groups(found.users),
+        "file_systems": _groups(found.file_systems),
+        "causes": _groups(found.causes),
+        "every_user": sorted({plain(group.name) for group in found.users})[:2000],
+    }
+
+
+def _sentence(text: str) -> str:
+    """A sentence; longer than a name may be."""
+    return "".join(plain(c) for c in text[:2000])
+
+
+def _row(job: StarvingJob, record: JobRecord | None) -> dict[str, Any]:
+    return {
+        "job_id": plain(job.job_id),
+        "name": plain(job.name),
+        "user": plain(job.user),
+        "account": plain(job.account),
+        "nodes": job.nodes,
+        "gpu_hours": job.gpu_hours,
+        "lost": job.lost_gpu_hours,
+        "waited_s": job.waited_s,
+        "stall": job.stall,
+        "cause": plain(job.cause),
+        "on": plain(job.file_system),
+        "measured": job.quality == "measured",
+        "hint": "" if record is None else _sentence(hint_of(record)),
+    }
+
+
+def _groups(groups: tuple[Group, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": plain(group.name),
+            "jobs": group.jobs,
+            "lost": group.lost_gpu_hours,
+            "waited_s": group.waited_s,
+        }
+        for group in groups[:GROUPS]
+    ]
