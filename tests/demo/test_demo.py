@@ -10,8 +10,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from headrace.demo import DemoOptions, main, run
-from headrace.demo.images import choose, list_images
-from headrace.demo.stores import pack_images
+from headrace.demo.images import choose, list_images, pack_images
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(option
     assert saved == json.loads(json.dumps(report.to_dict()))
     assert saved["interruption"]["identical"] is True
 
-    from headrace.demo.show import show
+    from headrace.demo.report import show
 
     show(report)
     shown = capsys.readouterr().out

@@ -1,15 +1,13 @@
 """The demo: real images go in, a model trains on them through headrace, is killed and goes on.
 
-* options: what to run it on
-* images, stores: which images, and their stores
-* model, training: the network, and the process that trains it
+* images: what to run it on, which images, and their stores
+* training: the network, and the process that trains it
 * comparison: headrace beside torch's own loader
-* run: all of it; report, show: what was found
+* run: all of it; report: the results
 """
 
-from headrace.demo.main import main
-from headrace.demo.options import DemoOptions
+from headrace.demo.images import DemoOptions
 from headrace.demo.report import DemoReport
-from headrace.demo.run import run
+from headrace.demo.run import main, run
 
 __all__ = ["DemoOptions", "DemoReport", "main", "run"]

@@ -17,15 +17,13 @@ import torch
 from torch.nn import functional
 from torch.utils import data as torch_data
 
-from headrace.demo.model import IMAGE_PIXELS, decode, make_model, normalized
-from headrace.demo.training import usable_cores
+from headrace.demo.training import IMAGE_PIXELS, decode, make_model, normalized, usable_cores
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from headrace.demo.options import DemoOptions
-    from headrace.demo.stores import PackedImages
+    from headrace.demo.images import DemoOptions, PackedImages
 
 __all__ = ["Measured", "compare"]
 
@@ -87,14 +85,14 @@ def _open_and_read(paths: list[str], options: DemoOptions) -> Iterator[list[byte
 def compare(
     packed: PackedImages,
     options: DemoOptions,
-    tell: Callable[[str], None] = lambda _what: None,
+    progress: Callable[[str], None] = lambda _what: None,
 ) -> list[Measured]:
     """Measure each loader once; the first pass of each kind is headrace's.
 
     Args:
         packed: the stores and where their images lie.
         options: batch size and how many samples to train on.
-        tell: called with what is measured next.
+        progress: called with what is measured next.
     """
     paths, labels = _files_of(packed)
     decoded, raw = (_Files(paths, labels, decoded=d) for d in (True, False))
@@ -102,7 +100,7 @@ def compare(
     def headrace(function: Any) -> Iterable[Any]:
         return StoreLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
 
-    ways: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
+    loaders: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
         ("training", "headrace, threads", lambda: headrace(decode)),
         ("training", "torch, 0 workers", lambda: _torch_loader(decoded, options, 0, None)),
         ("training", "torch, 2 workers", lambda: _torch_loader(decoded, options, 2, None)),
@@ -115,8 +113,8 @@ def compare(
     torch.set_num_threads(max(1, usable_cores() // 2))
     try:
         measured = []
-        for work, name, make in ways:
-            tell(f"{work}: {name}")
+        for work, name, make in loaders:
+            progress(f"{work}: {name}")
             steps = (
                 -(-options.compare_samples // options.batch_size) if work == "training" else None
             )

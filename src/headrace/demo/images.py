@@ -1,28 +1,109 @@
-"""Images: which files of a folder are samples, which class each has, and which are held out.
+"""Images: what to run the demo on, which files are samples, and the two stores that they are packed into.
 
-A class is a top-level folder. Symbolic links are left out: in the clip art they show the same image in
-a second class, and would put training images among the held-out ones.
+A class is a top-level folder. Symbolic links are left out: in the clip art they show the same image in a
+second class, and would put training images among the held-out ones.
 """
 
 from __future__ import annotations
 
+import shutil
+import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
 
-from headrace.errors import SourceError
+from headrace import api
+from headrace.base.documents import DocumentKind
+from headrace.errors import HeadraceError, SourceError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-    from headrace.demo.options import DemoOptions
+__all__ = [
+    "CLIP_ART",
+    "Choice",
+    "DemoOptions",
+    "ImageFile",
+    "PackedImages",
+    "choose",
+    "list_images",
+    "pack_images",
+]
 
-__all__ = ["Choice", "ImageFile", "choose", "list_images"]
+
+NOTE = DocumentKind(
+    name="a note of the demo",
+    version=1,
+    error=StoreError,
+    next_step="Remove the demo's folder, and run it again.",
+)
+"""What the demo's processes hand over, and keep from run to run."""
+
+
+CLIP_ART = Path("/usr/share/openclipart/png")
+"""Where Debian's package openclipart-png puts its images."""
+
+CLIP_ART_PIXELS_MAX = 512 * 512
+"""Three quarters of the clip art. The rest is poster-sized: an epoch over it would measure how fast
+PIL inflates PNGs, in every loader alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What to run the demo on.
+
+    Raises:
+        ValueError: a number is out of bounds.
+    """
+
+    data: Path | None = None
+    """A folder of images with a folder per class; None: Debian's clip art."""
+
+    out: Path = Path("build/demo")
+    """Where stores, checkpoints and the report go. Packed stores are used again."""
+
+    epochs: int = 3
+    """Epochs to train; at least 2, because the run is interrupted in the second."""
+
+    batch_size: int = 64
+
+    seed: int = 7
+
+    pixels_max: int | None = None
+    """Larger images are left out; None: 512 x 512 for the clip art, 64 million for others."""
+
+    images_max: int = 6000
+    """Of more images than this, as many are chosen by a hash of their names."""
+
+    class_images_min: int = 20
+    """Classes of fewer images are left out: a few held-out images say nothing about a class."""
+
+    compare_samples: int = 2048
+    """Samples that each loader trains on in the comparison."""
+
+    def __post_init__(self) -> None:
+        bounds = {"epochs": 2, "batch_size": 1, "images_max": 2, "class_images_min": 1}
+        for name, low in (bounds | {"compare_samples": 1, "seed": 0}).items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {low}")
+
+    @property
+    def source(self) -> Path:
+        """The folder of images."""
+        return CLIP_ART if self.data is None else self.data
+
+    @property
+    def pixels_limit(self) -> int:
+        """Images of more pixels are left out."""
+        if self.pixels_max is not None:
+            return self.pixels_max
+        return CLIP_ART_PIXELS_MAX if self.data is None else 64 << 20
+
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 
@@ -100,13 +181,12 @@ def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
     """
     left_out: Counter[str] = Counter()
     kept = []
-    for file in files:
+    for file in sorted(files, key=lambda file: file.digest):
         reason = _reason_against(file, options.pixels_limit)
         if reason:
             left_out[reason] += 1
         else:
             kept.append(file)
-    kept = sorted(kept, key=lambda file: file.digest)
     left_out["more than are needed"] = max(0, len(kept) - options.images_max)
     kept = kept[: options.images_max]
     counts = Counter(file.class_name for file in kept)
@@ -145,3 +225,94 @@ def samples(images: list[ImageFile], classes: list[str]) -> Iterator[tuple[str, 
     numbers = {name: number for number, name in enumerate(classes)}
     for image in images:
         yield image.name, image.path.read_bytes(), numbers[image.class_name]
+
+
+_RECORD = "images.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedImages:
+    """Two stores and what is in them."""
+
+    train: Path
+    held_out: Path
+    source: Path
+    classes: list[str]
+    train_samples: int
+    held_out_samples: int
+    nbytes: int
+    left_out: dict[str, int]
+    seconds: float
+    reused: bool
+
+
+def pack_images(
+    options: DemoOptions,
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+) -> PackedImages:
+    """Pack the images, or find them packed.
+
+    Args:
+        options: which images, and where to.
+        progress: called with (samples packed, samples).
+
+    Raises:
+        SourceError: the folder has too few images.
+    """
+    started = time.perf_counter()
+    files = list_images(options.source)
+    options.out.mkdir(parents=True, exist_ok=True)
+    digest = _digest(files, options)
+    record = options.out / _RECORD
+    packed = _packed_before(record, digest, started)
+    if packed is not None:
+        return packed
+    record.unlink(missing_ok=True)
+    choice = choose(files, options)
+    train = [image for image in choice.images if not image.held_out]
+    held_out = [image for image in choice.images if image.held_out]
+    stores = options.out / "train.hr", options.out / "held-out.hr"
+    done = 0
+    for store, images in zip(stores, (train, held_out), strict=True):
+        if store.exists():
+            shutil.rmtree(store)  # ours, by the name and place
+        before = done
+        api.pack(
+            samples(images, choice.classes),
+            store,
+            resume=False,
+            progress=lambda n, *_, before=before: progress(before + n, len(choice.images)),
+        )
+        done += len(images)
+    packed = PackedImages(
+        *stores, options.source, choice.classes, len(train), len(held_out),
+        sum(image.size_bytes for image in choice.images), choice.left_out,
+        time.perf_counter() - started, reused=False,
+    )  # fmt: skip
+    paths = {name: str(getattr(packed, name)) for name in ("train", "held_out", "source")}
+    record.write_bytes(NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))
+    return packed
+
+
+def _digest(files: list[ImageFile], options: DemoOptions) -> str:
+    """Names, sizes and times of all files, and the options that choose among them."""
+    chosen = options.pixels_limit, options.images_max, options.class_images_min
+    digest = blake2b(repr(chosen).encode(), digest_size=16)
+    for file in files:
+        digest.update(repr((file.name, file.size_bytes, file.mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _packed_before(record: Path, digest: str, started: float) -> PackedImages | None:
+    try:
+        saved = NOTE.decode(record.read_bytes(), str(record)).plain()
+        if saved.pop("digest") != digest:
+            return None
+        for name in ("train", "held_out", "source"):
+            saved[name] = Path(saved[name])
+        packed = PackedImages(**{**saved, "reused": True, "seconds": 0.0})
+        for path in (packed.train, packed.held_out):
+            api.open(path).close()
+    except (OSError, ValueError, TypeError, KeyError, HeadraceError):
+        return None  # whatever it is, it can be packed again
+    return PackedImages(**{**asdict(packed), "seconds": time.perf_counter() - started})

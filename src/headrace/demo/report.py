@@ -1,15 +1,20 @@
-"""DemoReport: what the demo found, as data."""
+"""DemoReport: the demo's results as data, and as tables and bars for a terminal or a log."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.demo.comparison import Measured
-    from headrace.demo.stores import PackedImages
+    from collections.abc import Sequence
 
-__all__ = ["DemoReport", "Epoch", "Interruption"]
+    from rich.table import Table
+
+    from headrace.demo.comparison import Measured
+    from headrace.demo.images import PackedImages
+
+__all__ = ["DemoReport", "Epoch", "Interruption", "show"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +115,105 @@ class DemoReport:
             "speedup_training": self.speedup("training"),
             "speedup_delivery": self.speedup("delivery"),
         }
+
+
+_BAR_CELLS = 20
+
+_LOG_COLUMNS = 110
+
+
+def show(report: DemoReport) -> None:
+    """Print the report: tables and bars, with colour where the terminal has it."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _LOG_COLUMNS)
+    for line in _story(report):
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
+    console.print()
+    console.print(_epochs(report))
+    for work, title in _WORKS.items():
+        console.print(_loaders(title, [m for m in report.comparison if m.work == work]))
+    console.print(_verdict(report), markup=False, soft_wrap=not console.is_terminal)
+
+
+_WORKS = {
+    "training": "Training: decode with PIL and one step, same network for all",
+    "delivery": "Delivery alone: nothing is decoded",
+}
+
+
+def _story(report: DemoReport) -> list[str]:
+    packed, stop = report.packed, report.interruption
+    verb = "found packed" if packed.reused else "packed"
+    total = packed.train_samples + packed.held_out_samples
+    contents = (
+        f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
+        f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
+        f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out."
+    )
+    reasons = ", ".join(f"{count:,} {why}" for why, count in packed.left_out.items())
+    killed = (
+        f"Killed (signal {stop.killed_by}) in epoch {stop.epoch} after {stop.killed_at:,} samples; "
+        f"a new process went on from the checkpoint at {stop.resumed_at:,}."
+    )
+    same = "identical" if stop.identical else "DIFFERENT"
+    once = "yes" if report.exactly_once else "NO"
+    proof = (
+        f"Order hash of that epoch: {stop.hash_resumed} across the kill, "
+        f"{stop.hash_uninterrupted} without: {same}. Each sample exactly once: {once}."
+    )
+    return [contents, *([f"Left out: {reasons}."] if reasons else []), killed, proof]
+
+
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    # Lines of ASCII go through every log and pipe.
+    style = box.ROUNDED if sys.stdout.isatty() else box.ASCII
+    return Table(title=title, title_justify="left", box=style)
+
+
+def _epochs(report: DemoReport) -> Table:
+    table = _table(f"Training, held-out accuracy by chance: {report.chance:.1%}")
+    for name in ("epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s"):
+        table.add_column(name, justify="right")
+    table.add_column("accuracy", no_wrap=True, min_width=_BAR_CELLS)
+    for e in report.epochs:
+        table.add_row(
+            str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
+            f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", bar(e.accuracy),
+        )  # fmt: skip
+    return table
+
+
+def _loaders(title: str, measured: Sequence[Measured]) -> Table:
+    table = _table(title)
+    table.add_column("loader")
+    for name in ("samples/s", "seconds", "stall s", "first batch s"):
+        table.add_column(name, justify="right")
+    table.add_column("samples/s", no_wrap=True, min_width=_BAR_CELLS)
+    fastest = max(m.samples_per_s for m in measured)
+    for m in measured:
+        table.add_row(
+            m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
+            f"{m.first_s:.3f}", bar(m.samples_per_s / fastest),
+        )  # fmt: skip
+    return table
+
+
+def _verdict(report: DemoReport) -> str:
+    stalls = {m.loader: m.stall_s for m in report.comparison if m.work == "training"}
+    waits = ", ".join(f"{stall_s:.2f} s with {name}" for name, stall_s in stalls.items())
+    return (
+        f"Held-out accuracy {report.accuracy:.1%} against {report.chance:.1%} by chance "
+        f"(mean recall {report.epochs[-1].recall:.1%} against "
+        f"{1 / len(report.packed.classes):.1%}). Headrace beside torch's better DataLoader: "
+        f"{report.speedup('training'):.1f} x in training, {report.speedup('delivery'):.1f} x in "
+        f"delivery. Training waited {waits}. {report.seconds:.0f} s in all."
+    )
+
+
+def bar(share: float) -> str:
+    """A bar of up to 20 cells, plain ASCII."""
+    return "#" * round(_BAR_CELLS * min(1.0, max(0.0, share)))

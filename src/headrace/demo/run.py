@@ -1,4 +1,4 @@
-"""Run: pack, train, kill, resume, prove, compare."""
+"""Run: pack, train, kill, resume, prove, compare; with progress on stderr and the result on stdout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from headrace import api
 from headrace.demo.comparison import compare
-from headrace.demo.report import DemoReport, Epoch, Interruption
-from headrace.demo.stores import pack_images
+from headrace.demo.images import pack_images
+from headrace.demo.report import DemoReport, Epoch, Interruption, show
 from headrace.demo.training import Job
 from headrace.errors import HeadraceError
 
@@ -22,37 +22,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from headrace.demo.options import DemoOptions
-    from headrace.demo.stores import PackedImages
+    from headrace.demo.images import DemoOptions, PackedImages
 
-    Tell = Callable[[str, int, int], None]
+    Progress = Callable[[str, int, int], None]
 
-__all__ = ["run"]
+__all__ = ["main", "run"]
+
 
 KILLED_EPOCH = 1
 """The second epoch: the first has shown that training works, and others follow."""
 
 
-def _silent(_what: str, _done: int, _of: int) -> None:
-    """Tell nobody."""
-
-
-def run(options: DemoOptions, tell: Tell = _silent) -> DemoReport:
+def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: None) -> DemoReport:
     """Run the whole demo.
 
     Args:
         options: on what.
-        tell: called with (what is under way, done, of how many; 0 where unknown).
+        progress: called with (what is under way, done, of how many; 0 where unknown).
 
     Raises:
         SourceError: the images cannot be used.
         HeadraceError: the training process failed.
     """
     started = time.perf_counter()
-    packed = pack_images(options, lambda done, of: tell("packing", done, of))
-    epochs, interruption = _train(packed, options, tell)
+    packed = pack_images(options, lambda done, of: progress("packing", done, of))
+    epochs, interruption = _train(packed, options, progress)
     chance = _most_common_share(packed.held_out)
-    measured = compare(packed, options, lambda what: tell(what, 0, 0))
+    measured = compare(packed, options, lambda what: progress(what, 0, 0))
     report = DemoReport(
         packed, epochs, interruption, chance, measured, time.perf_counter() - started
     )
@@ -63,7 +59,7 @@ def run(options: DemoOptions, tell: Tell = _silent) -> DemoReport:
 def _train(
     packed: PackedImages,
     options: DemoOptions,
-    tell: Tell,
+    progress: Progress,
 ) -> tuple[list[Epoch], Interruption]:
     checkpoint = options.out / "checkpoint.pt"
     checkpoint.unlink(missing_ok=True)
@@ -76,7 +72,7 @@ def _train(
     killed_at = killed_by = resumed_at = 0
     with _TrainingProcess(job_path) as process:
         for event in process.events():
-            _note(event, epochs, packed.train_samples, tell)
+            _note(event, epochs, packed.train_samples, progress)
             if _is_kill_point(event, packed.train_samples):
                 killed_at = event["position"]
                 killed_by = process.kill()
@@ -85,7 +81,7 @@ def _train(
             process.check()
     with _TrainingProcess(job_path) as process:
         for event in process.events():
-            _note(event, epochs, packed.train_samples, tell)
+            _note(event, epochs, packed.train_samples, progress)
             if event["event"] == "resumed":
                 resumed_at = event["position"]
         process.check()
@@ -97,11 +93,11 @@ def _train(
     return epochs, interruption
 
 
-def _note(event: dict[str, Any], epochs: list[Epoch], samples: int, tell: Tell) -> None:
+def _note(event: dict[str, Any], epochs: list[Epoch], samples: int, progress: Progress) -> None:
     if event["event"] == "epoch":
         epochs.append(Epoch(**{name: event[name] for name in event if name != "event"}))
     elif event["event"] == "step":
-        tell(f"training, epoch {event['epoch']}", event["position"], samples)
+        progress(f"training, epoch {event['epoch']}", event["position"], samples)
 
 
 def _is_kill_point(event: dict[str, Any], samples: int) -> bool:
@@ -115,7 +111,7 @@ _TRAIN = "import sys; from headrace.demo.training import run_training; run_train
 
 
 class _TrainingProcess:
-    """A Python process that trains, and what it tells."""
+    """A Python process that trains, and its events."""
 
     def __init__(self, job: Path) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -134,7 +130,7 @@ class _TrainingProcess:
         self._process.stdout.close()
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield what it tells, until it ends."""
+        """Yield its events, until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield json.loads(line)
@@ -173,3 +169,52 @@ def _most_common_share(held_out: Path) -> float:
     with api.open(held_out) as store:
         assert store.labels is not None
         return float(np.bincount(store.labels).max() / len(store))
+
+
+_PROGRESS_S = 0.2
+
+
+class _ProgressLine:
+    """One line that is written over on a terminal; a line per kind of work in a log."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._shown_at = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        now = time.monotonic()
+        new = what != self._what
+        if not new and (not self._terminal or now - self._shown_at < _PROGRESS_S):
+            return
+        self._what, self._shown_at = what, now
+        text = f"{what}: {done:,} of {of:,}" if of else what
+        sys.stderr.write(f"\r{text:<70}" if self._terminal else f"{what} ...\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave nothing behind on a terminal."""
+        if self._terminal:
+            sys.stderr.write(f"\r{'':<70}\r")
+
+
+def main(options: DemoOptions, *, as_json: bool = False) -> int:
+    """Run the demo and print its report.
+
+    Args:
+        options: on what.
+        as_json: print one JSON document.
+
+    Returns:
+        0 if the model beats chance and the resumed order is the same, 1 otherwise.
+    """
+    progress = _ProgressLine()
+    try:
+        report = run(options, progress)
+    finally:
+        progress.end()
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
+    else:
+        show(report)
+    return 0 if report.passed else 1
