@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
 
 def test_a_run_is_a_page(runs):
     found = TracedRuns([str(runs)])
-    assert list(found.found()) == ["run:one"]
+    assert list(found.by_id()) == ["run:one"]
     page = found.page("run:one", time.time())
     assert page["facts"]["samples"] == 36
     assert page["facts"]["worked_s"] == pytest.approx((BATCHES - 1) * 0.01, rel=0.9)
@@ -36,9 +36,9 @@ def test_a_run_is_a_page(runs):
 
 
 def test_a_run_is_named_by_its_folder_or_by_the_folder_above(runs):
-    assert list(TracedRuns([str(runs / "one")]).found()) == ["run:one"]
-    assert list(TracedRuns([str(runs), str(runs / "one")]).found()) == ["run:one", "run:one 2"]
-    assert TracedRuns([]).found() == {}
+    assert list(TracedRuns([str(runs / "one")]).by_id()) == ["run:one"]
+    assert list(TracedRuns([str(runs), str(runs / "one")]).by_id()) == ["run:one", "run:one 2"]
+    assert TracedRuns([]).by_id() == {}
     assert TracedRuns([str(runs)]).page("run:../one", 0.0) is None
 
 

@@ -62,14 +62,14 @@ class GPUs:
         """What there is now; [] without GPUs."""
         if self._nvml is None and not self._begin():
             return []
-        found = []
+        gpus = []
         for index, handle in enumerate(self._handles):
             gpu = self._look(index, handle)
             if gpu is not None:
-                found.append(gpu)
-        if self._handles and not found:
+                gpus.append(gpu)
+        if self._handles and not gpus:
             self._end("no GPU answers any more")
-        return found
+        return gpus
 
     def close(self) -> None:
         """Let go of the driver."""

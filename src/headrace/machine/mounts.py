@@ -34,8 +34,8 @@ def mounts(root: Path = Path("/")) -> list[Mount]:
             text = table.read(_BYTES_MAX)
     except OSError:
         return []
-    found = (_mount_of(line) for line in os.fsdecode(text).splitlines())
-    return [mount for mount in found if mount is not None]
+    parsed = (_mount_of(line) for line in os.fsdecode(text).splitlines())
+    return [mount for mount in parsed if mount is not None]
 
 
 def file_system_of(path: str, root: Path = Path("/")) -> str:

@@ -63,15 +63,15 @@ class PrometheusHistory:
         if job_id:
             either = "|".join(_escaped(name) for name in sorted({key[1] for key in names}))
             matching = f"{{job_name=~{_quoted(either)}}}"
-        found: dict[tuple[str, str], JobRecord] = {}
+        by_node: dict[tuple[str, str], JobRecord] = {}
         wanted = [*_NAMES, *_LABELLED, "tier_bytes_total"]
         for metric in wanted:
             for labels, values in self._range(f"{_PREFIX}{metric}{matching}", since_s, until_s):
                 key = labels.get("instance", ""), clean(labels.get("job_name", ""))
-                record = found.get(key)
+                record = by_node.get(key)
                 if record is None:
                     info = names.get(key, {})
-                    record = found[key] = JobRecord(
+                    record = by_node[key] = JobRecord(
                         job_id=key[1], alias=clean(info.get("alias", "")),
                         name=clean(info.get("title", "")), user=clean(info.get("user", "")),
                         account=clean(info.get("account", "")),
@@ -81,7 +81,7 @@ class PrometheusHistory:
                 record.first_s = min(record.first_s, values[0][0])
                 record.last_s = max(record.last_s, values[-1][0])
                 _put(record, metric, labels, values, since_s)
-        return merged((instance, record) for (instance, _), record in sorted(found.items()))
+        return merged((instance, record) for (instance, _), record in sorted(by_node.items()))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -94,13 +94,13 @@ class PrometheusHistory:
         if job_id:
             quoted = _quoted(job_id)
             queries = [f"{_PREFIX}info{{job_name={quoted}}}", f"{_PREFIX}info{{alias={quoted}}}"]
-        found: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
+        latest: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
         for query in queries:
             for labels, values in self._range(query, since_s, until_s):
                 key = labels.get("instance", ""), clean(labels.get("job_name", ""))
-                if key not in found or values[-1][0] >= found[key][0]:
-                    found[key] = values[-1][0], labels
-        return {key: labels for key, (_, labels) in found.items()}
+                if key not in latest or values[-1][0] >= latest[key][0]:
+                    latest[key] = values[-1][0], labels
+        return {key: labels for key, (_, labels) in latest.items()}
 
     def _range(
         self, query: str, since_s: float, until_s: float
@@ -109,7 +109,7 @@ class PrometheusHistory:
         answer = self._ask(
             "query_range", query=query, start=f"{since_s:.3f}", end=f"{until_s:.3f}", step=step_s
         )
-        found = []
+        series_list = []
         for series in answer:
             values = [
                 (float(at), float(value))
@@ -118,15 +118,15 @@ class PrometheusHistory:
             ]
             labels = {str(k): str(v) for k, v in series.get("metric", {}).items()}
             if values and labels.get("job_name"):
-                found.append((labels, values))
-        return found
+                series_list.append((labels, values))
+        return series_list
 
     def _ask(self, what: str, **fields: Any) -> list[dict[str, Any]]:
         url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(fields)}"
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http(s) only
-                found = json.loads(answer.read(ANSWER_BYTES_MAX))
-            result = found["data"]["result"]
+                document = json.loads(answer.read(ANSWER_BYTES_MAX))
+            result = document["data"]["result"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise TelemetryError(
                 f"{self._url}: Prometheus does not answer as it should: {e}.",

@@ -150,14 +150,16 @@ def _origin(method: str, headers: dict[str, str], host: str) -> tuple[int, str] 
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         text = name.decode("latin-1").lower()
         # Two hosts are no host.
-        found[text] = (
-            f"{found[text]},{value.decode('latin-1')}" if text in found else value.decode("latin-1")
+        headers[text] = (
+            f"{headers[text]},{value.decode('latin-1')}"
+            if text in headers
+            else value.decode("latin-1")
         )
-    return found
+    return headers
 
 
 def _name(host: str) -> str:

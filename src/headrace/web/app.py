@@ -158,13 +158,13 @@ class Web:
 
         return answer
 
-    def _html(self, path: str, who: str, status: int = 200, said: str = "") -> Response:
+    def _html(self, path: str, who: str, status: int = 200, problem: str = "") -> Response:
         page = next(each for each in PAGES if each.path == path)
         text = document(
             page,
             label=self._source.label,
             who=who,
-            said=said,
+            problem=problem,
             runs=bool(self._options.runs),
         )
         return HTMLResponse(text, status)
@@ -207,10 +207,10 @@ class Web:
         return answer
 
     async def _static(self, request: Request) -> Response:
-        found = self._files.get(request.path_params["name"])
-        if found is None:
+        file = self._files.get(request.path_params["name"])
+        if file is None:
             return _refusal(404, "there is no such file")
-        data, kind, tag = found
+        data, kind, tag = file
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
@@ -244,13 +244,13 @@ class Web:
 
     async def _starving(self, request: Request) -> Response:
         query = Query.of(request.query_params)
-        found, hints = await self.live.ask("starving", self._who_starves)
-        return JSONResponse(await asyncio.to_thread(rows, found, hints, query))
+        starving, hints = await self.live.ask("starving", self._who_starves)
+        return JSONResponse(await asyncio.to_thread(rows, starving, hints, query))
 
     def _who_starves(self) -> tuple[Any, Any]:
         records, until_s = self._source.records(), time.time()
-        found = starving_of(records, until_s - DAY_S, until_s)
-        return found, {record.shown_id: record for record in records}
+        starving = starving_of(records, until_s - DAY_S, until_s)
+        return starving, {record.shown_id: record for record in records}
 
     async def _storage(self, _: Request) -> Response:
         return JSONResponse({"file_systems": await self.live.ask("storage", self._source.storage)})
@@ -258,17 +258,17 @@ class Web:
     async def _job(self, request: Request) -> Response:
         job_id = request.query_params.get("id", "")
         if job_id.startswith(PREFIX):
-            found = await asyncio.to_thread(self._runs.page, job_id, time.time())
+            page = await asyncio.to_thread(self._runs.page, job_id, time.time())
         else:
-            found = await self.live.once(lambda: self._source.job(job_id))
-        if found is None:
+            page = await self.live.once(lambda: self._source.job(job_id))
+        if page is None:
             return _refusal(404, f"nothing is known of job {plain(job_id)!r}")
-        return JSONResponse(found)
+        return JSONResponse(page)
 
     async def _traced(self, _: Request) -> Response:
-        found = await asyncio.to_thread(self._runs.found)
+        runs = await asyncio.to_thread(self._runs.by_id)
         return JSONResponse(
-            {"runs": [{"id": name, "path": plain(path)} for name, path in found.items()]}
+            {"runs": [{"id": name, "path": plain(path)} for name, path in runs.items()]}
         )
 
     # -- policies -----------------------------------------------------------------------------------
@@ -303,13 +303,13 @@ class Web:
         if not isinstance(text, str):
             raise AccessDenied(400, "the body is wrong: text is no string")
         try:
-            found = await asyncio.to_thread(policies.put, text, dry_run=dry_run)
+            outcome = await asyncio.to_thread(policies.put, text, dry_run=dry_run)
         except PolicyError as e:
             return _refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
         except ControllerRefusal as e:
             status = e.status if e.status in (400, 413, 422) else 502
             return _refusal(status, plain(e), problems=[plain(p) for p in e.problems])
-        return JSONResponse(found)
+        return JSONResponse(outcome)
 
     # -- stores ---------------------------------------------------------------------------------------
 
@@ -325,18 +325,18 @@ class Web:
             asked.get("after", ""),
         )
         async with self._reads:
-            found = await asyncio.to_thread(
+            samples = await asyncio.to_thread(
                 self._browser.find, number, prefix=prefix, index=index, after=after
             )
-        return JSONResponse(found)
+        return JSONResponse(samples)
 
     async def _sample(self, request: Request) -> Response:
         index = _integer(request.query_params.get("index", ""), "index")
         async with self._reads:
-            found = await asyncio.to_thread(
+            sample = await asyncio.to_thread(
                 self._browser.sample, request.path_params["number"], index
             )
-        return JSONResponse(found)
+        return JSONResponse(sample)
 
     async def _image(self, request: Request) -> Response:
         index = _integer(request.query_params.get("index", ""), "index")

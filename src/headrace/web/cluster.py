@@ -155,10 +155,12 @@ class Cluster:
             return []
         lost = self.stall[known].astype(np.float64) / LEVELS
         of_job = np.bincount(self.holders[known], lost, len(self.jobs))
-        found: dict[str, float] = {}
+        lost_by_cause: dict[str, float] = {}
         for job, amount in zip(self.jobs, of_job.tolist(), strict=True):
-            found[job.cause or "other"] = found.get(job.cause or "other", 0.0) + amount
-        ranked = sorted(found.items(), key=lambda item: -item[1])
+            lost_by_cause[job.cause or "other"] = (
+                lost_by_cause.get(job.cause or "other", 0.0) + amount
+            )
+        ranked = sorted(lost_by_cause.items(), key=lambda item: -item[1])
         return [[plain(cause), round(amount, 1)] for cause, amount in ranked if amount >= 0.05]
 
 
@@ -196,15 +198,15 @@ class Wire:
             "stall": _text(cluster.stall),
             "busy": _text(cluster.busy),
         }
-        said = dict(whole)
-        if self._last.get("holders") == said["holders"]:
-            del said["holders"]
+        changes = dict(whole)
+        if self._last.get("holders") == changes["holders"]:
+            del changes["holders"]
         if nodes != self._nodes:
-            said["nodes"] = self._nodes = nodes
-        said["jobs"] = {slot: row for slot, row in self._rows.items() if before.get(slot) != row}
-        said["gone"] = [slot for slot in before if slot not in self._rows]
+            changes["nodes"] = self._nodes = nodes
+        changes["jobs"] = {slot: row for slot, row in self._rows.items() if before.get(slot) != row}
+        changes["gone"] = [slot for slot in before if slot not in self._rows]
         self._last = whole
-        return said
+        return changes
 
     def _place(self, jobs: Sequence[JobBox]) -> NDArray[np.int32]:
         """The slots of jobs; those of jobs that are gone are free again."""

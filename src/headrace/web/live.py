@@ -263,12 +263,12 @@ class Live:
             HeadraceError: it cannot be seen.
         """
         async with self._locks.setdefault(what, asyncio.Lock()):
-            made_s, found = self._kept.get(what, (-1e9, None))
+            made_s, value = self._kept.get(what, (-1e9, None))
             if time.monotonic() - made_s < max(self.source.period_s, SLOWER_S.get(what, 0.0)):
-                return found
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, make)
-            self._kept[what] = time.monotonic(), found
-            return found
+                return value
+            value = await asyncio.get_running_loop().run_in_executor(self._thread, make)
+            self._kept[what] = time.monotonic(), value
+            return value
 
     async def once(self, make: Callable[[], Any]) -> Any:
         """Likewise, not kept: what is asked by name, of which there are many."""

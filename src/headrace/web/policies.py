@@ -80,10 +80,10 @@ class ControllerPolicies:
 
     def current(self) -> dict[str, Any]:
         """See `Policies`."""
-        found = self._ask("GET", "/v1/policy")
+        document = self._ask("GET", "/v1/policy")
         return {
-            "version": found["version"],
-            "text": policy_text(parse_document(found["policy"])),
+            "version": document["version"],
+            "text": policy_text(parse_document(document["policy"])),
         }
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
@@ -143,15 +143,17 @@ class DemoPolicies:
         """See `Policies`."""
         policy = parse_policy(text)
         with self._lock:
-            found = changes(self._policy, policy)
-            applied = bool(found) and not dry_run
+            differences = changes(self._policy, policy)
+            applied = bool(differences) and not dry_run
             if applied:
                 self._policy, self._version = policy, self._version + 1
             return _shown(
                 {
                     "version": self._version,
                     "applied": applied,
-                    "changes": [{"at": c.at, "before": c.before, "after": c.after} for c in found],
+                    "changes": [
+                        {"at": c.at, "before": c.before, "after": c.after} for c in differences
+                    ],
                     "unknown": [],
                 }
             )

@@ -66,27 +66,27 @@ _COLOURS: Final = {
 
 def files() -> dict[str, tuple[bytes, str]]:
     """What pages load, by name: bytes and type."""
-    found = {
+    by_name = {
         path.name: (path.read_bytes(), _TYPES[path.suffix])
         for path in sorted(_FOLDER.iterdir())
         if path.suffix in _TYPES
     }
-    found["pages.css"] = STYLE.encode(), _TYPES[".css"]
-    script, kind = found["core.js"]
+    by_name["pages.css"] = STYLE.encode(), _TYPES[".css"]
+    script, kind = by_name["core.js"]
     causes = json.dumps({each: [_COLOURS[each], each.phrase] for each in Cause}).encode()
     assert _CAUSES in script
-    found["core.js"] = script.replace(_CAUSES, _CAUSES[:-2] + causes), kind
-    return found
+    by_name["core.js"] = script.replace(_CAUSES, _CAUSES[:-2] + causes), kind
+    return by_name
 
 
-def document(page: WebPage, *, label: str, who: str, said: str = "", runs: bool = False) -> str:
+def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bool = False) -> str:
     """A page.
 
     Args:
         page: which.
         label: what stands on every page: `recorded demo`.
         who: the role of who is signed in; '' for nobody.
-        said: a sentence at the top: what went wrong.
+        problem: a sentence at the top: what went wrong.
         runs: there are traced runs.
     """
     shown = [each for each in PAGES if each.in_menu or (runs and each.path == "/job")]
@@ -109,7 +109,7 @@ def document(page: WebPage, *, label: str, who: str, said: str = "", runs: bool 
     )
     scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
     script = f'<script type="module" src="/static/{page.script}"></script>' if page.script else ""
-    body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _said(said))
+    body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _alert(problem))
     given = f'data-page="{page.path}" data-who="{safe(who)}"'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -130,5 +130,5 @@ def document(page: WebPage, *, label: str, who: str, said: str = "", runs: bool 
 """
 
 
-def _said(text: str) -> str:
+def _alert(text: str) -> str:
     return f'<p class="problem" role="alert">{safe(text)}</p>' if text else ""

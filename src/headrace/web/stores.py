@@ -88,9 +88,13 @@ class StoreBrowser:
         with self._lock:
             store = self._store(number)
             if prefix:
-                found = list(_with_prefix(store, os.fsencode(prefix), after))
-                more = f"{found[ROWS - 1][0]}:{found[ROWS - 1][1] + 1}" if len(found) > ROWS else ""
-                indices = [index for _, _, index in found[:ROWS]]
+                matches = list(_with_prefix(store, os.fsencode(prefix), after))
+                more = (
+                    f"{matches[ROWS - 1][0]}:{matches[ROWS - 1][1] + 1}"
+                    if len(matches) > ROWS
+                    else ""
+                )
+                indices = [index for _, _, index in matches[:ROWS]]
             else:
                 first = _number(after) if after else index or 0
                 if len(store):
@@ -154,7 +158,7 @@ class StoreBrowser:
         name = os.fsdecode(segment.directory.part_names[extent.part])
         path = segment.volumes.paths[extent.volume]
         file = f"{path}/{os.fsdecode(extent.name)}" if volume.kind == "tree" else path
-        found: dict[str, Any] = {
+        part: dict[str, Any] = {
             "part": plain(name),
             "volume": plain(file),
             "kind": volume.kind,
@@ -170,13 +174,13 @@ class StoreBrowser:
         try:
             head = bytes(store.read(extent.index, 0, PREVIEW_BYTES, part=name))
         except HeadraceError as e:
-            found["trouble"] = plain(e)
-            return found
-        found["image"] = image_type(head)
-        if found["image"] is None:
-            found["hex"] = head.hex(" ")
-            found["text"] = plain(head.decode("utf-8", "replace"))
-        return found
+            part["trouble"] = plain(e)
+            return part
+        part["image"] = image_type(head)
+        if part["image"] is None:
+            part["hex"] = head.hex(" ")
+            part["text"] = plain(head.decode("utf-8", "replace"))
+        return part
 
 
 def _resident(path: str, extent: Extent) -> int | None:

@@ -50,17 +50,17 @@ class TracedRuns:
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [Path(folder).absolute() for folder in folders]
 
-    def found(self) -> dict[str, Path]:
+    def by_id(self) -> dict[str, Path]:
         """What there is now, by id."""
-        found: dict[str, Path] = {}
+        by_id: dict[str, Path] = {}
         for folder in self._folders:
             inside = [] if _is_run(folder) else sorted(p for p in _listed(folder) if _is_run(p))
             for path in inside or [folder]:
                 name, number = f"{PREFIX}{plain(path.name)}", 2
-                while name in found:
+                while name in by_id:
                     name, number = f"{PREFIX}{plain(path.name)} {number}", number + 1
-                found[name] = path
-        return found
+                by_id[name] = path
+        return by_id
 
     def page(self, name: str, now_s: float) -> dict[str, Any] | None:
         """A run's page; None: there is no such run.
@@ -69,7 +69,7 @@ class TracedRuns:
             TraceError: it is damaged.
             OSError: it cannot be read.
         """
-        path = self.found().get(name)
+        path = self.by_id().get(name)
         return None if path is None else page_of(read_run(path), name, now_s)
 
 
@@ -129,8 +129,8 @@ def _span(rank: RankTrace) -> tuple[float, float]:
 
 
 def _waits(rank: RankTrace) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.maximum(0.0, rank.steps["delivered_s"] - rank.steps["asked_s"])
-    return found
+    waits: NDArray[np.float64] = np.maximum(0.0, rank.steps["delivered_s"] - rank.steps["asked_s"])
+    return waits
 
 
 def _works(rank: RankTrace) -> NDArray[np.float64]:
@@ -138,8 +138,8 @@ def _works(rank: RankTrace) -> NDArray[np.float64]:
     steps = rank.steps
     between = np.maximum(0.0, steps["asked_s"][1:] - steps["delivered_s"][:-1])
     same: NDArray[np.bool_] = steps["epoch"][1:] == steps["epoch"][:-1]
-    found: NDArray[np.float64] = np.where(same, between, 0.0)
-    return found
+    works: NDArray[np.float64] = np.where(same, between, 0.0)
+    return works
 
 
 def _add(
@@ -199,7 +199,7 @@ def _record(
 def _decisions(ranks: Sequence[RankTrace]) -> list[dict[str, Any]]:
     """What the tuner of the first rank that has one did; those of others do much the same."""
     for rank in ranks:
-        found = [
+        decisions = [
             {
                 "at_s": rank.unix_s(float(event["at_s"])),
                 "knob": knob,
@@ -211,8 +211,8 @@ def _decisions(ranks: Sequence[RankTrace]) -> list[dict[str, Any]]:
             for event in rank.of_kind("decision")
             for knob, before, after in _turned(event.get("before"), event.get("after"))
         ]
-        if found:
-            return found[-200:]
+        if decisions:
+            return decisions[-200:]
     return []
 
 

@@ -214,24 +214,24 @@ class Query:
         )
 
 
-def rows(found: Starving, records: Mapping[str, JobRecord], query: Query) -> dict[str, Any]:
+def rows(starving: Starving, records: Mapping[str, JobRecord], query: Query) -> dict[str, Any]:
     """The answer, as plain values."""
-    wanted = [job for job in found.jobs if query.wants(job)]
+    wanted = [job for job in starving.jobs if query.wants(job)]
     wanted.sort(key=_SORTS[query.sort], reverse=query.reverse)
     return {
-        "answer": _sentence(found.answer),
-        "since_s": found.since_s,
-        "until_s": found.until_s,
-        "gpu_hours": found.gpu_hours,
-        "lost_gpu_hours": found.lost_gpu_hours,
+        "answer": _sentence(starving.answer),
+        "since_s": starving.since_s,
+        "until_s": starving.until_s,
+        "gpu_hours": starving.gpu_hours,
+        "lost_gpu_hours": starving.lost_gpu_hours,
         "jobs": [_row(job, records.get(job.job_id)) for job in wanted[: query.limit]],
         "of": len(wanted),
-        "all": len(found.jobs),
+        "all": len(starving.jobs),
         "lost_shown": sum(job.lost_gpu_hours for job in wanted),
-        "users": _groups(found.users),
-        "file_systems": _groups(found.file_systems),
-        "causes": _groups(found.causes),
-        "every_user": sorted({plain(group.name) for group in found.users})[:2000],
+        "users": _groups(starving.users),
+        "file_systems": _groups(starving.file_systems),
+        "causes": _groups(starving.causes),
+        "every_user": sorted({plain(group.name) for group in starving.users})[:2000],
     }
 
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("headrace.web")
 
 DAY_S: Final = 86400.0
 NOW_S: Final = 150.0
-"""What is told as now: agents tell by the minute, and may write a minute late."""
+"""What counts as now: agents write by the minute, and may write a minute late."""
 
 RECENT_S: Final = 1800.0
 JOB_S: Final = 6 * 3600.0
@@ -88,17 +88,17 @@ class ClusterSource:
             self._ask_controller(notes)
         if parts is None and seen is None:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
-        told = parts or []
-        layout = nodes_of_agents(told) if seen is None else nodes_of_scheduler(seen)
-        return cluster_of(layout, told, self._clock(), tuple(notes))
+        records = parts or []
+        layout = nodes_of_agents(records) if seen is None else nodes_of_scheduler(seen)
+        return cluster_of(layout, records, self._clock(), tuple(notes))
 
     def records(self) -> list[JobRecord]:
         """See `Source`."""
         now = self._clock()
-        found: list[JobRecord] = self._once(
+        records: list[JobRecord] = self._once(
             "day", HISTORY_S, lambda: self._records(now - DAY_S, now)
         )
-        return found
+        return records
 
     def storage(self) -> list[dict[str, Any]]:
         """See `Source`."""
@@ -113,10 +113,10 @@ class ClusterSource:
         if not job_id:
             return None
         now = self._clock()
-        found = self._records(0.0, now + DAY_S, job_id)
-        if not found:
+        records = self._records(0.0, now + DAY_S, job_id)
+        if not records:
             return None
-        record = max(found, key=lambda each: each.last_s)
+        record = max(records, key=lambda each: each.last_s)
         minutes = self._minutes(max(record.first_s, record.last_s - JOB_S), record.last_s, job_id)
         nodes = [part for part in self._parts(now - NOW_S, now, job_id) if part[0]]
         tiers = sorted({tier for _, r, _ in minutes for tier in r.by_label("tier_bytes")})
@@ -153,12 +153,12 @@ class ClusterSource:
         history = open_history(self._history)
         try:
             if isinstance(history, FileHistory):
-                found = history.parts(since_s, until_s, job_id)
+                parts = history.parts(since_s, until_s, job_id)
             else:
-                found = [("", record) for record in history.records(since_s, until_s, job_id)]
+                parts = [("", record) for record in history.records(since_s, until_s, job_id)]
         finally:
             history.close()
-        return [(node, record) for node, record in found if record.job_id]
+        return [(node, record) for node, record in parts if record.job_id]
 
     def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
         history = open_history(self._history)
@@ -201,12 +201,12 @@ class ClusterSource:
         """Who waits for which file system, where nobody says what is read from it."""
         now = self._clock()
         rows = self._once("recent", 20.0, lambda: self._over_time(now - RECENT_S, now))
-        found: dict[str, dict[str, tuple[JobRecord, list[float]]]] = {}
+        by_system: dict[str, dict[str, tuple[JobRecord, list[float]]]] = {}
         for place, (_, records, seconds) in enumerate(rows):
             for record in records:
                 waited = record.by_file_system("stall_s" if record.measured else "inferred_s")
                 for system, waited_s in waited.items():
-                    jobs = found.setdefault(system, {})
+                    jobs = by_system.setdefault(system, {})
                     line = jobs.setdefault(record.job_id, (record, [0.0] * len(rows)))[1]
                     line[place] += waited_s / seconds
         times = [at for at, _, _ in rows]
@@ -217,7 +217,7 @@ class ClusterSource:
                 [Flow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()],
                 unit="processes that wait",
             )
-            for name, jobs in sorted(found.items())
+            for name, jobs in sorted(by_system.items())
         ]
 
     def _flows(self) -> list[dict[str, Any]]:
@@ -257,14 +257,14 @@ class ClusterSource:
 
     def _once(self, what: str, seconds: float, make: Callable[[], Any]) -> Any:
         """What was made a moment ago, else made now; less often where making takes long."""
-        until_s, found = self._kept.get(what, (-1e9, None))
+        until_s, value = self._kept.get(what, (-1e9, None))
         if time.monotonic() < until_s:
-            return found
+            return value
         began_s = time.monotonic()
-        found = make()
+        value = make()
         now = time.monotonic()
-        self._kept[what] = now + max(seconds, 10 * (now - began_s)), found
-        return found
+        self._kept[what] = now + max(seconds, 10 * (now - began_s)), value
+        return value
 
     def _try(self, notes: list[str], what: str, seconds: float, make: Callable[[], Any]) -> Any:
         """The same; None, and a note, where it cannot be had."""
