@@ -86,7 +86,7 @@ class Serving:
         self.web.port = self.port
         self.server = Server(web_config(self.web.app), [Listener(self.sock)])
         self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._stores_browser, self._policies = stores, policies
+        self._store_browser, self._policies = stores, policies
 
     async def _run(self):
         self.loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class Serving:
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
         self.sock.close()
-        self._stores_browser.close()
+        self._store_browser.close()
         if self._policies is not None:
             self._policies.close()
 
