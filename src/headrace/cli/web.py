@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.control.client import Client
-    from headrace.web.policies import Desk
-    from headrace.web.source import Source
-    from headrace.web.stores import Shelf
+    from headrace.web.live import Source
+    from headrace.web.policies import Policies
+    from headrace.web.stores import StoreBrowser
 
 
 def web(
@@ -60,28 +60,34 @@ def web(
 
     The link that it prints signs you in, once; without a token nobody sees anything. Ctrl-C ends it.
     """
-    options_of = _modules().options.WebOptions
-    options = options_of(
+    try:
+        from headrace.web.access import Sessions
+        from headrace.web.server import WebOptions, serve
+        from headrace.web.traced import TracedRuns
+    except ModuleNotFoundError as e:
+        from headrace.errors import ControlError
+
+        raise ControlError(
+            f"the pages need {e.name}.", next_step="pip install 'headrace[web]'"
+        ) from e
+    options = WebOptions(
         listen=listen, token_file=token_file, public=public, names=tuple(name or ()),
         stores=tuple(store or ()), runs=tuple(run or ()),
     )  # fmt: skip
     if demo and options.is_loopback and not (options.stores or options.runs):
         options = dataclasses.replace(options, public=True)  # it shows nothing of anybody's
-    from headrace.web.process import serve
-    from headrace.web.tokens import Doors
-    from headrace.web.traced import Runs
 
     with contextlib.ExitStack() as stack:
-        doors = Doors(token_file)
+        sessions = Sessions(token_file)
         # One each: a client is asked by one thread at a time.
         clients = [_client(controller, controller_token_file, tls_ca) for _ in range(2)]
-        desk = _desk(clients[0], demo)
-        shelf = _shelf(stack, options.stores, demo)
+        policies = _policies(clients[0], demo)
+        browser = _store_browser(stack, options.stores, demo)
         looked = _source(demo, history, clients[1], _snapshots(executor, source))
 
         def ready(address: str) -> None:
-            token = doors.own.secret if doors.own else None
-            link = f"{address}signin?once={doors.once}" if doors.once else address
+            token = sessions.own.secret if sessions.own else None
+            link = f"{address}signin?once={sessions.once}" if sessions.once else address
             if output.as_json:
                 output.document({"url": address, "link": link, "token": token, "demo": demo})
             else:
@@ -95,21 +101,8 @@ def web(
 
             sys.stdout.flush()
 
-        serve(looked, doors, options, shelf=shelf, desk=desk, runs=Runs(options.runs), ready=ready)
-
-
-def _modules() -> Any:
-    """The package; a sentence where a package of the extra is missing."""
-    try:
-        import headrace.web.app
-        import headrace.web.options
-    except ModuleNotFoundError as e:
-        from headrace.errors import ControlError
-
-        raise ControlError(
-            f"the pages need {e.name}.", next_step="pip install 'headrace[web]'"
-        ) from e
-    return headrace.web
+        runs = TracedRuns(options.runs)
+        serve(looked, sessions, options, stores=browser, policies=policies, runs=runs, ready=ready)
 
 
 def _client(controller: str | None, token_file: Path | None, ca: Path | None) -> Client | None:
@@ -120,27 +113,29 @@ def _client(controller: str | None, token_file: Path | None, ca: Path | None) ->
     return Client(Endpoint(url=controller, token_file=token_file, ca=ca))
 
 
-def _desk(client: Client | None, demo: bool) -> Desk | None:
-    from headrace.web.policies import ControllerDesk, DemoDesk
+def _policies(client: Client | None, demo: bool) -> Policies | None:
+    from headrace.web.policies import ControllerPolicies, DemoPolicies
 
     if client is not None:
-        return ControllerDesk(client)
-    return DemoDesk() if demo else None
+        return ControllerPolicies(client)
+    return DemoPolicies() if demo else None
 
 
-def _shelf(stack: contextlib.ExitStack, stores: tuple[str, ...], demo: bool) -> Shelf:
+def _store_browser(
+    stack: contextlib.ExitStack, stores: tuple[str, ...], demo: bool
+) -> StoreBrowser:
     from headrace.api import open as open_store
-    from headrace.web.stores import Shelf
+    from headrace.web.stores import StoreBrowser
 
     paths = list(stores)
     if demo and not paths:
         import tempfile
 
-        from headrace.web.demo.images import demo_store
+        from headrace.web.demo import demo_store
 
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
         paths = [str(demo_store(Path(folder) / "pictures.hr"))]
-    return Shelf([open_store(path) for path in paths])
+    return StoreBrowser([open_store(path) for path in paths])
 
 
 def _source(
@@ -150,13 +145,13 @@ def _source(
     snapshot: Callable[[], ClusterSnapshot] | None,
 ) -> Source:
     if demo:
-        from headrace.web.demo.source import DemoSource
+        from headrace.web.demo import DemoSource
 
         return DemoSource()
     from headrace.cli.reports import history_of
-    from headrace.web.watching import Watching
+    from headrace.web.watching import ClusterSource
 
-    return Watching(history_of(history), client, snapshot)
+    return ClusterSource(history_of(history), client, snapshot)
 
 
 def _snapshots(executor: Any, snapshot_file: Any) -> Callable[[], ClusterSnapshot] | None:

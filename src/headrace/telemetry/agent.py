@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from headrace.base.causes import Cause
-    from headrace.control.metrics import Figures
-    from headrace.control.metrics_http import MetricsServer
+    from headrace.control.metrics import Figures, MetricsServer
     from headrace.machine.sensors import Sensor, SensorKey
 
 __all__ = [
@@ -554,8 +553,7 @@ def _node_stalls() -> dict[str, dict[Cause, float]]:
 def _serve_metrics(agent: Agent, address: str | None) -> MetricsServer | None:
     if address is None:
         return None
-    from headrace.control.metrics import asked, renderer
-    from headrace.control.metrics_http import MetricsServer, address_of
+    from headrace.control.metrics import MetricsServer, address_of, asked, renderer
 
     render = renderer(lambda: asked(agent.call_soon, agent.figures))
     server = MetricsServer(
