@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.cluster.fit import is_away
+from headrace.cluster.layout import is_away
 from headrace.cluster.queue_view import queue_board
 
 if TYPE_CHECKING:
