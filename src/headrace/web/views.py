@@ -11,7 +11,7 @@ from headrace.web.cluster import plain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.insight.starving import Group, Starving, StarvingJob
+    from headrace.insight.usage import Group, Starving, StarvingJob
     from headrace.telemetry.history import JobRecord
 
 __all__ = ["TOP", "Flow", "JobPage", "Query", "file_system", "mean", "rows"]
