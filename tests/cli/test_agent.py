@@ -6,7 +6,7 @@ import time
 import pytest
 
 from headrace.cli.reports import seconds_of
-from headrace.runtime.telling import agent_folder
+from headrace.runtime import agent_folder
 from headrace.telemetry.accounts import Ledger
 from headrace.telemetry.history import open_history
 from headrace.telemetry.writing import HistoryWriter, file_of

@@ -25,8 +25,7 @@ from headrace.insight import dashboard
 from headrace.machine.gpu import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import serve_metrics
-from headrace.runtime import control_folder
-from headrace.runtime.telling import agent_folder
+from headrace.runtime import agent_folder, control_folder
 from headrace.telemetry.agent import Agent, AgentOptions, Pace
 from headrace.telemetry.messages import Listener
 from headrace.telemetry.metrics import TABLE as AGENT_TABLE

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import TelemetryError
-from headrace.runtime.telling import agent_folder, agent_sockets, checked
+from headrace.runtime import agent_folder, agent_sockets, checked
 from headrace.telemetry.agent import (
     Agent,
     AgentOptions,

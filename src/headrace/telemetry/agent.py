@@ -29,8 +29,7 @@ from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
 from headrace.machine.gpu import GPUs
 from headrace.machine.sensors import all_sensors
-from headrace.runtime import RuntimeFolder, launch, wait_for_end
-from headrace.runtime.telling import SITE_SOCKET, agent_folder
+from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder, launch, wait_for_end
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
 from headrace.telemetry.history import default_history
 from headrace.telemetry.messages import Listener, ask_state, parse_report

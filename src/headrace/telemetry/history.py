@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean
 from headrace.errors import TelemetryError
-from headrace.runtime.telling import agent_sockets, checked
+from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
