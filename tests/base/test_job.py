@@ -1,5 +1,6 @@
 """Which rank, node and job a process is: whose word counts, and when nobody's does."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -105,6 +106,26 @@ def test_who_is_contradicted_or_says_half_is_refused_and_told_what_to_do(environ
         which_rank(environment=environment)
     assert "ass rank= and world_size=" in refusal.value.next_step
     assert which_rank(0, 1, environment) == Rank(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
+)
+def test_tf_config_is_believed_where_tensorflow_is_imported(monkeypatch, kind, index, rank):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+    assert str(which_rank(environment=config)) == "rank 0 of 1"
+    monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
+    assert str(which_rank(environment=config)) == f"rank {rank} of 3 by TF_CONFIG"
+    assert which_rank(1, 2, config) == Rank(1, 2)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"cluster": {}, "task": {"type": "ps", "index": 0}}'])
+def test_a_tf_config_that_names_no_worker_is_refused(monkeypatch, text):
+    monkeypatch.setitem(sys.modules, "tensorflow", types.ModuleType("tensorflow"))
+    with pytest.raises(RankError, match="TF_CONFIG=") as refusal:
+        which_rank(environment={"TF_CONFIG": text})
+    assert "Pass rank=" in refusal.value.next_step
 
 
 def framework(monkeypatch, rank, world_size):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.text import bytes_text
-from headrace.pages.html import card
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.cursor import Cursor, Pass
 from headrace.plane.pipeline import Pipeline, SampleSource
@@ -364,6 +363,8 @@ def loader_card(loader: Loader, kind: str = "Loader") -> str:
         ),
     ]
     rows += delivered_rows(loader.stats)
+    from headrace.pages.html import card  # notebooks only
+
     return card(f"{kind}: {_source(loader)}", rows, waited=waited_share(loader.stats))
 
 

@@ -1,12 +1,10 @@
 """Batches in TensorFlow: headrace's own, in headrace's order, whole and without a copy too many."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from headrace.frameworks.tensorflow.cluster import place_in_cluster
 
 import headrace as hr
 from headrace.errors import OrderError
@@ -159,26 +157,6 @@ def test_batches_are_distributed_over_replicas(path):
     found = [sample for part in parts for sample in part]
     assert found == [s for data, _, _ in expected(path, seed=3) for s in data][: len(found)]
     assert len(parts) >= 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
-)
-def test_tf_config_says_which_rank_this_is(kind, index, rank):
-    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
-    config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
-    placement = place_in_cluster(environment={"TF_CONFIG": config})
-    assert (placement.rank, placement.world_size) == (rank, 3)
-    given = place_in_cluster(1, 2, environment={"TF_CONFIG": config})
-    assert (given.rank, given.world_size) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    "config", ["{", "{}", '{"cluster": {}, "task": {"type": "ps", "index": 0}}']
-)
-def test_a_tf_config_that_names_no_worker_is_an_error(config):
-    with pytest.raises(ValueError, match=r"TF_CONFIG.*pass rank="):
-        place_in_cluster(environment={"TF_CONFIG": config})
 
 
 @pytest.mark.parametrize(
