@@ -96,7 +96,11 @@ class Shown:
 
 def keys(value: Any, path: str = "") -> Iterator[str]:
     """One line for each leaf: where it stands, and of which type it is."""
-    if _VARIES.fullmatch(path):
+    # An agent names the jobs of its machine, those of other tests among them.
+    names_of_jobs = (
+        path == "jobs" and isinstance(value, list) and not any(isinstance(v, dict) for v in value)
+    )
+    if names_of_jobs or _VARIES.fullmatch(path):
         yield f"{path}: varies"
     elif isinstance(value, dict) and value:
         for key, below in value.items():
