@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from headrace.trace import RankTrace
 
-__all__ = ["History", "Passage", "histories", "length_of", "order_of", "sums_at"]
+__all__ = [
+    "Attempt",
+    "History",
+    "Passage",
+    "histories",
+    "length_of",
+    "order_of",
+    "sums_at",
+]
 
 DELIVERY: Final = np.dtype(
     [

@@ -56,7 +56,10 @@ if TYPE_CHECKING:
     from headrace.node.served import ServedData
     from headrace.runtime import Claim
 
-__all__ = ["Server"]
+__all__ = [
+    "Connection",
+    "Server",
+]
 
 _log = logging.getLogger("headrace.node")
 

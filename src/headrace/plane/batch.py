@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from headrace import _native
 
 
-__all__ = ["OnError", "Skipped"]
+__all__ = [
+    "Batch",
+    "OnError",
+    "Skipped",
+]
 
 
 class Batch:

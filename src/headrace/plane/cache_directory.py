@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["MARK", "CacheDirectory", "CacheEntry", "hold", "read_mark", "take_lock", "write_mark"]
+__all__ = [
+    "MARK",
+    "CacheDirectory",
+    "CacheEntry",
+    "disk_reserve",
+    "hold",
+    "read_mark",
+    "take_lock",
+    "write_mark",
+]
 
 
 MARK = "cache.json"

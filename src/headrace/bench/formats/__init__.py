@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FileJob",
-    "Format",
     "SampleExtents",
     "SampleReader",
     "bad_file",

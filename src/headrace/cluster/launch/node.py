@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.connection import Message, NodeConnection
 
-__all__ = ["free_ports", "interface_of", "main"]
+__all__ = [
+    "Supervisor",
+    "free_ports",
+    "interface_of",
+    "main",
+]
 
 
 # -- the network ---------------------------------------------------------------------------------------

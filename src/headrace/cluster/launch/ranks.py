@@ -27,9 +27,11 @@ __all__ = [
     "Preview",
     "RankVariable",
     "commands_for",
+    "node_command",
     "preview",
     "program_of",
     "settings_for",
+    "srun_command",
 ]
 
 

@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from headrace.insight.doctor.samples import Piece, Pool
     from headrace.io.simulation import Simulation
 
-__all__ = ["THREAD", "ExamineOptions", "examine"]
+__all__ = [
+    "THREAD",
+    "Busy",
+    "ExamineOptions",
+    "examine",
+    "wanted_by_others",
+]
 
 _ALONE: Final = 0.95
 _STAT: Final = Path("/proc/stat")

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SHARD_KINDS", "Shards", "hop_tar", "hop_tfrecord", "survey_shards"]
+__all__ = [
+    "SHARD_KINDS",
+    "Hops",
+    "Shards",
+    "hop_tar",
+    "hop_tfrecord",
+    "survey_shards",
+]
 
 _FRAME_BYTES: Final = 12
 _FOOTER_BYTES: Final = 4

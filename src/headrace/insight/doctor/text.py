@@ -28,7 +28,11 @@ if TYPE_CHECKING:
         Storage,
     )
 
-__all__ = ["doctor_page", "lines_of"]
+__all__ = [
+    "doctor_page",
+    "facts_of",
+    "lines_of",
+]
 
 WIDTH: Final = 80
 _MARGIN: Final = 10

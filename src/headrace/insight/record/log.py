@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Flag", "Kind", "ProcessLog", "Visit", "read_log", "visits_of"]
+__all__ = [
+    "Flag",
+    "Kind",
+    "ProcessLog",
+    "Range",
+    "Visit",
+    "read_log",
+    "visits_of",
+]
 
 SLOT: Final = np.dtype(
     [

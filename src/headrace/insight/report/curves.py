@@ -31,6 +31,7 @@ __all__ = [
     "COLUMNS",
     "Curves",
     "Decision",
+    "EpochSum",
     "Latencies",
     "columns_of",
     "curves_of",

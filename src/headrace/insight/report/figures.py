@@ -40,6 +40,8 @@ __all__ = [
     "TIER_COLOURS",
     "TIER_WORDS",
     "Epoch",
+    "LoaderFigures",
+    "RankFigures",
     "RunFigures",
     "cause_colours",
     "cause_word",
