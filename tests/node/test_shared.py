@@ -82,7 +82,7 @@ def test_any_samples_while_the_memory_goes_up_and_down(moving, indices, ahead):
     loader = moving
     batch = loader.reader.fetch(np.array(indices)).batch
     for _ in range(ahead):  # others that nobody takes
-        loader.reader._chain.top.submit(np.array(indices[::-1]))
+        loader.reader._stages.top.submit(np.array(indices[::-1]))
     assert batch.indices.tolist() == indices
     assert [bytes(b) for b in batch] == [content(i) for i in indices]
 

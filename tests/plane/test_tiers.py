@@ -137,7 +137,7 @@ def test_batches_under_way_survive_a_shrinking_quota(store):
     batch = reader.fetch(np.arange(100)).batch
     expected = [bytes(b) for b in batch]
     cache = _native.SampleCache(samples=SAMPLES, parts=1, quota_bytes=8 << 20)
-    native = reader._chain.top.submit(np.arange(100)).take()
+    native = reader._stages.top.submit(np.arange(100)).take()
     assert cache.insert(native) == 100
     hits = cache.look_up(np.arange(100))
     cache.set_quota(0)
