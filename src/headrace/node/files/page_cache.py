@@ -71,14 +71,14 @@ class PageCacheAhead:
         self.figures = AheadFigures()
 
     @property
-    def dozing(self) -> bool:
+    def bypassed(self) -> bool:
         """Whether all files that were looked at lately were in memory already."""
         return self._hot_in_a_row >= DOZE_AFTER
 
     def want(self, files: NDArray[np.int64]) -> None:
         """These files are opened next, in this order, after those that were wanted before."""
         new = files[(self._states[files] == _NEW) & (self._sizes[files] <= FILE_BYTES_MAX)]
-        if self.dozing:
+        if self.bypassed:
             hot = new % DOZE_STEP > 0
             self._states[new[hot]] = _HOT
             self.figures.hot_files += int(hot.sum())

@@ -199,7 +199,7 @@ class ProgramRun:
                 reports = self.ring.take(ACTIVE_WAIT_S if active else WAIT_S)
                 if len(reports):
                     self._take(reports)
-                    time.sleep(DOZE_S if self._near.dozing and not self._far.any() else BATCH_S)
+                    time.sleep(DOZE_S if self._near.bypassed and not self._far.any() else BATCH_S)
                 now = time.monotonic()
                 if now - self._rest_s > REST_S:
                     self._ahead()
