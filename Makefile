@@ -146,10 +146,15 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
 	@$(MAKE) --no-print-directory native-test
 	@$(MAKE) --no-print-directory --jobs=2 test-python test-beside
+	@$(MAKE) --no-print-directory test-alone
 
-.PHONY: test-python test-beside
+.PHONY: test-python test-beside test-alone
 test-python: $(DONE)/build
-	$(BIN)/python -m pytest -q -m 'not slow' --numprocesses=$(TEST_JOBS) --dist=loadgroup --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -q -m 'not slow and not alone' --numprocesses=$(TEST_JOBS) --dist=loadgroup --no-loadscope-reorder $(PYTEST)
+
+# What is judged by a clock; 5 says that PYTEST selects none of it.
+test-alone: $(DONE)/build
+	$(BIN)/python -m pytest -q -m 'alone and not slow' $(PYTEST) || test $$? = 5
 
 # Printed when it is over, so that it does not come between the lines of the others.
 test-beside: $(DONE)/build

@@ -85,7 +85,7 @@ def test_f9_a_silent_node_holds_its_lease_until_it_ends_and_then_frees_it():
         held.append(other.granted(other.instance))
     assert held[:19] == pytest.approx([50] * 19)  # neither more of it nor less
     assert held[21:] == pytest.approx([100] * 4)
-    assert world.ruler.expired == 1
+    assert world.arbiter.expired == 1
 
 
 def test_f10_a_jobs_share_follows_the_use_of_its_planes():

@@ -12,6 +12,7 @@ from headrace.base.causes import Cause
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
 from headrace.io.simulation import Simulation
 
+pytestmark = pytest.mark.alone
 SECONDS = 2.0
 
 
