@@ -137,14 +137,14 @@ def test_an_agent_that_is_killed_and_started_again_loses_and_doubles_nothing(hom
     first = agent_of()
     began = time.time()
     tell(first.socket, stall={"/": {"storage": 3.0}}, began=began)
-    until(lambda: ask_state(first.socket)["messages"] == 1, 10)
+    until(lambda: ask_state(first.socket)["messages"] == 1, 60)
     first.end(signal.SIGKILL)
     # Nobody listens now; what is waited meanwhile is told by the next message.
     with pytest.raises(ConnectionRefusedError):
         tell(first.socket, stall={"/": {"storage": 5.0}}, began=began)
     second = agent_of()
     tell(second.socket, stall={"/": {"storage": 7.0}}, began=began)
-    until(lambda: ask_state(second.socket)["messages"] == 1, 10)
+    until(lambda: ask_state(second.socket)["messages"] == 1, 60)
     second.end()
     assert record(home).waited == {"storage": 7.0}
     third = agent_of()
@@ -199,7 +199,7 @@ def test_an_agent_of_one_job_runs_beside_and_hears_of_that_job_alone(home, agent
 def test_prometheus_is_served_with_names_escaped(home, agent_of):
     agent = agent_of("--metrics", "0")
     tell(agent.socket, job='a"b', name="<b>\\", stall={"/x": {"storage": 2.0}}, gpus=1)
-    until(lambda: ask_state(agent.socket)["messages"] == 1, 10)
+    until(lambda: ask_state(agent.socket)["messages"] == 1, 60)
     url = f"http://{agent.state['metrics']}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
@@ -217,7 +217,7 @@ def test_messages_that_are_none_are_refused_and_counted(home, agent_of):
             with contextlib.suppress(OSError):
                 sock.sendto(bad, str(agent.socket))
     tell(agent.socket, job="ok", stall={"/": {"storage": 1.0}}, began=time.time())
-    until(lambda: ask_state(agent.socket)["messages"] == 1, 10)
+    until(lambda: ask_state(agent.socket)["messages"] == 1, 60)
     assert ask_state(agent.socket)["refused"] >= 1
     agent.end()
     assert record(home, "ok").waited == {"storage": 1.0}
