@@ -57,7 +57,9 @@ def test_a_job_that_its_own_buffer_stalls_is_told_to_raise_the_buffer():
 def test_a_job_that_the_controller_stalls_is_told_to_ask_for_a_larger_share():
     book, ledger = accounts()
     book.observe(seen(processes()), 5, now(0))
-    book.report(parse_report(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1))
+    book.report(
+        parse_report(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1)
+    )
     book.explain_node({"4711": limited_job()}, now(2))
     advice = hint(totals(ledger))
     assert "ask the operator for a larger share" in advice

@@ -54,7 +54,7 @@ class DemoSource:
     """Plays the recording.
 
     Args:
-        nodes: the first ones of the cluster; jobs that had others too are left out.
+        nodes: so many of the cluster, of each partition its part; jobs that had others too are left out.
         clock: Unix seconds.
         period_s: between two looks.
     """
@@ -69,9 +69,16 @@ class DemoSource:
         self._origin_s = clock()
         with np.load(RECORDING) as file:
             columns = {name: file[name] for name in file.files}
+        partition = columns["node_partition"]
+        place_in = np.array([(partition[:i] == own).sum() for i, own in enumerate(partition)])
+        share_in = place_in / np.bincount(partition)[partition]
+        chosen = np.sort(np.argsort(share_in, kind="stable")[:nodes])
+        number = np.full(len(partition), -1)
+        number[chosen] = np.arange(len(chosen))
         ends = np.cumsum(np.where(columns["began_s"] == NEVER, 0, columns["gpus"]))
-        self._places = np.split(columns["places"].astype(np.int64), ends[:-1])
-        inside = [bool((places < nodes * GPUS).all()) for places in self._places]
+        recorded = np.split(columns["places"].astype(np.int64), ends[:-1])
+        self._places = [number[places // GPUS] * GPUS + places % GPUS for places in recorded]
+        inside = [bool((places >= 0).all()) for places in self._places]
         # Of jobs that only wait, as large a part as of the nodes.
         began = columns["began_s"] != NEVER
         self._shown = np.array(inside) & (began | (np.arange(len(began)) % 1000 < nodes))
@@ -84,7 +91,7 @@ class DemoSource:
         self._nodes = tuple(
             NodeBox(str(name), str(columns["partitions"][partition]), GPUS, str(away))
             for name, partition, away in zip(
-                *(columns[name][:nodes] for name in ("nodes", "node_partition", "away")),
+                *(columns[name][chosen] for name in ("nodes", "node_partition", "away")),
                 strict=True,
             )
         )
