@@ -6,8 +6,9 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 JOBS ?= $(shell nproc)
-# Processes that share the Python tests out.
-TEST_JOBS ?= $(shell expr $(JOBS) + 1)
+# Processes that share the Python tests out: make test TEST_JOBS=3
+TEST_JOBS ?= 1
+SHARED_OUT = --numprocesses=$(TEST_JOBS) --dist=loadgroup --no-loadscope-reorder
 # Extra arguments: make test PYTEST="-k order", make demo DATA=folder DEMO="--epochs 2"
 PYTEST ?=
 DATA ?=
@@ -141,26 +142,19 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 
 # -- tests -----------------------------------------------------------------------------------------
 
-# The images of the demo are those of the examples' tests too. Half of the tests wait rather than compute, so
-# they run in several processes, beside what needs a process or a machine of its own.
+# The images of the demo are those of the examples' tests too. In this order, so that pytest's closing lines come last.
 test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
+	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory native-test
-	@$(MAKE) --no-print-directory --jobs=2 test-python test-beside
-	@$(MAKE) --no-print-directory test-alone
+	@$(MAKE) --no-print-directory test-frameworks
+	@$(MAKE) --no-print-directory test-peers
+	@$(MAKE) --no-print-directory test-python
 
-.PHONY: test-python test-beside test-alone
+# What is judged by a clock runs by itself, at the end; 5 says that PYTEST selects none of it.
+.PHONY: test-python
 test-python: $(DONE)/build
-	$(BIN)/python -m pytest -q -m 'not slow and not alone' --numprocesses=$(TEST_JOBS) --dist=loadgroup --no-loadscope-reorder $(PYTEST)
-
-# What is judged by a clock; 5 says that PYTEST selects none of it.
-test-alone: $(DONE)/build
+	$(BIN)/python -m pytest -m 'not slow and not alone' $(if $(filter-out 1,$(TEST_JOBS)),$(SHARED_OUT)) $(PYTEST)
 	$(BIN)/python -m pytest -q -m 'alone and not slow' $(PYTEST) || test $$? = 5
-
-# Printed when it is over, so that it does not come between the lines of the others.
-test-beside: $(DONE)/build
-	@{ $(MAKE) --no-print-directory --jobs=1 check && $(MAKE) --no-print-directory --jobs=1 test-frameworks && \
-	  $(MAKE) --no-print-directory --jobs=1 test-peers; } >build/test-beside.log 2>&1 || { cat build/test-beside.log; exit 1; }
-	@cat build/test-beside.log
 
 # The frameworks' layer for the real DLIO's TensorFlow, the launchers' for their matrix.
 test-slow: $(DONE)/debian-cluster $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/build
