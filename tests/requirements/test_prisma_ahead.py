@@ -180,7 +180,7 @@ def test_p9_the_work_for_a_sample_is_the_same_for_1_and_64_consumers(paths):
             count = [0]
 
             def note(frame, event, arg, count=count):
-                if event == "call" and "/ahead/" in frame.f_code.co_filename:
+                if event == "call" and "/read_ahead/" in frame.f_code.co_filename:
                     count[0] += 1
 
             ahead.coming(range(COUNT))
