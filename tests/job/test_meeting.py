@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.files import NewFile
 from headrace.errors import JobError
 from headrace.job.meeting import KIND, Meeting, NodeDocument, meeting_folder
 
@@ -36,6 +37,20 @@ def test_a_greeting_is_answered_by_a_living_node_0_only(tmp_path):
     assert meeting.answer(1, nonce) is None  # nothing is listed yet
     meeting.announce(new, listing="/new")
     assert meeting.answer(1, nonce)["session"] == new != old
+
+
+def test_a_greeting_that_is_being_written_outlives_the_beginning_of_the_session(tmp_path):
+    meeting = Meeting(tmp_path)
+    left = tmp_path / f".hello-2.json.{0:016x}.part"  # nobody writes it any more
+    left.write_text("{")
+    with NewFile(tmp_path / "hello-1.json") as new:
+        session = meeting.open_session(3, None, nobody)
+        meeting.announce(session, listing="/here")
+        assert not left.exists()
+        new.publish()
+    nonce = meeting.greet(1, "h")
+    meeting.announce(session, listing="/here")
+    assert meeting.answer(1, nonce)["session"] == session
 
 
 def test_who_writes_while_the_last_one_leaves_hears_of_the_end(tmp_path, monkeypatch):

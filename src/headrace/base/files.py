@@ -429,10 +429,15 @@ def temporary_name(path: AnyPath) -> str:
     return os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether `temporary_name` makes such names: of a file that is being written, or was not finished."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_leftovers(folder: AnyPath) -> None:
     """Removes what killed writers left in a folder under the names of `NewFile`."""
     with os.scandir(os.fsdecode(folder)) as entries:
-        left = [entry.path for entry in entries if _TEMPORARY.fullmatch(entry.name)]
+        left = [entry.path for entry in entries if is_temporary(entry.name)]
     for path in left:
         with contextlib.suppress(OSError):  # it was published meanwhile, or nobody may look
             fd = open_file(path, os.O_RDWR, owned=True)

@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import NewFile, make_folder, read_file, replace_file
+from headrace.base.files import (
+    NewFile,
+    is_temporary,
+    make_folder,
+    read_file,
+    remove_leftovers,
+    replace_file,
+)
 from headrace.errors import JobError
 from headrace.store.manifest import segment_from_json
 
@@ -279,8 +286,12 @@ class Meeting:
             JobError: a living job has the folder, or something else lies in it.
         """
         self._make_folder()
+        remove_leftovers(self.folder)
         ours = ("listing", *_OURS, *_NUMBERED)
-        strange = [p.name for p in self.folder.iterdir() if not p.name.startswith(ours)]
+        strange = [
+            p.name for p in self.folder.iterdir()
+            if not p.name.startswith(ours) and not is_temporary(p.name)
+        ]  # fmt: skip
         if strange:
             raise JobError(
                 f"{self.folder}: {strange[0]!r} and {len(strange) - 1} others lie there, expected a "
@@ -434,20 +445,24 @@ class Meeting:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.listing, ignore_errors=True)
         try:
+            remove_leftovers(self.folder)
             self.folder.rmdir()
         except OSError:
-            if self._files():  # somebody who lives was just writing, and has to hear of the end
+            # Somebody who lives was just writing, and has to hear of the end.
+            if self._files(unfinished=True):
                 self.end(session)
 
     # -- files ------------------------------------------------------------------------------------
 
-    def _files(self, prefix: str = "") -> list[Path]:
+    def _files(self, prefix: str = "", *, unfinished: bool = False) -> list[Path]:
         names = []
         with contextlib.suppress(FileNotFoundError):
             names = sorted(path.name for path in self.folder.iterdir())
-        starts = (prefix,) if prefix else (*_OURS, *_NUMBERED)
-        # What a killed writer left begins with a dot.
-        return [self.folder / n for n in names if n.removeprefix(".").startswith(starts)]
+        starts = prefix or (*_OURS, *_NUMBERED)
+        return [
+            self.folder / name for name in names
+            if name.startswith(starts) or (unfinished and is_temporary(name))
+        ]  # fmt: skip
 
     def _make_folder(self) -> None:
         """Makes the folder, or closes it to others, if it is this user's.
