@@ -14,7 +14,7 @@ import pytest
 from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
 from headrace.plane.batch_trace import PHASES, READ, BatchTrace, StepLog
-from headrace.trace import flush, follow, read_run
+from headrace.trace import flush, follow, read_run, writer
 from headrace.trace.format import bytes_max
 from headrace.trace.writer import _without_secrets
 from tests_shared import until
@@ -24,6 +24,15 @@ from .runs import about, steps_of
 ORDER = Shuffled(2000, seed=3)
 ABOUT = about(ORDER, Slices(2000, 10))
 ROWS = steps_of(ORDER, Slices(2000, 10), 0)
+
+
+@pytest.fixture(autouse=True)
+def own_writer(monkeypatch):
+    """A thread for each test: another test's loader that still lives would have the machine's counters."""
+    own = writer._Writer()
+    monkeypatch.setattr(writer, "_writer", own)
+    yield own
+    own.stop()
 
 
 class Owner:
@@ -224,8 +233,7 @@ rank.join()
 
 
 def test_a_worker_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.trace.writer._is_worker", lambda: True)
-    monkeypatch.setattr("headrace.trace.writer._writer._thread", None)
+    monkeypatch.setattr(writer, "_is_worker", lambda: True)
     log = StepLog()
     owner = Owner(log)
     follow(str(tmp_path / "run"), ABOUT, owner)
