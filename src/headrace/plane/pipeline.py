@@ -100,7 +100,7 @@ class Fetched(NamedTuple):
     reads: dict[str, int]
     """How the bytes were read: numbers by name, see `LoaderStats`."""
     trace: BatchTrace
-    """How it came; whoever makes something of it stamps it."""
+    """When and how it was read; each stage that works on the batch adds its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,11 +323,8 @@ class Pipeline:
 
     def stats(self) -> StageStats:
         """What the reader of this process did; zeros before it has begun."""
-        native, remote, simulation = (
-            self.native_stats(),
-            self._remote(),
-            _label(self.options.simulate),
-        )
+        native, remote = self.native_stats(), self._remote()
+        simulation = _label(self.options.simulate)
         if not native:
             return StageStats(name=self.name, simulation=simulation, remote=remote)
         return StageStats(

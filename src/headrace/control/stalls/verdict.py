@@ -1,6 +1,6 @@
 """Verdict: the cause of every second that training waited for data. Pure.
 
-The wait of each step comes cut into what its batch was doing meanwhile (`plane.way`). Here that becomes
+The wait of each step comes cut into what its batch was doing meanwhile (`plane.batch_trace`). Here that becomes
 causes that add up to all that was waited, how sure that is, what shows it, one thing to do about the
 largest of them, and what that would gain. Every gain is computed from what was measured, and says from
 what; where that needs a guess (how much nearer storage serves), the guess is named.
