@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.control.stalls.live import evidence_of
 from headrace.errors import CorruptSample, DecodeError, StateMismatch
 from headrace.order import combine_hashes
 from headrace.torch import DataLoader, Dataset
@@ -87,6 +88,14 @@ def test_without_decode_batches_are_whole(path):
     indices = [int(i) for batch in loader for i in batch.indices]
     assert indices == loader.order.indices(0, 0, SAMPLES).tolist()
     assert len(loader) == -(-SAMPLES // 16)
+
+
+@pytest.mark.parametrize(("way", "decoders"), [("inline", 0), ("threads", 3), ("workers", 2)])
+def test_the_verdict_knows_how_many_decode(path, way, decoders):
+    loader = DataLoader(path, 16, decode=index_of, **WAYS[way])
+    assert loader.decode_threads == decoders
+    assert evidence_of(loader).decode_threads == decoders
+    assert evidence_of(DataLoader(path, 16)).decode_threads == 0
 
 
 def test_the_users_collate_gets_samples_and_labels(path):

@@ -158,11 +158,10 @@ def _knobs(inner: Any, plane: Plane | None) -> dict[str, Any]:
 
 
 def _decoders(loader: Any) -> int:
-    workers = getattr(loader, "num_workers", 0)
-    if isinstance(workers, int) and workers:
-        return workers
-    threads = getattr(getattr(loader, "_way", None), "_threads", 0)
-    return threads if isinstance(threads, int) else 0
+    """Those of torch's loaders; others say of none."""
+    # The drop-in has workers only.
+    decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
+    return decoders if isinstance(decoders, int) else 0
 
 
 LOG = logging.getLogger("headrace.epoch")

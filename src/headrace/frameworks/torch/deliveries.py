@@ -226,7 +226,7 @@ class ThreadedDecoding:
         self._loader = loader
         self._decoder = decoder
         self._collate = collate
-        self._threads = options.threads
+        self.threads = options.threads
         self._batches_ahead = options.batches_ahead if options.threads else 1
         self._pin_memory = options.pin_memory
         self._ended: list[Executor] = []
@@ -236,7 +236,7 @@ class ThreadedDecoding:
         self.close()
         fetched = self._loader.reader.stream(self._loader.order, a_pass.epoch, a_pass.spans())
         # A pool per pass: its threads cost 0.1 ms, and none is ever left behind by a fork.
-        pool = ThreadPoolExecutor(self._threads, "headrace-decode") if self._threads else _Inline()
+        pool = ThreadPoolExecutor(self.threads, "headrace-decode") if self.threads else _Inline()
         try:
             yield from self._in_order(fetched, pool)
         finally:
@@ -293,7 +293,7 @@ class ThreadedDecoding:
             failed.set_exception(e)
             return failed, False
         interruptions.append((time.perf_counter(), one.trace.read))
-        pieces = max(1, min(len(one.batch), PIECES_PER_THREAD * self._threads))
+        pieces = max(1, min(len(one.batch), PIECES_PER_THREAD * self.threads))
         job = _Job(one, pieces, self._decode, self._finish)
         for piece in range(pieces):
             pool.submit(job.run, piece)

@@ -152,6 +152,13 @@ class StoreLoader(LoaderView):
         )
 
     @property
+    def decode_threads(self) -> int:
+        """Threads or worker processes that decode; 0 where the consumer does, or nobody."""
+        if isinstance(self._deliveries, ThreadedDecoding):
+            return self._deliveries.threads
+        return self.num_workers
+
+    @property
     def _is_whole(self) -> bool:
         """Whether batches are delivered as they were read."""
         return self.dataset.decode is None and self.collate_fn is None
