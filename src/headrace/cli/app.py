@@ -20,8 +20,6 @@ from typer.core import TyperGroup
 from headrace.cli import exit_codes
 from headrace.cli.options import expanded
 
-__all__ = ["NAMES", "SECTIONS", "app_for"]
-
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
 Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store, source or disk

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace.cluster.queue_view import NodeRow, QueueBoard, QueueJobRow, QueueTotals, UserRow
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["ROWS", "Selection", "queue_view", "show_queue", "span_text"]
 
 WIDE: Final = 110
 MIDDLE: Final = 70

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from headrace.cluster.plan import BatchPlan
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["Asked", "cluster_snapshot", "run_command", "size_text", "submit_script"]
 
 _COMMAND_LINE = "the command line"
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["main", "query"]
 
 _HELP = """dlio_benchmark workload=NAME [++workload.KEY=VALUE ...] [++hydra.run.dir=DIR]
                [++hydra.output_subdir=NAME] [--config-dir=DIR]

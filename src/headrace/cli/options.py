@@ -20,24 +20,6 @@ from headrace.cli.printing import Output
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "CommandGroup",
-    "FullOutput",
-    "Group",
-    "Json",
-    "JsonOutput",
-    "Quiet",
-    "QuietEnd",
-    "QuietOutput",
-    "ReportFile",
-    "StorageOptions",
-    "TrustOptions",
-    "Verbose",
-    "expanded",
-    "not_started",
-    "storage_options",
-]
-
 
 class Group:
     """Several options that arrive as one parameter.

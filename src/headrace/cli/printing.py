@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["Output", "interrupt", "plain", "plain_table", "printable", "report"]
 
 _FILE_COLUMNS = 160
 """Width where there is no terminal: tables in a log need not be squeezed."""

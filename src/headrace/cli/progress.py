@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int | None, int, int | None], None]
 
-__all__ = ["progress"]
 
 LINE_EVERY_S = 5.0
 """Often enough to see life in a batch job's log, rarely enough not to fill it."""

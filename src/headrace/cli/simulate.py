@@ -8,8 +8,6 @@ import typer
 
 from headrace.io import PRESETS, simulation_of
 
-__all__ = ["SimulateOption"]
-
 
 def _known(name: str | None) -> str | None:
     if name is not None:

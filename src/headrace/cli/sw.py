@@ -17,7 +17,6 @@ from headrace.cluster.request import ASKS, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["swbatch", "swqueue", "swrun"]
 
 _REFRESH_S: Final = 60.0
 """HAL's: by default, and at least."""

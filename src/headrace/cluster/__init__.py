@@ -12,18 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.cluster.stopping import Resumed, restarts, resume, should_stop
+    from headrace.base.job import restarts
+    from headrace.cluster.stopping import Resumed, resume, should_stop
 
 __all__ = ["Resumed", "restarts", "resume", "should_stop"]
 
-_HOMES = {
-    **dict.fromkeys(("restarts", "should_stop"), "headrace.cluster.stopping"),
-    **dict.fromkeys(("Resumed", "resume"), "headrace.cluster.stopping"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'headrace.cluster' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    home = "headrace.base.job" if name == "restarts" else "headrace.cluster.stopping"
+    value = globals()[name] = getattr(import_module(home), name)
     return value

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.site import Site
 
-__all__ = ["Container", "find_container", "has_steps"]
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII)
 _SUFFIXES: Final = (".sif", ".sqsh", ".simg", "")

@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "EXECUTOR_VARIABLE",
-    "Executor",
-    "JobState",
-    "JobStatus",
-    "SchedulerUnavailable",
-    "Submission",
-    "executor",
-    "executor_name",
-    "fill_pattern",
-    "follow_file",
-    "pattern_facts",
-    "read_file",
-    "split_id",
-]
-
 
 class SchedulerUnavailable(ClusterError):
     """The scheduler is away or too busy: the same may work a little later."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["compress_hosts", "expand_hosts", "expand_indices"]
 
 NAMES_MAX = 1 << 18
 """What one list may stand for: more nodes than any cluster has."""

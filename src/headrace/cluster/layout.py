@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 
-__all__ = [
-    "ARCHITECTURES",
-    "Fit",
-    "JobLayout",
-    "PartitionRefusal",
-    "candidates",
-    "eligible",
-    "fit_gpus",
-    "fit_nodes",
-    "is_away",
-    "lay_out",
-    "most_gpus",
-    "time_limit",
-]
-
 
 # -- which nodes, and how GPUs lie on them -------------------------------------------------------------
 

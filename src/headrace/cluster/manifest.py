@@ -24,17 +24,6 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "ManifestDifference",
-    "compare",
-    "hardware",
-    "read_manifest",
-    "relevant_environment",
-    "script_facts",
-    "versions",
-    "write_manifest",
-]
-
 
 # -- hardware ------------------------------------------------------------------------------------------
 

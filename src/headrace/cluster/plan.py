@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot
 
-__all__ = ["BatchPlan", "Cluster", "RunPlan", "environment_lines", "plan_batch", "plan_run"]
-
 
 # -- modules and environments --------------------------------------------------------------------------
 

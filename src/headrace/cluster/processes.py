@@ -18,18 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "adopt_orphans",
-    "descendants",
-    "die_with_parent",
-    "end_descendants",
-    "end_marked",
-    "marked",
-    "reap",
-    "send",
-    "start_time",
-]
-
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

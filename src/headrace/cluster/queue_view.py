@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
 
-__all__ = [
-    "JobRows",
-    "NodeRow",
-    "QueueBoard",
-    "QueueJobRow",
-    "QueueTotals",
-    "UserRow",
-    "queue_board",
-    "reason_text",
-    "task_count",
-]
 
 _ON_NODES: Final = frozenset(
     {JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING, JobState.SUSPENDED}

@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.script import Word
 
-__all__ = [
-    "ASKS",
-    "FORMS",
-    "WORDS_OF_OURS",
-    "Ask",
-    "Kind",
-    "Request",
-    "Shorthand",
-    "apply_shorthand",
-    "memory_mib",
-    "read_minutes",
-    "read_request",
-    "read_shorthand",
-    "request_of_words",
-    "slurm_time",
-    "time_text",
-]
-
 
 # -- time limits ---------------------------------------------------------------------------------------
 

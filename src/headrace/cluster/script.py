@@ -18,20 +18,6 @@ from headrace.errors import ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-__all__ = [
-    "LETTERS",
-    "PARTS",
-    "SBATCH_OPTIONS",
-    "Directive",
-    "Script",
-    "Word",
-    "node_daemon_lines",
-    "quoted",
-    "read_script",
-    "read_words",
-    "split",
-]
-
 
 # -- options as sbatch reads them ----------------------------------------------------------------------
 

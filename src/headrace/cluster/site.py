@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 
-__all__ = [
-    "KEYS",
-    "PARTITION_KEYS",
-    "NodeType",
-    "PartitionSite",
-    "Site",
-    "SiteKey",
-    "find_site",
-    "own_site",
-    "read_site",
-    "site_text",
-]
-
 
 VERSION: Final = 1
 

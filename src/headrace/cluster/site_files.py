@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 
-__all__ = [
-    "PartitionFacts",
-    "SiteFacts",
-    "lua_modulefile",
-    "modulefiles",
-    "ondemand_files",
-    "site_facts",
-    "tcl_modulefile",
-    "write_files",
-]
-
 
 _GONE = frozenset({"down", "drain", "drained", "fail", "future"})
 

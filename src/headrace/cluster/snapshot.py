@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-__all__ = [
-    "Allocation",
-    "ClusterSnapshot",
-    "Job",
-    "Node",
-    "Partition",
-    "load_snapshot",
-    "save_snapshot",
-    "snapshot_from_json",
-    "snapshot_to_json",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Node:

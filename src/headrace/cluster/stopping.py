@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import checkpoint
-from headrace.base.job import local_rank, restarts, which_rank
+from headrace.base.job import local_rank, which_rank
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, RankSlot
 from headrace.errors import CheckpointNotFound, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["Resumed", "Stateful", "attend", "note_progress", "restarts", "resume", "should_stop"]
 
 
 # -- stopping ------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], object]
 
-__all__ = ["Conductor", "clock_remarks"]
 
 _TICK_S = 0.05
 _CLOCK_S = 2.0

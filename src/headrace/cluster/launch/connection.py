@@ -20,7 +20,6 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MARK_VARIABLE", "SPEC_VARIABLE", "Message", "NodeConnection", "NodeSpec", "connect"]
 
 SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
 MARK_VARIABLE = "HEADRACE_LAUNCH"

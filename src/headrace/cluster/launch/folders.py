@@ -40,16 +40,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = [
-    "GpuClaim",
-    "Leftover",
-    "MeetFolder",
-    "NodeFolder",
-    "base_folder",
-    "remove_if_free",
-    "sweep",
-]
-
 
 # -- on a node's local disk ----------------------------------------------------------------------------
 

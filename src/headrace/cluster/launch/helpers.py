@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Remark = Callable[[str], object]
 
-__all__ = ["Helpers", "has_agent", "report_text"]
-
 
 # -- the agent's report --------------------------------------------------------------------------------
 

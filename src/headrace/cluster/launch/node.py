@@ -49,13 +49,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.connection import Message, NodeConnection
 
-__all__ = [
-    "Supervisor",
-    "free_ports",
-    "interface_of",
-    "main",
-]
-
 
 # -- the network ---------------------------------------------------------------------------------------
 

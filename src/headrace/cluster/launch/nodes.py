@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from headrace.cluster.launch.connection import Message, NodeSpec
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = ["LaunchNodes", "NodeStarts", "NodeState"]
-
 
 _BEAT_S = 2.0
 _STRANGERS_MAX = 64

@@ -20,18 +20,6 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FRAMEWORKS",
-    "GPU_VARIABLES",
-    "Framework",
-    "JobPlace",
-    "LaunchOptions",
-    "LaunchPlan",
-    "lay_out",
-    "machine_gpus",
-    "visible_gpus",
-]
-
 
 # -- what the job has ----------------------------------------------------------------------------------
 

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
 
-__all__ = [
-    "NodeCommands",
-    "NodeFacts",
-    "Preview",
-    "RankVariable",
-    "commands_for",
-    "node_command",
-    "preview",
-    "program_of",
-    "settings_for",
-    "srun_command",
-]
-
 
 # -- variables -----------------------------------------------------------------------------------------
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
     from headrace.cluster.launch.stop_page import Agreement
 
-__all__ = ["LaunchReport", "Outcome", "RankFailure", "Record", "add_notes", "judge"]
-
 
 # -- the report ----------------------------------------------------------------------------------------
 

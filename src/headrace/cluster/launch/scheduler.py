@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.plan import JobPlace
 
-__all__ = [
-    "REQUEUE_EXIT",
-    "can_requeue",
-    "duration_s",
-    "give_up_nodes",
-    "requeue",
-    "silent_nodes",
-    "time_left_s",
-]
 
 REQUEUE_EXIT = 75
 """EX_TEMPFAIL: ends a job that asks its executor to start it again."""

@@ -30,17 +30,6 @@ from enum import StrEnum
 
 from headrace.errors import LaunchError
 
-__all__ = [
-    "PAGE_VARIABLE",
-    "Agreement",
-    "RankNote",
-    "RankSlot",
-    "StopPage",
-    "StopPhase",
-    "StopReason",
-]
-
-
 # -- the page ------------------------------------------------------------------------------------------
 
 PAGE_VARIABLE = "HEADRACE_LAUNCH_PAGE"

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from headrace.cluster.layout import JobLayout
     from headrace.cluster.local.jobs import LocalTask, TaskState
 
-__all__ = ["LocalExecutor", "foreground_environment", "local_snapshot", "with_local_jobs"]
-
 
 # -- the executor --------------------------------------------------------------------------------------
 

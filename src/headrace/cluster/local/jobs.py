@@ -42,17 +42,6 @@ from headrace.errors import ClusterError, ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "Dependency",
-    "JobsFolder",
-    "LocalJob",
-    "LocalRequest",
-    "LocalTask",
-    "TaskState",
-    "jobs_folder",
-    "read_request",
-]
-
 
 # -- what is asked -------------------------------------------------------------------------------------
 

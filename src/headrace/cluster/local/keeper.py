@@ -38,8 +38,6 @@ from headrace.cluster.processes import (
 if TYPE_CHECKING:
     from headrace.cluster.local.jobs import Dependency, LocalTask, TaskState
 
-__all__ = ["KEEPER_MARK", "Keeper", "main", "node_names", "schedule"]
-
 
 # -- the schedule --------------------------------------------------------------------------------------
 

@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.slurm.commands import Commands
 
-__all__ = [
-    "AccountedJob",
-    "NoAccounting",
-    "read_accounting",
-    "read_completed",
-    "read_sacct",
-]
 
 COMPLETED_BYTES_MAX = 64 << 20
 """So much of the end of the list of jobs completed is read."""

@@ -18,8 +18,6 @@ from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Commands", "refusal"]
-
 
 _SAID_MAX = 2000
 

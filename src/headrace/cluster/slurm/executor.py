@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
     from headrace.cluster.executor import Submission
 
-__all__ = [
-    "SlurmExecutor",
-    "ask_controller",
-    "ask_for_all",
-    "is_unknown_job",
-    "known_exit_code",
-    "read_statuses",
-]
-
 
 # -- what slurmctld knows of a job ---------------------------------------------------------------------
 

@@ -36,15 +36,6 @@ if TYPE_CHECKING:
     from headrace.cluster.executor import JobState
     from headrace.cluster.slurm.text import Gres
 
-__all__ = [
-    "ScontrolOutput",
-    "read_jobs",
-    "read_nodes",
-    "read_partitions",
-    "read_snapshot",
-    "record",
-]
-
 
 # -- nodes -----------------------------------------------------------------------------------------
 

@@ -10,21 +10,6 @@ from typing import NamedTuple
 from headrace.cluster.executor import JobState
 from headrace.cluster.hostlist import expand_indices
 
-__all__ = [
-    "Gres",
-    "blocks",
-    "gpu_count",
-    "job_state",
-    "mib",
-    "minutes",
-    "parse_gres",
-    "seconds",
-    "task_id",
-    "unix_seconds",
-    "value",
-]
-
-
 _NOTHING = frozenset({"", "(null)", "N/A", "n/s", "Unknown", "None", "NONE", "Partition_Limit"})
 _UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "NOT_SET"})
 _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
