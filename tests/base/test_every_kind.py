@@ -13,7 +13,7 @@ from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
 from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
-from headrace.cluster.local.jobs import LocalTask, TaskState
+from headrace.cluster.local.jobs import LocalJob, TaskState, read_request
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
@@ -89,10 +89,16 @@ def recording(folder):
     return in_a_file(folder / RUN_FILE, lambda: _read_run(folder))
 
 
-def local_task(folder):
-    task = LocalTask(folder, None)
-    task.write(TaskState(started_s=1.5, exit_code=0))
-    return in_a_file(folder / "state.json", task.read)
+def local_job(folder):
+    script = b"#!/bin/sh\n"
+    job = LocalJob(
+        number=1, folder=folder / "1", request=read_request(script, ()), name="n", user="u", directory="/",
+        options=(), arguments=(), environment={}, submitted_s=1.5, key="k",
+        tasks={None: TaskState(started_s=1.5, exit_code=0)},
+    )  # fmt: skip
+    job.create(script)
+    job.save()
+    return in_a_file(job.folder / "state.json", lambda: LocalJob.load(job.folder).tasks)
 
 
 def run_facts(folder):
@@ -107,7 +113,7 @@ def store_manifest(folder):
 
 KINDS = (
     dataset_manifest, run_manifest, cluster_snapshot, node_document, meeting_head, meeting_end,
-    meeting_agreement, recording, local_task, run_facts,
+    meeting_agreement, recording, local_job, run_facts,
 )  # fmt: skip
 
 

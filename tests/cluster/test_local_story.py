@@ -16,7 +16,7 @@ from cluster.executor_tests import lives
 from headrace.cluster import processes
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.local.executor import LocalExecutor
-from headrace.cluster.local.jobs import jobs_folder
+from headrace.cluster.local.jobs import JobsFolder
 from headrace.cluster.local.keeper import KEEPER_MARK
 from headrace.errors import ClusterError, ClusterRequestError
 from tests_shared import until
@@ -251,7 +251,7 @@ def test_others_may_not_look_into_the_folder(ex, tmp_path):
 def test_a_damaged_state_is_an_error_that_names_it(ex, tmp_path):
     job = submit(ex, tmp_path, "true")
     end(ex, job)
-    (ex.jobs.path / job / "_/state.json").write_text("{")
+    (ex.jobs.path / job / "state.json").write_text("{")
     with pytest.raises(ClusterError, match=r"state\.json"):
         ex.status([job])
 
@@ -268,10 +268,10 @@ def test_processes_below_one_are_found_and_signalled_by_when_they_began():
 
 
 def test_each_machine_has_its_own_jobs(tmp_path):
-    assert jobs_folder({"HEADRACE_JOBS_DIR": "/a"}).path == Path("/a")
-    state = jobs_folder({"XDG_STATE_HOME": str(tmp_path)}).path
+    assert JobsFolder.of_user({"HEADRACE_JOBS_DIR": "/a"}).path == Path("/a")
+    state = JobsFolder.of_user({"XDG_STATE_HOME": str(tmp_path)}).path
     assert state == tmp_path / "headrace/jobs" / socket.gethostname()
-    assert jobs_folder({}).path.is_relative_to(Path.home())
+    assert JobsFolder.of_user({}).path.is_relative_to(Path.home())
 
 
 def test_old_jobs_are_forgotten(ex, tmp_path):

@@ -23,35 +23,31 @@ from headrace.cluster.executor import (
     split_id,
 )
 from headrace.cluster.launch.plan import machine_gpus
-from headrace.cluster.local.jobs import JobsFolder, LocalJob, jobs_folder, read_request
-from headrace.cluster.local.keeper import node_names, schedule
+from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
+from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
 from headrace.cluster.processes import send, start_time
 from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.cluster.executor import Submission
     from headrace.cluster.layout import JobLayout
-    from headrace.cluster.local.jobs import LocalTask, TaskState
-
-
-# -- the executor --------------------------------------------------------------------------------------
 
 
 class LocalExecutor(Executor):
     """This machine.
 
     Args:
-        folder: where jobs are known; by default this user's (`jobs_folder`).
+        folder: where jobs are known; by default this user's (`JobsFolder.of_user`).
     """
 
     name = "local"
     poll_s = (0.02, 0.5, 1.2)
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.jobs = jobs_folder() if folder is None else JobsFolder(folder)
+        self.jobs = JobsFolder.of_user() if folder is None else JobsFolder(folder)
 
     def submit(self, submission: Submission) -> str:
         """Queue a job; it starts at once if there are CPUs and GPUs for it.
@@ -61,23 +57,29 @@ class LocalExecutor(Executor):
             ClusterError: the folder of jobs cannot be used.
         """
         request = read_request(submission.script, submission.options)
-        directory = self._directory(request.directory, submission.directory)
+        directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
+        if not directory.is_dir():
+            raise ClusterRequestError(
+                f"{directory}: the job's working directory does not exist.", path=str(directory)
+            )
+        user = str(os.geteuid())
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(os.geteuid()).pw_name
         self.jobs.open()
         with self.jobs.locked():
-            for dependency in request.dependencies:
-                if dependency.job_id:
-                    self._known(dependency.job_id)
+            for _, job_id in request.dependencies:
+                if job_id:
+                    self._known(job_id)
             number = self.jobs.next_number()
             folder = self.jobs.path / f".new-{number}"
             job = LocalJob(
                 number=number, folder=folder, request=request, name=request.name or "sbatch",
-                user=_user(),
-                directory=str(directory), arguments=submission.arguments,
-                environment={**os.environ, **submission.environment},
+                user=user, directory=str(directory), options=submission.options,
+                arguments=submission.arguments, environment={**os.environ, **submission.environment},
                 submitted_s=time.time(), key=secrets.token_hex(16),
             )  # fmt: skip
             try:
-                self._write(job, submission.script)
+                job.create(submission.script)
                 folder.rename(self.jobs.path / str(number))
             except OSError as e:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -93,14 +95,15 @@ class LocalExecutor(Executor):
         Raises:
             ClusterRequestError: it is no id.
         """
-        asked = {job_id: split_id(job_id) for job_id in job_ids}
-        if not self.jobs.path.is_dir():
-            return {job_id: [] for job_id in asked}
-        statuses_by_id = self._read(asked)
+
+        def read() -> dict[str, list[JobStatus]]:
+            return {job_id: [_status(*task) for task in self._tasks(job_id)] for job_id in job_ids}
+
+        statuses_by_id = read()
         # A keeper that was killed is seen by whoever looks.
         if any(not s.state.is_over for statuses in statuses_by_id.values() for s in statuses):
             schedule(self.jobs)
-            statuses_by_id = self._read(asked)
+            statuses_by_id = read()
         return statuses_by_id
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
@@ -109,27 +112,20 @@ class LocalExecutor(Executor):
         Raises:
             ClusterRequestError: it is no id.
         """
-        asked = {job_id: split_id(job_id) for job_id in job_ids}
-        if not self.jobs.path.is_dir():
-            return
-        with self.jobs.locked():
-            for job_id in asked:
-                for _, task in self._tasks(job_id):
-                    state = task.read()
-                    if state.is_over:
-                        continue
-                    if signal is not None:
-                        began = start_time(state.script) if state.script else None
-                        if began is not None and _keeps(state):
-                            send(state.script, began, signal)
-                    elif state.state == JobState.PENDING:
-                        state.state, state.ended_s = JobState.CANCELLED, time.time()
-                        state.reason = ""
-                        task.write(state)
-                    else:
-                        task.ask("cancel")
-                        _wake(state)
-        schedule(self.jobs)
+
+        def end(_job: LocalJob, state: TaskState) -> None:
+            if state.is_over:
+                return
+            if signal is not None:
+                began = start_time(state.script) if state.script else None
+                if began is not None and keeper_lives(state):
+                    send(state.script, began, signal)
+            elif state.state == JobState.PENDING:
+                state.state, state.reason, state.ended_s = JobState.CANCELLED, "", time.time()
+            else:
+                state.asked = "cancel"
+
+        self._change(job_ids, end)
 
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again: those that run are ended, those that are over wait anew.
@@ -137,24 +133,19 @@ class LocalExecutor(Executor):
         Raises:
             ClusterRequestError: it is no id, or none that is known.
         """
+
+        def again(job: LocalJob, state: TaskState) -> None:
+            if state.is_over:
+                state.state, state.reason, state.asked = JobState.PENDING, "requeued", ""
+                state.restarts += 1
+                state.started_s = state.ended_s = state.exit_code = state.signal = None
+                (job.folder / "over").unlink(missing_ok=True)
+            elif state.state != JobState.PENDING:
+                state.asked = state.asked or "requeue"
+
         for job_id in job_ids:
-            split_id(job_id)
             self._known(job_id)
-        with self.jobs.locked():
-            for job_id in job_ids:
-                for job, task in self._tasks(job_id):
-                    state = task.read()
-                    if state.is_over:
-                        state.state, state.reason = JobState.PENDING, "requeued"
-                        state.restarts += 1
-                        state.started_s = state.ended_s = state.exit_code = state.signal = None
-                        task.forget("cancel")
-                        task.write(state)
-                        job.over.unlink(missing_ok=True)
-                    elif state.state != JobState.PENDING:
-                        task.ask("requeue")
-                        _wake(state)
-        schedule(self.jobs)
+        self._change(job_ids, again)
 
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
         """What the job printed.
@@ -194,50 +185,48 @@ class LocalExecutor(Executor):
 
     # -- one job -----------------------------------------------------------------------------------
 
-    def _directory(self, asked: str, given: Path | None) -> Path:
-        directory = Path(given or Path.cwd(), asked).absolute()
-        if not directory.is_dir():
-            raise ClusterRequestError(
-                f"{directory}: the job's working directory does not exist.", path=str(directory)
-            )
-        return directory
-
-    @staticmethod
-    def _write(job: LocalJob, script: bytes) -> None:
-        job.folder.mkdir(mode=0o700)
-        for task in job.tasks:
-            task.folder.mkdir()
-        job.script.write_bytes(script)
-        job.script.chmod(0o700)
-        job.save()
-
-    def _tasks(self, job_id: str) -> list[tuple[LocalJob, LocalTask]]:
+    def _tasks(self, job_id: str) -> list[tuple[LocalJob, int | None]]:
         number, task = split_id(job_id)
         try:
-            job = self.jobs.load(number)
-        except (FileNotFoundError, NotADirectoryError):
+            job = LocalJob.load(self.jobs.path / number)
+        except FileNotFoundError:
             return []
-        return [(job, t) for t in job.tasks if task is None or str(t.number) == task]
+        return [(job, t) for t in job.tasks if task is None or str(t) == task]
 
     def _known(self, job_id: str) -> None:
         if not self._tasks(job_id):
             raise ClusterRequestError(f"there is no local job {job_id}, or not any more.")
 
-    def _read(self, asked: dict[str, tuple[str, str | None]]) -> dict[str, list[JobStatus]]:
-        return {
-            job_id: [_status(job, task) for job, task in self._tasks(job_id)] for job_id in asked
-        }
+    def _change(
+        self, job_ids: Sequence[str], change: Callable[[LocalJob, TaskState], None]
+    ) -> None:
+        """Change the states of tasks; those whose keepers are asked for something hear of it at once."""
+        for job_id in job_ids:
+            split_id(job_id)
+        if not self.jobs.path.is_dir():
+            return
+        with self.jobs.locked():
+            for job_id in job_ids:
+                tasks = self._tasks(job_id)
+                for job, task in tasks:
+                    change(job, job.tasks[task])
+                for job, _ in tasks[:1]:
+                    job.save()
+                for job, task in tasks:
+                    state = job.tasks[task]
+                    if state.asked and state.runs and state.output:  # else it is about to look
+                        send(state.keeper, state.keeper_started, signals.SIGHUP)
+        schedule(self.jobs)
 
 
-def _status(job: LocalJob, task: LocalTask) -> JobStatus:
-    state = task.read()
-    started = state.started_s is not None
+def _status(job: LocalJob, task: int | None) -> JobStatus:
+    state = job.tasks[task]
     return JobStatus(
         job_id=job.task_id(task),
         name=job.name,
-        state=JobState(state.state),
+        state=state.state,
         reason=state.reason,
-        nodes=node_names(job.request.nodes) if started else (),
+        nodes=node_names(job.request.nodes) if state.started_s is not None else (),
         exit_code=state.exit_code,
         signal=state.signal,
         restarts=state.restarts,
@@ -246,23 +235,6 @@ def _status(job: LocalJob, task: LocalTask) -> JobStatus:
         ended_s=state.ended_s,
         output=Path(state.output) if state.output else None,
     )
-
-
-def _keeps(state: TaskState) -> bool:
-    """Whether its keeper is there, and no other process of that number."""
-    return bool(state.keeper) and start_time(state.keeper) == state.keeper_started
-
-
-def _wake(state: TaskState) -> None:
-    """Have the keeper look at once, not within a second."""
-    if state.keeper:
-        send(state.keeper, state.keeper_started, signals.SIGHUP)
-
-
-def _user() -> str:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.geteuid()).pw_name
-    return str(os.geteuid())
 
 
 # -- this machine as a cluster -------------------------------------------------------------------------
@@ -292,19 +264,14 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     return ClusterSnapshot("local", "", time.time(), alike, (partition,), ())
 
 
-def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None) -> ClusterSnapshot:
-    """This machine with the jobs of its user that the local executor has; those that are over are left out.
-
-    Args:
-        snapshot: of one node.
-        folder: of the jobs; None: this user's.
-    """
+def with_local_jobs(snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    """This machine, one node, with the jobs of its user that the local executor has and are not over."""
     node = snapshot.nodes[0]
     jobs = [
-        seen
-        for job in (folder or jobs_folder()).jobs()
-        for task in job.tasks
-        if (seen := _job(job, task, node.name)) is not None
+        _job(job, state, job.task_id(task), node.name)
+        for job in JobsFolder.of_user().jobs()
+        for task, state in job.tasks.items()
+        if not state.is_over
     ]
     running = [job for job in jobs if job.nodes]
     cpus = min(node.cpus, sum(job.cpu_count for job in running))
@@ -314,37 +281,23 @@ def with_local_jobs(snapshot: ClusterSnapshot, folder: JobsFolder | None = None)
     return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(jobs))
 
 
-def _job(job: LocalJob, task: LocalTask, node: str) -> Job | None:
-    state = task.read()
-    if state.is_over:
-        return None
+def _job(job: LocalJob, state: TaskState, job_id: str, node: str) -> Job:
     asked = job.request
-    runs = state.started_s is not None and state.state != JobState.PENDING
-    cpus = asked.nodes * asked.tasks_per_node * asked.cpus_per_task
-    gpus = asked.nodes * asked.gpus_per_node
-    has = (Allocation(node, cpus, 0, len(state.gpus), state.gpus),) if runs else ()
+    has = (Allocation(node, asked.cpus, 0, len(state.gpus), state.gpus),) if state.runs else ()
     return Job(
-        job_id=job.task_id(task), name=job.name, user=job.user, account="", partition="local",
-        state=JobState(state.state), reason=state.reason, nodes=(node,) if runs else (), allocations=has,
-        node_count=asked.nodes, cpu_count=cpus, gpu_count=gpus, submitted_s=job.submitted_s,
-        started_s=state.started_s if runs else None,
+        job_id=job_id, name=job.name, user=job.user, account="", partition="local",
+        state=state.state, reason=state.reason, nodes=(node,) if state.runs else (), allocations=has,
+        node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,
+        submitted_s=job.submitted_s, started_s=state.started_s if state.runs else None,
         limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),
     )  # fmt: skip
 
 
 def foreground_environment(layout: JobLayout, name: str) -> dict[str, str]:
     """What a command in the foreground is told of its job, as the local executor tells those that it queues."""
-    per_node = layout.tasks_per_node or -(-layout.tasks // layout.nodes)
-    return {
-        "HEADRACE_JOB_ID": f"local-{os.getpid()}",
-        "HEADRACE_JOB_NAME": name,
-        "HEADRACE_JOB_NODES": ",".join(node_names(layout.nodes)),
-        "HEADRACE_JOB_NODE_INDEX": "0",
-        "HEADRACE_JOB_GPUS_PER_NODE": str(layout.gpus_per_node or -(-layout.gpus // layout.nodes)),
-        "HEADRACE_JOB_TASKS_PER_NODE": str(per_node),
-        "HEADRACE_JOB_CPUS_PER_TASK": str(layout.cpus_per_task or 1),
-        "HEADRACE_JOB_CPUS_PER_NODE": str((layout.cpus_per_task or 1) * per_node),
-        "HEADRACE_JOB_RESTARTS": "0",
-        "HEADRACE_JOB_REQUEUE": "0",
-        "HEADRACE_JOB_DIRECTORY": str(Path.cwd()),
-    }
+    return job_variables(
+        f"local-{os.getpid()}", name, ",".join(node_names(layout.nodes)),
+        gpus_per_node=layout.gpus_per_node or -(-layout.gpus // layout.nodes),
+        tasks_per_node=layout.tasks_per_node or -(-layout.tasks // layout.nodes),
+        cpus_per_task=layout.cpus_per_task or 1, directory=str(Path.cwd()),
+    )  # fmt: skip

@@ -1,35 +1,31 @@
 """Local jobs: what a script's directives ask of this machine, and the folder in which jobs are known.
 
 All options of sbatch are taken; those that mean nothing here (partition, account, memory, ...) change nothing.
-Two processes never write the same file:
 
     FOLDER/           0700: HEADRACE_JOBS_DIR, or headrace/jobs/HOST in the user's state folder
-      lock            held by whoever numbers or starts jobs
+      lock            held by whoever numbers, starts or changes jobs
       next            the next job's number
-      17/             a job: `job.json` what was asked, `script`
-        _/            its one task; of an array: 0/, 1/, ...
-          state.json  how far it is; absent while it waits. Written by its keeper while that lives
-          lock        held by its keeper
-          cancel, requeue         asked of it, by their presence
-        keeper.log      what its keeper had to say, which is nothing
-      17/over         all its tasks are over: nobody needs to look any more
+      17/             a job: `script`, and `job.json`, what was asked: both never change
+        state.json    how far each of its tasks is that does not merely wait; replaced as a whole
+        over          all its tasks are over: nobody needs to look any more
 
-A job's folder goes a day after its end.
+A job's folder is removed a day after its end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, replace_file
@@ -40,7 +36,7 @@ from headrace.cluster.slurm.text import gpu_count, seconds
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 
 # -- what is asked -------------------------------------------------------------------------------------
@@ -54,20 +50,13 @@ _SIGNALS = re.compile(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@(\d+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Dependency:
-    """One job that another waits for: `kind` is one of sbatch's words; a singleton names none."""
-
-    kind: str
-    job_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LocalRequest:
     """What is asked.
 
     Attributes:
         tasks: numbers of an array's tasks; None: it is none.
-        together: of these, run at a time; 0: no limit of the array's own.
+        tasks_at_once: of these, run at a time; 0: no limit of the array's own.
+        dependencies: sbatch's word ("afterok") and the id of a job that this one waits for ("": singleton).
         all_of: whether all dependencies must hold, or any.
         time_s: until it is ended; None: no limit.
         warn_signal, warn_s: a signal, so long before the end; `warn_script`: to the script alone.
@@ -81,8 +70,8 @@ class LocalRequest:
     input: str = ""
     append: bool = False
     tasks: tuple[int, ...] | None = None
-    together: int = 0
-    dependencies: tuple[Dependency, ...] = ()
+    tasks_at_once: int = 0
+    dependencies: tuple[tuple[str, str], ...] = ()
     all_of: bool = True
     kill_on_invalid_dependency: bool = False
     time_s: float | None = None
@@ -106,20 +95,9 @@ class LocalRequest:
         """Of all nodes."""
         return self.nodes * self.gpus_per_node
 
-    def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_plain(cls, fields: dict[str, Any]) -> LocalRequest:
-        """Of what `as_plain` gave."""
-        fields = dict(fields)
-        fields["dependencies"] = tuple(Dependency(**d) for d in fields["dependencies"])
-        fields["tasks"] = None if fields["tasks"] is None else tuple(fields["tasks"])
-        return cls(**fields)
-
-
-def read_request(script: bytes, options: Sequence[str]) -> LocalRequest:
+@functools.lru_cache(maxsize=64)
+def read_request(script: bytes, options: tuple[str, ...]) -> LocalRequest:
     """What a script's directives and the options, which win, ask for.
 
     Raises:
@@ -161,7 +139,7 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         gpus = -(-gpu_count(f"gpu:{options['gpus']}") // nodes)
     if not gpus and options.get("gpus-per-task"):
         gpus = gpu_count(f"gpu:{options['gpus-per-task']}") * per_node
-    array, together = _array(options.get("array"))
+    array, tasks_at_once = _array(options.get("array"))
     dependencies, all_of = _dependencies(options.get("dependency"))
     warn_script, warn_signal, warn_s = _warning(options.get("signal"))
     return LocalRequest(
@@ -171,7 +149,7 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         input=options.get("input") or "",
         append=options.get("open-mode") in {"append", "a"},
         tasks=array,
-        together=together,
+        tasks_at_once=tasks_at_once,
         dependencies=dependencies,
         all_of=all_of,
         kill_on_invalid_dependency=options.get("kill-on-invalid-dep") in {"yes", "y"},
@@ -210,7 +188,7 @@ def _array(text: str | None) -> tuple[tuple[int, ...] | None, int]:
     return tasks, int(together or 0)
 
 
-def _dependencies(text: str | None) -> tuple[tuple[Dependency, ...], bool]:
+def _dependencies(text: str | None) -> tuple[tuple[tuple[str, str], ...], bool]:
     if not text:
         return (), True
     dependencies = []
@@ -219,20 +197,16 @@ def _dependencies(text: str | None) -> tuple[tuple[Dependency, ...], bool]:
         bad = kind not in _KINDS or (kind == "singleton") == bool(job_ids)
         if bad or not all(re.fullmatch(r"\d+(_\d+)?(\+\d+)?", job_id) for job_id in job_ids):
             raise ValueError(f"--dependency is {text!r}, expected like afterok:17:18,afterany:19")
-        dependencies += [Dependency(kind, job_id.partition("+")[0]) for job_id in job_ids or [""]]
+        dependencies += [(kind, job_id.partition("+")[0]) for job_id in job_ids or [""]]
     return tuple(dependencies), "?" not in text
 
 
 def _warning(text: str | None) -> tuple[bool, int, float]:
     if not text:
         return False, 0, 60.0
-    import signal
-
     match = _SIGNALS.match(text)
+    numbers = {name: int(s) for s in signal.Signals for name in (s.name, str(int(s)))}
     named = match and (match[2] if match[2].isdigit() else f"SIG{match[2].upper()}")
-    numbers = {s.name: int(s) for s in signal.Signals} | {
-        str(int(s)): int(s) for s in signal.Signals
-    }
     if not match or named not in numbers:
         raise ValueError(f"--signal is {text!r}, expected like USR1@60 or B:TERM@120")
     return "B" in (match[1] or ""), numbers[named], float(match[3] or 60)
@@ -241,8 +215,6 @@ def _warning(text: str | None) -> tuple[bool, int, float]:
 # -- what is known -------------------------------------------------------------------------------------
 
 FOLDER_VARIABLE = "HEADRACE_JOBS_DIR"
-KEY_VARIABLE = "HEADRACE_JOB_KEY"
-"""In the environment of all processes of a task, and of no other's."""
 KEPT_S = 86400.0
 _KIND = DocumentKind(
     name="the state of a local job",
@@ -253,24 +225,18 @@ _KIND = DocumentKind(
 )
 
 
-def jobs_folder(environment: Mapping[str, str] | None = None) -> JobsFolder:
-    """This user's on this machine: HEADRACE_JOBS_DIR, else headrace/jobs/HOST in the user's state folder.
-
-    That is XDG_STATE_HOME or ~/.local/state. Home folders are often shared between machines, processes are not.
-    """
-    environment = os.environ if environment is None else environment
-    if given := environment.get(FOLDER_VARIABLE):
-        return JobsFolder(Path(given))
-    state = environment.get("XDG_STATE_HOME")
-    base = Path(state) if state else Path.home() / ".local/state"
-    return JobsFolder(base / "headrace/jobs" / socket.gethostname())
-
-
 @dataclass(slots=True)
 class TaskState:
-    """How far a task is; times in Unix seconds."""
+    """How far a task is; times in Unix seconds.
 
-    state: str = JobState.PENDING
+    Attributes:
+        keeper, keeper_started: the process that keeps the task: its id, and when it began.
+        output: the file; "" until the keeper has begun.
+        script: the process of the script.
+        asked: "cancel" or "requeue", until the keeper has done it.
+    """
+
+    state: JobState = JobState.PENDING
     reason: str = ""
     restarts: int = 0
     started_s: float | None = None
@@ -282,65 +248,26 @@ class TaskState:
     keeper: int = 0
     keeper_started: int = 0
     script: int = 0
+    asked: str = ""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing will come after it."""
-        return JobState(self.state).is_over
+        return self.state.is_over
+
+    @property
+    def runs(self) -> bool:
+        """Whether a keeper has it."""
+        return self.state != JobState.PENDING and not self.is_over
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTask:
-    """One task: its folder, and its number in an array."""
-
-    folder: Path
-    number: int | None
-
-    def read(self) -> TaskState:
-        """How far it is."""
-        try:
-            path = self.folder / "state.json"
-            return TaskState(**_KIND.decode(path.read_bytes(), str(path)).plain())
-        except (FileNotFoundError, NotADirectoryError):
-            return TaskState()
-        except (OSError, TypeError) as e:
-            raise ClusterError(
-                f"{self.folder}/state.json: the state of a local job cannot be read: {e}.",
-                path=str(self.folder),
-                next_step="Remove the job's folder if nothing of it is needed.",
-            ) from e
-
-    def write(self, state: TaskState) -> None:
-        """Say how far it is; what was said stays whole until the new is."""
-        _write(self.folder / "state.json", asdict(state))
-
-    def asked(self, what: str) -> bool:
-        """Whether somebody asked it to `cancel` or `requeue`."""
-        return (self.folder / what).exists()
-
-    def ask(self, what: str) -> None:
-        """Ask it."""
-        with contextlib.suppress(FileNotFoundError):
-            (self.folder / what).touch()
-
-    def forget(self, what: str) -> None:
-        """It was done."""
-        (self.folder / what).unlink(missing_ok=True)
-
-    def take(self) -> int | None:
-        """Its lock, to hold as its keeper; None: a keeper has it."""
-        try:
-            return lock_path(self.folder / "lock")
-        except FileNotFoundError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalJob:
-    """What was asked for.
+    """One job.
 
     Attributes:
         key: in the environment of all its processes, and nobody else's.
+        tasks: how far each is, by its number in an array; None: it is none.
     """
 
     number: int
@@ -349,58 +276,87 @@ class LocalJob:
     name: str
     user: str
     directory: str
+    options: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     submitted_s: float
     key: str
-
-    @property
-    def tasks(self) -> list[LocalTask]:
-        """One, or those of an array."""
-        if self.request.tasks is None:
-            return [LocalTask(self.folder / "_", None)]
-        return [LocalTask(self.folder / str(number), number) for number in self.request.tasks]
+    tasks: dict[int | None, TaskState] = field(default_factory=dict)
 
     @property
     def script(self) -> Path:
-        """Its text."""
+        """The file."""
         return self.folder / "script"
 
-    @property
-    def over(self) -> Path:
-        """Is there when all its tasks are over."""
-        return self.folder / "over"
-
-    def task_key(self, task: LocalTask) -> str:
-        """The value of `KEY_VARIABLE` for its processes."""
-        return f"{self.key}-{task.folder.name}"
-
-    def task_id(self, task: LocalTask) -> str:
+    def task_id(self, task: int | None) -> str:
         """As users know it."""
-        return str(self.number) if task.number is None else f"{self.number}_{task.number}"
+        return str(self.number) if task is None else f"{self.number}_{task}"
+
+    def mark(self, task: int | None) -> str:
+        """In the environment of all processes of a task, and of no other's."""
+        return f"HEADRACE_JOB_KEY={self.key}-{'_' if task is None else task}"
+
+    def create(self, script: bytes) -> None:
+        """Write what never changes.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self.folder.mkdir(mode=0o700)
+        self.script.write_bytes(script)
+        self.script.chmod(0o700)
+        names = ("name", "user", "directory", "options", "arguments", "submitted_s", "key")
+        fields = {name: getattr(self, name) for name in names}
+        _replace(
+            self.folder / "job.json",
+            _KIND.encode({**fields, "environment": dict(self.environment)}),
+        )
 
     def save(self) -> None:
-        """Write it."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("name", "user", "directory", "arguments", "submitted_s", "key")
+        """Write how far its tasks are; `locked`."""
+        waiting = TaskState()
+        tasks = {
+            "_" if task is None else str(task): asdict(state)
+            for task, state in self.tasks.items()
+            if state != waiting
         }
-        fields |= {"request": self.request.as_plain(), "environment": dict(self.environment)}
-        _write(self.folder / "job.json", fields)
+        _replace(self.folder / "state.json", _KIND.encode({"tasks": tasks}))
 
     @classmethod
     def load(cls, folder: Path) -> LocalJob:
         """Read it.
 
         Raises:
-            OSError: it is gone.
-            ValueError: it cannot be read.
+            FileNotFoundError: there is none.
+            ClusterError: it cannot be read.
         """
         path = folder / "job.json"
-        fields = _KIND.decode(path.read_bytes(), str(path)).plain()
-        fields["request"] = LocalRequest.from_plain(fields["request"])
-        fields["arguments"] = tuple(fields["arguments"])
-        return cls(number=int(folder.name), folder=folder, **fields)
+        try:
+            fields = _KIND.decode(path.read_bytes(), str(path)).plain()
+            for name in ("options", "arguments"):
+                fields[name] = tuple(fields[name])
+            request = read_request((folder / "script").read_bytes(), fields["options"])
+            job = cls(number=int(folder.name), folder=folder, request=request, **fields)
+            path = folder / "state.json"
+            with contextlib.suppress(FileNotFoundError):
+                states = _KIND.decode(path.read_bytes(), str(path)).plain()["tasks"]
+                job.tasks = {
+                    None if name == "_" else int(name): TaskState(
+                        **{**state, "state": JobState(state["state"]), "gpus": tuple(state["gpus"])}
+                    )
+                    for name, state in states.items()
+                }
+        except (FileNotFoundError, NotADirectoryError) as e:
+            raise FileNotFoundError(str(folder)) from e
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise ClusterError(
+                f"{path}: the local job cannot be read: {e!r}.",
+                path=str(path),
+                next_step=_KIND.next_step,
+            ) from e
+        numbers = (None,) if request.tasks is None else request.tasks
+        job.tasks = {task: job.tasks.get(task) or TaskState() for task in numbers}
+        return job
 
 
 class JobsFolder:
@@ -409,32 +365,46 @@ class JobsFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ) -> JobsFolder:
+        """This user's on this machine: HEADRACE_JOBS_DIR, else headrace/jobs/HOST in the user's state folder.
+
+        That is XDG_STATE_HOME or ~/.local/state. Home folders are often shared between machines, processes
+        are not.
+        """
+        if given := environment.get(FOLDER_VARIABLE):
+            return cls(Path(given))
+        state = environment.get("XDG_STATE_HOME")
+        base = Path(state) if state else Path.home() / ".local/state"
+        return cls(base / "headrace/jobs" / socket.gethostname())
+
     def open(self) -> None:
         """Make it, and see that it is ours alone: jobs' environments lie in it.
 
         Raises:
             ClusterError: it cannot be made, or others may look into it.
         """
+        why = ""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.path.lstat()
         except OSError as e:
-            raise self._error(f"cannot be made: {e.strerror}") from e
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise self._error(f"is not this user's ({os.geteuid()})")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise self._error(f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700")
-
-    def _error(self, what: str) -> ClusterError:
-        return ClusterError(
-            f"{self.path}: the folder of local jobs {what}.",
-            path=str(self.path),
-            next_step=f"Name another folder in {FOLDER_VARIABLE}.",
-        )
+            why = f"cannot be made: {e.strerror}"
+        else:
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                why = f"is not this user's ({os.geteuid()})"
+            elif stat.S_IMODE(status.st_mode) & 0o077:
+                why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+        if why:
+            raise ClusterError(
+                f"{self.path}: the folder of local jobs {why}.",
+                path=str(self.path),
+                next_step=f"Name another folder in {FOLDER_VARIABLE}.",
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else numbers or starts jobs meanwhile."""
+        """Nobody else numbers, starts or changes jobs meanwhile."""
         fd = lock_path(self.path / "lock", wait_s=None)
         assert fd is not None
         try:
@@ -448,35 +418,18 @@ class JobsFolder:
         try:
             number = int(path.read_text())
         except (FileNotFoundError, ValueError):
-            number = 1 + max((job for job in self._numbers()), default=0)
-        _replace(path, f"{number + 1}\n")
+            number = 1 + max(self._numbers(), default=0)
+        _replace(path, b"%d\n" % (number + 1))
         return number
 
     def jobs(self) -> list[LocalJob]:
         """All that are not over, oldest first."""
         jobs = []
         for number in sorted(self._numbers()):
-            if (self.path / str(number) / "over").exists():
-                continue
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                jobs.append(self.load(str(number)))
+            if not (self.path / str(number) / "over").exists():
+                with contextlib.suppress(FileNotFoundError):
+                    jobs.append(LocalJob.load(self.path / str(number)))
         return jobs
-
-    def load(self, number: str) -> LocalJob:
-        """One.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ClusterError: it cannot be read.
-        """
-        try:
-            return LocalJob.load(self.path / number)
-        except (ValueError, KeyError, TypeError) as e:
-            raise ClusterError(
-                f"{self.path / number}: the local job cannot be read: {e!r}.",
-                path=str(self.path / number),
-                next_step="Remove the folder if nothing of it is needed.",
-            ) from e
 
     def clean(self) -> None:
         """Remove jobs that were over long ago; `locked`."""
@@ -494,9 +447,5 @@ class JobsFolder:
                     yield int(entry.name)
 
 
-def _write(path: Path, fields: dict[str, Any]) -> None:
-    _replace(path, _KIND.encode(fields).decode())
-
-
-def _replace(path: Path, text: str) -> None:
-    replace_file(path, text.encode(), mode=0o600, sync=False)
+def _replace(path: Path, data: bytes) -> None:
+    replace_file(path, data, mode=0o600, sync=False)

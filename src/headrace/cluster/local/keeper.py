@@ -2,7 +2,7 @@
 
 It is the parent of whatever the script leaves behind (a subreaper), so that nothing can run away from it: not
 by a session of its own, nor by a second fork. The script dies if the keeper is killed; what is below the script
-is then found by the key in its environment, by the next one who looks (`schedule`).
+is then found by the mark in its environment, by the next one who looks (`schedule`).
 
 `schedule` starts what can start, and buries what died. It is run by whoever changed something, one at a time.
 Jobs start in their order: one that waits for CPUs or GPUs holds up those behind it, one that waits for another
@@ -19,12 +19,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
 from headrace.cluster.hostlist import compress_hosts
 from headrace.cluster.launch.plan import machine_gpus
-from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, LocalTask
+from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState
 from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
@@ -34,10 +33,7 @@ from headrace.cluster.processes import (
     send,
     start_time,
 )
-
-if TYPE_CHECKING:
-    from headrace.cluster.local.jobs import Dependency, LocalTask, TaskState
-
+from headrace.errors import ClusterError
 
 # -- the schedule --------------------------------------------------------------------------------------
 
@@ -48,171 +44,142 @@ KEEPER_MARK = "headrace.cluster.local.keeper"
 
 _KEEP = f"from {KEEPER_MARK} import main; main()"
 # Put into the background by a shell that ends at once: no zombie is left to the caller.
-_BEHIND = '"$@" </dev/null >>"$0" 2>&1 &'
+_BEHIND = '"$@" </dev/null >>"$0" 2>&1 & echo $!'
 
 
-def schedule(jobs: JobsFolder) -> None:
-    """Start what can start."""
-    with jobs.locked():
-        jobs.clean()
-        _Pass(jobs).run()
-
-
-class _Pass:
-    def __init__(self, jobs: JobsFolder) -> None:
-        self._folder = jobs
-        self._jobs = jobs.jobs()
-        self._states = {
-            (job.number, task.number): task.read() for job in self._jobs for task in job.tasks
-        }
-        self._cpus = len(os.sched_getaffinity(0))
-        gpus = os.environ.get(GPUS_VARIABLE, "")
-        self._gpus = int(gpus) if gpus.isdigit() else machine_gpus()
-
-    def run(self) -> None:
-        for job in self._jobs:
-            for task in job.tasks:
-                state = self._state(job, task)
-                if state.state != JobState.PENDING and not state.is_over:
-                    self._bury(job, task)
-        while self._start_some():
+def schedule(folder: JobsFolder) -> None:
+    """Start what can start, and bury what died."""
+    with folder.locked():
+        folder.clean()
+        jobs = folder.jobs()
+        changed = {job.number for job in jobs if _bury(job)}
+        while _start_some(folder, jobs, changed):
             pass
-        for job in self._jobs:
-            if all(self._state(job, task).is_over for task in job.tasks):
-                job.over.touch()
+        for job in jobs:
+            if job.number in changed:
+                job.save()
+            if all(state.is_over for state in job.tasks.values()):
+                (job.folder / "over").touch()
 
-    def _state(self, job: LocalJob, task: LocalTask) -> TaskState:
-        return self._states[job.number, task.number]
 
-    # -- the dead ----------------------------------------------------------------------------------
+def keeper_lives(state: TaskState) -> bool:
+    """Whether the keeper of a task is there, and no other process of that number."""
+    return bool(state.keeper) and start_time(state.keeper) == state.keeper_started
 
-    def _bury(self, job: LocalJob, task: LocalTask) -> None:
-        """If its keeper is gone without saying how it ended."""
-        if (lock := task.take()) is None:
-            return
-        try:
-            fresh = task.read()  # it may have ended since
-            self._states[job.number, task.number] = fresh
-            if fresh.state == JobState.PENDING or fresh.is_over:
-                return
-            end_marked(f"{KEY_VARIABLE}={job.task_key(task)}", 0.0)
-            if job.request.requeue and not task.asked("cancel"):
-                fresh.state, fresh.restarts = JobState.PENDING, fresh.restarts + 1
-            else:
-                fresh.state, fresh.ended_s = JobState.NODE_FAIL, time.time()
-            fresh.reason = "the keeper was killed"
-            task.write(fresh)
-        finally:
-            os.close(lock)
 
-    # -- the waiting -------------------------------------------------------------------------------
+def _bury(job: LocalJob) -> bool:
+    """End what is left of tasks whose keeper is gone without saying how they ended; whether there are any."""
+    dead = [(t, s) for t, s in job.tasks.items() if s.runs and not keeper_lives(s)]
+    for task, state in dead:
+        end_marked(job.mark(task), 0.0)
+        if job.request.requeue and state.asked != "cancel":
+            state.state, state.restarts = JobState.PENDING, state.restarts + 1
+        else:
+            state.state, state.ended_s = JobState.NODE_FAIL, time.time()
+        state.reason = "the keeper was killed"
+    return bool(dead)
 
-    def _start_some(self) -> bool:
-        """One pass over what waits; whether something was cancelled that others may depend on."""
-        free_cpus, free_gpus = self._cpus, set(range(self._gpus))
-        for job in self._jobs:
-            running = [s for s in (self._state(job, t) for t in job.tasks) if self._runs(s)]
-            free_cpus -= len(running) * min(job.request.cpus, self._cpus)
-            free_gpus -= {gpu for state in running for gpu in state.gpus}
-        cancelled = blocked = False
-        for job in self._jobs:
-            for task in job.tasks:
-                state = self._state(job, task)
-                if state.state != JobState.PENDING:
-                    continue
-                verdict = self._dependencies(job, task)
-                if verdict is None and job.request.kill_on_invalid_dependency:
-                    state.state, state.ended_s = JobState.CANCELLED, time.time()
-                    cancelled = True
-                reason = "DependencyNeverSatisfied" if verdict is None else "Dependency"
-                if verdict:
-                    reason = self._limit(job)
-                    cpus, gpus = (
-                        min(job.request.cpus, self._cpus),
-                        min(job.request.gpus, self._gpus),
-                    )
-                    if not reason and (blocked or cpus > free_cpus or gpus > len(free_gpus)):
-                        blocked, reason = True, "Resources"
-                if verdict and not reason:
-                    state.gpus = tuple(sorted(free_gpus)[:gpus])
-                    free_gpus -= set(state.gpus)
-                    free_cpus -= cpus
-                    self._start(job, task, state)
-                elif reason != state.reason or state.is_over:
-                    state.reason = reason
-                    task.write(state)
-        return cancelled
 
-    @staticmethod
-    def _runs(state: TaskState) -> bool:
-        return state.state != JobState.PENDING and not state.is_over
+def _start_some(folder: JobsFolder, jobs: list[LocalJob], changed: set[int]) -> bool:
+    """One pass over what waits; whether something was cancelled that others may depend on."""
+    cpus_here = len(os.sched_getaffinity(0))
+    gpus_named = os.environ.get(GPUS_VARIABLE, "")
+    gpus_here = int(gpus_named) if gpus_named.isdigit() else machine_gpus()
+    free_cpus, free_gpus = cpus_here, set(range(gpus_here))
+    for job in jobs:
+        running = [state for state in job.tasks.values() if state.runs]
+        free_cpus -= len(running) * min(job.request.cpus, cpus_here)
+        free_gpus -= {gpu for state in running for gpu in state.gpus}
+    cancelled = blocked = False
+    for job in jobs:
+        cpus, gpus = min(job.request.cpus, cpus_here), min(job.request.gpus, gpus_here)
+        for task, state in job.tasks.items():
+            if state.state != JobState.PENDING:
+                continue
+            reason = _waits_for(folder, jobs, job, task)
+            if not reason and (blocked or cpus > free_cpus or gpus > len(free_gpus)):
+                blocked, reason = True, "Resources"
+            if reason == "DependencyNeverSatisfied" and job.request.kill_on_invalid_dependency:
+                state.state, state.ended_s = JobState.CANCELLED, time.time()
+                cancelled = True
+            if not reason:
+                state.gpus = tuple(sorted(free_gpus)[:gpus])
+                free_gpus -= set(state.gpus)
+                free_cpus -= cpus
+                _start(job, task, state)
+            if reason != state.reason or state.state != JobState.PENDING:
+                state.reason = reason
+                changed.add(job.number)
+    return cancelled
 
-    def _limit(self, job: LocalJob) -> str:
-        running = sum(self._runs(self._state(job, task)) for task in job.tasks)
-        together = job.request.together
-        return "JobArrayTaskLimit" if together and running >= together else ""
 
-    def _dependencies(self, job: LocalJob, task: LocalTask) -> bool | None:
-        """Whether they hold; None: they never will."""
-        asked = job.request.dependencies
-        verdicts = [self._holds(job, task, dependency) for dependency in asked]
-        if job.request.all_of or not verdicts:
-            return None if None in verdicts else all(verdicts)
-        return True if True in verdicts else None if set(verdicts) == {None} else False
+def _waits_for(folder: JobsFolder, jobs: list[LocalJob], job: LocalJob, task: int | None) -> str:
+    """Slurm's word for what a task waits for beside CPUs and GPUs; "" if for nothing."""
+    verdicts = [
+        _holds(folder, jobs, job, task, kind, job_id) for kind, job_id in job.request.dependencies
+    ]
+    hold, never = (all, any) if job.request.all_of else (any, all)
+    if verdicts and never(verdict is None for verdict in verdicts):
+        return "DependencyNeverSatisfied"
+    if verdicts and not hold(verdicts):
+        return "Dependency"
+    at_once = job.request.tasks_at_once
+    if at_once and sum(state.runs for state in job.tasks.values()) >= at_once:
+        return "JobArrayTaskLimit"
+    return ""
 
-    def _holds(self, job: LocalJob, task: LocalTask, dependency: Dependency) -> bool | None:  # noqa: PLR0911 - a table
-        if dependency.kind == "singleton":
-            same = (j for j in self._jobs if j.name == job.name and j.number < job.number)
-            return not any(not self._state(j, t).is_over for j in same for t in j.tasks)
-        states = self._states_of(dependency, task)
-        if states is None:
-            return None
-        over = all(state.is_over for state in states)
-        well = [state.state == JobState.COMPLETED for state in states]
-        if dependency.kind == "after":
-            return all(state.state != JobState.PENDING for state in states)
-        if dependency.kind == "afterany":
-            return over
-        if dependency.kind == "afternotok":
-            return (not all(well) or None) if over else False
-        if any(state.is_over and not fine for state, fine in zip(states, well, strict=True)):
-            return None
-        return all(well)
 
-    def _states_of(self, dependency: Dependency, task: LocalTask) -> list[TaskState] | None:
-        number, _, wanted = dependency.job_id.partition("_")
-        if dependency.kind == "aftercorr" and task.number is not None:
-            wanted = wanted or str(task.number)
-        try:
-            other = self._folder.load(number)
-        except FileNotFoundError:
-            return None
-        tasks = [t for t in other.tasks if not wanted or str(t.number) == wanted]
-        known = [self._states.get((other.number, t.number)) or t.read() for t in tasks]
-        return known or None
+def _holds(  # noqa: PLR0911, PLR0917 - a table of sbatch's words
+    folder: JobsFolder,
+    jobs: list[LocalJob],
+    job: LocalJob,
+    task: int | None,
+    kind: str,
+    job_id: str,
+) -> bool | None:
+    if kind == "singleton":
+        same = [j for j in jobs if j.name == job.name and j.number < job.number]
+        return all(state.is_over for j in same for state in j.tasks.values())
+    number, _, wanted = job_id.partition("_")
+    if kind == "aftercorr" and task is not None:
+        wanted = wanted or str(task)
+    other = next((j for j in jobs if j.number == int(number)), None)
+    try:
+        other = other or LocalJob.load(folder.path / number)
+    except FileNotFoundError:
+        return None
+    states = [state for t, state in other.tasks.items() if not wanted or str(t) == wanted]
+    if not states:
+        return None
+    over = all(state.is_over for state in states)
+    well = all(state.state == JobState.COMPLETED for state in states)
+    if kind == "after":
+        return all(state.state != JobState.PENDING for state in states)
+    if kind == "afterany":
+        return over
+    if kind == "afternotok":
+        return (not well or None) if over else False
+    if any(state.is_over and state.state != JobState.COMPLETED for state in states):
+        return None
+    return well
 
-    # -- starting ----------------------------------------------------------------------------------
 
-    def _start(self, job: LocalJob, task: LocalTask, state: TaskState) -> None:
-        lock = task.take()
-        if lock is None:  # the keeper of its last run is about to leave, and will look again
-            return
-        try:
-            task.forget("requeue")
-            state.state, state.reason, state.started_s = JobState.RUNNING, "", time.time()
-            state.exit_code = state.signal = state.ended_s = None
-            state.keeper = state.keeper_started = 0
-            task.write(state)
-            # What the keeper's processes are known by must not be in its own environment: this may be a job.
-            environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_JOB_")}
-            subprocess.run(  # noqa: S603 - our own program
-                ["/bin/sh", "-c", _BEHIND, str(task.folder / "keeper.log"),
-                 sys.executable, "-c", _KEEP, str(job.folder), task.folder.name, str(lock)],
-                check=True, pass_fds=(lock,), env=environment, cwd="/", stdin=subprocess.DEVNULL,
-                start_new_session=True,  # before whoever submitted can be killed with its group
-            )  # fmt: skip
-        finally:
-            os.close(lock)
+def _start(job: LocalJob, task: int | None, state: TaskState) -> None:
+    """Start its keeper, which waits until the state that names it is written, and the lock is free."""
+    # What the keeper's processes are known by must not be in its own environment: this may be a job.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_JOB_")}
+    name = "_" if task is None else str(task)
+    shell = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/sh", "-c", _BEHIND, str(job.folder / "keeper.log"),
+         sys.executable, "-c", _KEEP, str(job.folder), name],
+        check=True, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        start_new_session=True,  # before whoever submitted can be killed with its group
+    )  # fmt: skip
+    state.state, state.started_s = JobState.RUNNING, time.time()
+    state.asked = state.output = ""
+    state.exit_code = state.signal = state.ended_s = None
+    state.keeper = int(shell.stdout)
+    state.keeper_started = start_time(state.keeper) or 0
 
 
 # -- the keeper ----------------------------------------------------------------------------------------
@@ -232,20 +199,21 @@ _LOOK_S = 1.0
 
 
 def main() -> None:
-    """Keep a task: arguments are the job's folder, the task's name, and the descriptor of its lock."""
-    folder, name, lock = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    os.set_inheritable(lock, False)
+    """Keep a task: arguments are the job's folder and the task's name."""
+    path, name = Path(sys.argv[1]), sys.argv[2]
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     with contextlib.suppress(PermissionError):
         os.setsid()
     adopt_orphans()
-    job = LocalJob.load(folder)
-    task = next(task for task in job.tasks if task.folder.name == name)
+    folder, task = JobsFolder(path.parent), None if name == "_" else int(name)
+    with folder.locked():
+        job = LocalJob.load(path)
+    if job.tasks[task].keeper != os.getpid():
+        return  # whoever started this process was killed before that was written
     try:
-        Keeper(job, task).run()
+        Keeper(folder, job, task).run()
     finally:
-        os.close(lock)
-        schedule(JobsFolder(folder.parent))
+        schedule(folder)
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
@@ -256,10 +224,11 @@ def node_names(nodes: int) -> tuple[str, ...]:
 class Keeper:
     """Of one task, from its start to its end."""
 
-    def __init__(self, job: LocalJob, task: LocalTask) -> None:
+    def __init__(self, folder: JobsFolder, job: LocalJob, task: int | None) -> None:
+        self.folder = folder
         self.job = job
         self.task = task
-        self.state = task.read()
+        self.state = job.tasks[task]
         self._script = 0
         self._status: int | None = None
         self._ending = ""
@@ -276,33 +245,40 @@ class Keeper:
 
     def run(self) -> None:
         """Return when nothing of it is left, and the state says how it ended."""
-        state = self.state
-        state.keeper, state.keeper_started = os.getpid(), start_time(os.getpid()) or 0
-        state.output = str(self._path(self.job.request.output or self._default()))
-        self.task.write(state)
+        default = "slurm-%j.out" if self.task is None else "slurm-%A_%a.out"
+        output = self._path(self.job.request.output or default)
+        self._update(output=str(output))
         try:
-            self._start()
+            self._start(output)
         except OSError as e:
             where = e.filename or self.job.script
-            self._finish(JobState.FAILED, reason=f"{where}: {e.strerror}", exit_code=127)
+            self._finish(JobState.FAILED, f"{where}: {e.strerror}", 127)
             return
         self._watch()
         self._finish(*self._outcome())
 
+    def _update(self, **fields: object) -> None:
+        """Write how far the task is; others may have changed its neighbours, and asked something of it."""
+        with self.folder.locked():
+            job = LocalJob.load(self.job.folder)
+            self.state = job.tasks[self.task]
+            for name, value in fields.items():
+                setattr(self.state, name, value)
+            if self.state.state == JobState.PENDING and self.state.asked == "cancel":
+                self.state.state, self.state.ended_s = JobState.CANCELLED, time.time()
+            job.save()
+
     # -- starting ----------------------------------------------------------------------------------
 
-    def _default(self) -> str:
-        return "slurm-%j.out" if self.task.number is None else "slurm-%A_%a.out"
-
     def _path(self, pattern: str) -> Path:
-        job, task = self.job, self.task
+        job = self.job
         facts = pattern_facts(
-            str(job.number), job.name, job.user, array_id=str(job.number), task=task.number,
+            str(job.number), job.name, job.user, array_id=str(job.number), task=self.task,
             node=node_names(job.request.nodes)[0],
         )  # fmt: skip
         return Path(job.directory, fill_pattern(pattern, facts))
 
-    def _start(self) -> None:
+    def _start(self, output: Path) -> None:
         request, flags = self.job.request, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         flags |= os.O_APPEND if request.append else os.O_TRUNC | os.O_APPEND
         with contextlib.ExitStack() as opened:
@@ -313,7 +289,7 @@ class Keeper:
                 return fd
 
             given = keep(self._path(request.input) if request.input else os.devnull, os.O_RDONLY)
-            out = keep(self.state.output, flags)
+            out = keep(output, flags)
             err = keep(self._path(request.error), flags) if request.error else out
             # The script, not the keeper, may be signalled, and dies with the keeper.
             process = subprocess.Popen(  # noqa: S603 - the user's script
@@ -321,37 +297,28 @@ class Keeper:
                 stdin=given, stdout=out, stderr=err, cwd=self.job.directory, env=self._environment(),
                 start_new_session=True, preexec_fn=_in_the_child,  # noqa: PLW1509 - one thread
             )  # fmt: skip
-        self._script = self.state.script = process.pid
-        self.task.write(self.state)
+        self._script = process.pid
+        self._update(script=process.pid)
         process.returncode = 0  # it is waited for here, with all that it leaves behind
 
     def _environment(self) -> dict[str, str]:
         job, task, request = self.job, self.task, self.job.request
-        nodes = node_names(request.nodes)
-        limit = request.time_s
         given = {k: v for k, v in job.environment.items() if not k.startswith("HEADRACE_JOB_")}
-        given |= {
-            KEY_VARIABLE: job.task_key(task),
-            "HEADRACE_JOB_ID": job.task_id(task),
-            "HEADRACE_JOB_NAME": job.name,
-            "HEADRACE_JOB_NODES": compress_hosts(nodes),
-            "HEADRACE_JOB_NODE_INDEX": "0",
-            "HEADRACE_JOB_GPUS_PER_NODE": str(request.gpus_per_node),
-            "HEADRACE_JOB_TASKS_PER_NODE": str(request.tasks_per_node),
-            "HEADRACE_JOB_CPUS_PER_TASK": str(request.cpus_per_task),
-            "HEADRACE_JOB_CPUS_PER_NODE": str(request.cpus_per_task * request.tasks_per_node),
-            "HEADRACE_JOB_RESTARTS": str(self.state.restarts),
-            "HEADRACE_JOB_REQUEUE": str(int(request.requeue)),
-            "HEADRACE_JOB_DIRECTORY": job.directory,
-        }
-        if limit is not None:
-            given["HEADRACE_JOB_END_S"] = f"{time.time() + limit:.3f}"
+        variable, _, mark = job.mark(task).partition("=")
+        given |= {variable: mark} | job_variables(
+            job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
+            gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
+            cpus_per_task=request.cpus_per_task, directory=job.directory,
+            restarts=self.state.restarts, requeue=request.requeue,
+        )  # fmt: skip
+        if request.time_s is not None:
+            given["HEADRACE_JOB_END_S"] = f"{time.time() + request.time_s:.3f}"
         if self.state.gpus:
             given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.state.gpus))
-        if task.number is not None:
+        if task is not None:
             numbers = request.tasks or ()
             for name, value in (
-                ("JOB_ID", job.number), ("TASK_ID", task.number), ("TASK_COUNT", len(numbers)),
+                ("JOB_ID", job.number), ("TASK_ID", task), ("TASK_COUNT", len(numbers)),
                 ("TASK_MIN", min(numbers)), ("TASK_MAX", max(numbers)),
             ):  # fmt: skip
                 given[f"HEADRACE_JOB_ARRAY_{name}"] = str(value)
@@ -363,50 +330,39 @@ class Keeper:
 
     def _watch(self) -> None:
         while True:
-            self._reap()
+            if (status := reap().get(self._script)) is not None:
+                self._status = status
             now = time.monotonic()
             if self._status is not None and not self._ending:
                 self._end("over", LEFT_BEHIND_S)
-            left = self._processes()
+            left = _processes()
             if self._status is not None and not left:
                 return
             if self._ending:
                 if now >= self._kill_at:
                     for pid, began in left.items():
                         send(pid, began, signal.SIGKILL)
-            elif why := self._must_end(now):
+            elif why := self._asked() or ("timeout" if now >= self._end_at else ""):
                 self._end(why, self._kill_wait_s)
             elif now >= self._warn_at:
                 self._warn(left)
-            self._sleep()
+            now = time.monotonic()
+            pause = now + (0.02 if self._ending else _LOOK_S)
+            until = min(pause, self._end_at, self._warn_at, self._kill_at)
+            signal.sigtimedwait(_WATCHED, max(0.005, until - now))
 
-    def _must_end(self, now: float) -> str:
-        asked = next((what for what in ("cancel", "requeue") if self.task.asked(what)), "")
-        return asked or ("timeout" if now >= self._end_at else "")
-
-    def _sleep(self) -> None:
-        now = time.monotonic()
-        until = min(
-            now + (0.02 if self._ending else _LOOK_S), self._end_at, self._warn_at, self._kill_at
-        )
-        signal.sigtimedwait(_WATCHED, max(0.005, until - now))
-
-    def _reap(self) -> None:
-        if (status := reap().get(self._script)) is not None:
-            self._status = status
+    def _asked(self) -> str:
+        with contextlib.suppress(OSError, ClusterError):
+            return LocalJob.load(self.job.folder).tasks[self.task].asked
+        return ""
 
     def _end(self, why: str, wait_s: float) -> None:
         self._ending = why
         self._kill_at = time.monotonic() + wait_s
         self._end_at = self._warn_at = float("inf")
-        for pid, began in self._processes().items():
+        for pid, began in _processes().items():
             send(pid, began, signal.SIGCONT)
             send(pid, began, signal.SIGTERM)
-
-    @staticmethod
-    def _processes() -> dict[int, int]:
-        """All that the script started and left, without other jobs' keepers and what is below those."""
-        return descendants(except_for=_is_keeper)
 
     def _warn(self, left: dict[int, int]) -> None:
         """As Slurm: the script alone, or all but the script."""
@@ -418,6 +374,7 @@ class Keeper:
     # -- the end -----------------------------------------------------------------------------------
 
     def _outcome(self) -> tuple[JobState, str, int | None, int | None]:
+        """State, reason, exit code and signal."""
         assert self._status is not None
         code = os.waitstatus_to_exitcode(self._status)
         exit_code, number = (code, None) if code >= 0 else (None, -code)
@@ -430,38 +387,48 @@ class Keeper:
             return JobState.PENDING, "requeued", None, None
         if code == 0:
             return JobState.COMPLETED, "", 0, None
-        return (
-            JobState.FAILED,
-            "NonZeroExitCode" if number is None else "RaisedSignal",
-            exit_code,
-            number,
-        )
+        reason = "NonZeroExitCode" if number is None else "RaisedSignal"
+        return JobState.FAILED, reason, exit_code, number
 
     def _finish(
-        self,
-        state: JobState,
-        reason: str = "",
-        exit_code: int | None = None,
-        number: int | None = None,
+        self, state: JobState, reason: str, exit_code: int | None, number: int | None = None
     ) -> None:
-        record = self.state
-        record.state, record.reason, record.exit_code, record.signal = (
-            state,
-            reason,
-            exit_code,
-            number,
-        )
+        ended: dict[str, object] = {"ended_s": time.time()}
         if state == JobState.PENDING:
-            record.restarts += 1
-            record.started_s = None
-        else:
-            record.ended_s = time.time()
-        self.task.write(record)
+            ended = {"restarts": self.state.restarts + 1, "started_s": None}
+        self._update(state=state, reason=reason, exit_code=exit_code, signal=number, **ended)
+
+
+def job_variables(
+    job_id: str,
+    name: str,
+    nodes: str,
+    *,
+    gpus_per_node: int,
+    tasks_per_node: int,
+    cpus_per_task: int,
+    directory: str,
+    restarts: int = 0,
+    requeue: bool = False,
+) -> dict[str, str]:
+    """By which a process is told of its job on this machine."""
+    values: dict[str, object] = {
+        "ID": job_id, "NAME": name, "NODES": nodes, "NODE_INDEX": 0, "GPUS_PER_NODE": gpus_per_node,
+        "TASKS_PER_NODE": tasks_per_node, "CPUS_PER_TASK": cpus_per_task,
+        "CPUS_PER_NODE": cpus_per_task * tasks_per_node, "RESTARTS": restarts,
+        "REQUEUE": int(requeue), "DIRECTORY": directory,
+    }  # fmt: skip
+    return {f"HEADRACE_JOB_{key}": str(value) for key, value in values.items()}
 
 
 def _in_the_child() -> None:
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+
+
+def _processes() -> dict[int, int]:
+    """All that the script started and left, without other jobs' keepers and what is below those."""
+    return descendants(except_for=_is_keeper)
 
 
 def _is_keeper(pid: int) -> bool:
