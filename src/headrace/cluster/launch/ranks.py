@@ -120,12 +120,10 @@ class NodeCommands:
     Attributes:
         commands: the processes to start; none where another node starts them (mpirun).
         environments: of each, on top of what is common.
-        per_rank: each command is one rank; else one command starts all of the node's.
     """
 
     commands: tuple[tuple[str, ...], ...]
     environments: tuple[Mapping[str, str], ...] = field(default=())
-    per_rank: bool = True
 
     def text(self) -> str:
         """As one would type it."""
@@ -193,7 +191,7 @@ def _torchrun(
         "--max-restarts=0",  # a rank that fails ends the job; the scheduler starts it again
         "--no-python", sys.executable, "-I", "-S", rank_start.__file__, *program,
     )  # fmt: skip
-    return NodeCommands((command,), ({},), per_rank=False)
+    return NodeCommands((command,), ({},))
 
 
 def _rank_variables(
@@ -264,7 +262,7 @@ def _mpirun(
         ]  # fmt: skip
     if os.geteuid() == 0 and kind == "openmpi":
         command.append("--allow-run-as-root")
-    return NodeCommands(((*command, *program),), ({},), per_rank=False)
+    return NodeCommands(((*command, *program),), ({},))
 
 
 def _mpi_kind() -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from typing import TYPE_CHECKING
 
 from headrace.cluster.hostlist import expand_hosts
-from headrace.errors import LaunchError
+from headrace.cluster.slurm.commands import Commands
+from headrace.errors import ClusterError, LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REQUEUE_EXIT = 75
 """EX_TEMPFAIL: ends a job that asks its executor to start it again."""
 
-_ASK_S = 10.0
+_SLURM = Commands(deadline_s=10.0)
 
 
 def _slurm_id() -> str:
@@ -124,21 +124,15 @@ def _excluded(place: JobPlace, lost: Collection[str]) -> list[str]:
 def _refusal(*command: str, cwd: str | None = None) -> str:
     """Why a command did not do what it should; "" if it did."""
     try:
-        ended = _run(*command, cwd=cwd)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return str(e)
-    return (ended.stderr.strip() or f"status {ended.returncode}") if ended.returncode else ""
+        _SLURM.run(*command, directory=cwd)
+    except ClusterError as e:
+        return e.message
+    return ""
 
 
 def _ask(*command: str) -> str | None:
+    """What a command answers; None where it does not."""
     try:
-        ended = _run(*command)
-    except (OSError, subprocess.TimeoutExpired):
+        return _SLURM.query(*command)
+    except ClusterError:
         return None
-    return ended.stdout if ended.returncode == 0 else None
-
-
-def _run(*command: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - Slurm's own, as PATH has it
-        command, check=False, capture_output=True, text=True, timeout=_ASK_S, cwd=cwd
-    )

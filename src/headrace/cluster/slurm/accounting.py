@@ -7,6 +7,7 @@ does not count them, and no steps.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass
@@ -225,42 +226,42 @@ def read_sacct(text: str, fields: Sequence[str] = FIELDS) -> list[AccountedJob]:
     return accounted
 
 
-def _accounted(row: dict[str, str], steps: list[dict[str, str]], repeats: int) -> AccountedJob:
+def _accounted(
+    row: dict[str, str], steps: Iterable[dict[str, str]] = (), repeats: int = 0
+) -> AccountedJob:
+    """A job of a row with sacct's names for its fields."""
     state = job_state(row["State"])
-    exit_code, signal = _ending(row["ExitCode"])
+    exit_text, _, signal_text = row["ExitCode"].partition(":")
+    exit_code, signal = int(exit_text or 0), int(signal_text or 0)
+    started, ended = unix_seconds(row["Start"]), unix_seconds(row["End"])
+    elapsed = max(0.0, ended - started) if started and ended else 0.0
     rss = [mib(step["MaxRSS"]) if step["MaxRSS"][-1:].isalpha() else int(step["MaxRSS"] or 0) >> 20
            for step in steps if step.get("MaxRSS")]  # fmt: skip
     restarts = row.get("Restarts", "")
-    limit = row["TimelimitRaw"]
     return AccountedJob(
         job_id=row["JobID"],
-        name=row["JobName"],
-        user=row["User"],
-        account=row["Account"],
-        partition=row["Partition"],
+        name=row.get("JobName", ""),
+        user=row.get("User", ""),
+        account=row.get("Account", ""),
+        partition=row.get("Partition", ""),
         state=state,
         exit_code=known_exit_code(state, exit_code, signal),
         signal=signal or None,
-        submitted_s=unix_seconds(row["Submit"]),
-        started_s=unix_seconds(row["Start"]),
-        ended_s=unix_seconds(row["End"]),
-        elapsed_s=float(row["ElapsedRaw"] or 0),
-        limit_minutes=int(limit) if limit.isdigit() else None,
-        cpu_count=int(row["NCPUS"] or 0),
-        gpu_count=gpu_count(row["AllocTRES"]),
-        node_count=int(row["NNodes"] or 0),
-        nodes=expand_hosts(row["NodeList"]),
-        cpu_s=_cpu_seconds(row["TotalCPU"]),
+        submitted_s=unix_seconds(row.get("Submit", "")),
+        started_s=started,
+        ended_s=ended,
+        elapsed_s=float(row["ElapsedRaw"] or 0) if "ElapsedRaw" in row else elapsed,
+        limit_minutes=minutes(row.get("TimelimitRaw", "")),
+        cpu_count=int(row.get("NCPUS") or 0),
+        gpu_count=gpu_count(row.get("AllocTRES", "")) or gpu_count(row.get("Gres", "")),
+        node_count=int(row.get("NNodes") or 0),
+        nodes=expand_hosts(row.get("NodeList", "")),
+        cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
         memory_peak_mib=max(rss) if rss else None,
-        qos=row["QOS"],
+        qos=row.get("QOS", ""),
         restarts=int(restarts) if restarts.isdigit() else repeats,
-        directory=row["WorkDir"],
+        directory=row.get("WorkDir", ""),
     )
-
-
-def _ending(text: str) -> tuple[int, int]:
-    exit_code, _, signal = text.partition(":")
-    return int(exit_code or 0), int(signal or 0)
 
 
 def _cpu_seconds(text: str) -> float | None:
@@ -310,43 +311,21 @@ def _completed(commands: Commands) -> list[AccountedJob]:
     return list(read_completed(text.splitlines()))
 
 
+_SACCT_NAMES = {
+    "Name": "JobName", "JobState": "State", "SubmitTime": "Submit", "StartTime": "Start", "EndTime": "End",
+    "TimeLimit": "TimelimitRaw", "ProcCnt": "NCPUS", "NodeCnt": "NNodes", "Tres": "AllocTRES",
+}  # fmt: skip
+"""What sacct calls a field of such a line."""
+
+
 def read_completed(lines: Iterable[str]) -> Iterator[AccountedJob]:
     """Of the lines that jobcomp/filetxt writes. What is no such line, or is being written, is left out."""
     for line in lines:
         # A name may hold blanks: a value ends where the next key begins.
         parts = _KEY.split(line)[1:]
-        row = {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
-        if "JobId" not in row or "ExitCode" not in row:
-            continue
-        try:
-            yield _of_line(row)
-        except (KeyError, ValueError):
-            continue
-
-
-def _of_line(row: dict[str, str]) -> AccountedJob:
-    state = job_state(row["JobState"])
-    exit_code, signal = _ending(row["ExitCode"])
-    started, ended = unix_seconds(row["StartTime"]), unix_seconds(row["EndTime"])
-    tres = row.get("Tres", "")
-    return AccountedJob(
-        job_id=task_id(row["JobId"], row.get("ArrayJobId"), row.get("ArrayTaskId")),
-        name=row.get("Name", ""),
-        user=row.get("UserId", "").partition("(")[0],
-        account=row.get("Account", ""),
-        partition=row.get("Partition", ""),
-        state=state,
-        exit_code=known_exit_code(state, exit_code, signal),
-        signal=signal or None,
-        submitted_s=unix_seconds(row.get("SubmitTime", "")),
-        started_s=started,
-        ended_s=ended,
-        elapsed_s=max(0.0, ended - started) if started and ended else 0.0,
-        limit_minutes=minutes(row.get("TimeLimit", "")),
-        cpu_count=int(row.get("ProcCnt") or 0),
-        gpu_count=gpu_count(tres) or gpu_count(row.get("Gres", "")),
-        node_count=int(row.get("NodeCnt") or 0),
-        nodes=expand_hosts(row.get("NodeList", "")),
-        qos=row.get("QOS", ""),
-        directory=row.get("WorkDir", ""),
-    )
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        row = {_SACCT_NAMES.get(key, key): value.strip() for key, value in pairs}
+        with contextlib.suppress(KeyError, ValueError):
+            row["JobID"] = task_id(row["JobId"], row.get("ArrayJobId"), row.get("ArrayTaskId"))
+            row["User"] = row.get("UserId", "").partition("(")[0]
+            yield _accounted(row)
