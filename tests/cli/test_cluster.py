@@ -257,7 +257,7 @@ def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
             self.left -= 1
             return self.left == 0
 
-    monkeypatch.setattr(cluster_queue, "interrupt", lambda: contextlib.nullcontext(Over()))
+    monkeypatch.setattr("headrace.cli.printing.interrupt", lambda: contextlib.nullcontext(Over()))
     cluster_queue.show_queue(Output(), cluster_queue.Selection(), source, watch=30, rows=5)
     out = capsys.readouterr().out
     assert out.count("llm-pretrain") == 2

@@ -170,7 +170,6 @@ def test_each_option_of_swqueue(sw, words, there, away):
 
 
 def test_swqueue_m_looks_again_every_t_seconds(sw, monkeypatch):
-    from headrace.cli import cluster_queue
 
     waited = []
 
@@ -179,7 +178,7 @@ def test_swqueue_m_looks_again_every_t_seconds(sw, monkeypatch):
             waited.append(seconds)
             return len(waited) == 3
 
-    monkeypatch.setattr(cluster_queue, "interrupt", lambda: contextlib.nullcontext(Over()))
+    monkeypatch.setattr("headrace.cli.printing.interrupt", lambda: contextlib.nullcontext(Over()))
     ended = sw("swqueue", "-m", "-t", "90", snapshot=busy)
     assert waited == [90.0] * 3
     assert ended.out.count("llm-pretrain") == 3

@@ -20,7 +20,8 @@ from rich.text import Text
 
 from headrace.base.text import count_text, printable
 from headrace.cli import exit_codes
-from headrace.cli.printing import Output, interrupt, plain
+from headrace.cli.printing import Output, plain
+from headrace.cli.printing import watch as watch_frames
 from headrace.cli.top import many_text
 from headrace.cluster.hostlist import compress_hosts
 
@@ -472,19 +473,36 @@ def show_queue(
     """
     if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
         raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
+    if watch is not None and not output.as_json:
+        _watch(output, selection, source, watch, rows)
+        return exit_codes.OK
     # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
     gc.disable()
-    if watch is None or output.as_json:
-        board = _look(selection, source, save)
-        if output.as_json:
-            _print_json(output, board)
-        else:
-            console = output.console()
-            console.print(_drawn(board, console.width, rows))
-        return exit_codes.OK
-    gc.enable()
-    _watch(output, selection, source, watch, rows)
+    board = _look(selection, source, save)
+    if output.as_json:
+        _print_json(output, board)
+    else:
+        console = output.console()
+        console.print(queue_view(board, console.width, rows))
     return exit_codes.OK
+
+
+def _watch(
+    output: Output, selection: Selection, source: Source, every_s: float, rows: int | None
+) -> None:
+    from headrace.errors import ClusterError
+
+    def frame(width: int) -> RenderableType:
+        try:
+            return queue_view(_look(selection, source), width, rows)
+        except ClusterError as e:
+            return Text(f"{e} Still looking.", "red")
+
+    console = output.console()
+    first = queue_view(_look(selection, source), console.width, rows)
+    if not sys.stdout.isatty():
+        console.print(first)
+    watch_frames(output, first, frame, every_s)
 
 
 def _print_json(output: Output, board: QueueBoard) -> None:
@@ -496,11 +514,6 @@ def _print_json(output: Output, board: QueueBoard) -> None:
         return
     text = msgspec.json.encode(_board_document(board), enc_hook=plain)
     sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
-
-
-def _drawn(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
-
-    return queue_view(board, width, rows)
 
 
 def _look(selection: Selection, source: Source, save: Path | None = None) -> QueueBoard:
@@ -521,34 +534,6 @@ def _stalls() -> Mapping[str, float] | None:
         return {job: stall.share for job, stall in stalls(history_place()).items()}
     except TelemetryError:
         return None
-
-
-def _watch(
-    output: Output, selection: Selection, source: Source, seconds: float, rows: int | None
-) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    from headrace.errors import ClusterError
-
-    console = output.console()
-
-    def frame() -> RenderableType:
-        try:
-            return _drawn(_look(selection, source), console.width, rows)
-        except ClusterError as e:
-            return Text(f"{e} Still looking.", "red")
-
-    first = _drawn(_look(selection, source), console.width, rows)
-    with interrupt() as ended:
-        if not sys.stdout.isatty():
-            console.print(first)
-            while not ended.wait(seconds):
-                console.print(frame())
-            return
-        with Live(first, console=console, screen=True, auto_refresh=False) as live:
-            while not ended.wait(seconds):
-                live.update(frame(), refresh=True)
 
 
 # -- JSON ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from typer import Argument, Option
@@ -68,7 +69,7 @@ def doctor(
         Path(html).write_text(doctor_page(diagnosis), encoding="utf-8")
         output.remark(f"wrote {html}")
     if output.as_json:
-        output.document(_diagnosis_document(diagnosis))
+        output.document(dataclasses.asdict(diagnosis))
     elif html is None:
         _print_diagnosis(output, diagnosis)
     code = exit_codes.INTERRUPTED if examination.interrupted else exit_codes.OK
@@ -84,12 +85,6 @@ def _leave_if_something_hangs(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(diagnosis)
 
 
 def _print_diagnosis(output: Output, diagnosis: Diagnosis) -> None:

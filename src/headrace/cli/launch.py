@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typer import Argument, Option
 
@@ -240,17 +241,11 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _document(table: ScalingTable) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(table)
-
-
 def _write_table(out: Path, table: ScalingTable, title: str) -> None:
     from headrace.bench.scaling import table_text
     from headrace.bench.scaling_figure import figure_svg
 
-    text = json.dumps(_document(table), indent=2, default=plain)
+    text = json.dumps(asdict(table), indent=2, default=plain)
     (out / "scaling.json").write_text(text + "\n", "utf-8")
     (out / "scaling.svg").write_text(figure_svg(table, title), "utf-8")
     (out / "scaling.txt").write_text(table_text(table), "utf-8")
@@ -260,7 +255,7 @@ def _print_scaling(output: Output, out: Path, table: ScalingTable) -> None:
     from headrace.bench.scaling import table_text
 
     if output.as_json:
-        output.document(_document(table) | {"figure": out / "scaling.svg"})
+        output.document(asdict(table) | {"figure": out / "scaling.svg"})
         return
     sys.stdout.write(table_text(table))
     output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")

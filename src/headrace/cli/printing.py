@@ -20,9 +20,9 @@ from headrace.cli import exit_codes
 from headrace.latch import Latch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 
@@ -204,3 +204,28 @@ def interrupt() -> Iterator[Latch]:
         yield ended
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def watch(
+    output: Output, first: RenderableType, frame: Callable[[int], RenderableType], every_s: float
+) -> None:
+    """Show frame after frame until Ctrl-C: on a screen of its own, or, in a log, one below the other.
+
+    Args:
+        output: the command's.
+        first: what a terminal shows until the next.
+        frame: the next one, for so many columns.
+        every_s: seconds between them.
+    """
+    console = output.console()
+    with interrupt() as ended:
+        if not sys.stdout.isatty():
+            while not ended.wait(every_s):
+                console.print(frame(console.width))
+                sys.stdout.flush()
+            return
+        from rich.live import Live
+
+        with Live(first, console=console, screen=True, auto_refresh=False) as live:
+            while not ended.wait(every_s):
+                live.update(frame(console.width), refresh=True)

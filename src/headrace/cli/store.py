@@ -59,15 +59,9 @@ def info(
     with open_store(store, storage_options=storage, trust=trust) as opened:
         summary = summarise(opened)
     if output.as_json:
-        output.document(_summary_document(summary))
+        output.document(asdict(summary) | {"resident_share": summary.resident_share})
     else:
         _draw(output.console(), summary, verbose=output.verbose)
-
-
-def _summary_document(summary: Summary) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(summary) | {"resident_share": summary.resident_share}
 
 
 def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:

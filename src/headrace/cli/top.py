@@ -5,7 +5,6 @@ The answer first, then jobs, then data sets, then the controller's nodes; more c
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,7 @@ from typer import Option
 from headrace.base.text import bytes_text, count_text, duration_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput
-from headrace.cli.printing import Output, interrupt, plain_table
+from headrace.cli.printing import Output, plain_table, watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -277,10 +276,9 @@ def top(
         if once or output.as_json:
             time.sleep(interval)
             _print(output, observer.observe() or first)
-        elif sys.stdout.isatty():
-            _live(output, observer, interval, first)
         else:
-            _frames(output, observer, interval)
+            shown = first.view(output.console().width)
+            watch(output, shown, lambda width: _frame(observer, width), interval)
     except KeyboardInterrupt:
         if once or output.as_json:
             raise
@@ -296,9 +294,6 @@ class _Snapshot:
         self._folder = folder
 
     def view(self, width: int) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
         shown = [gone(self._folder) if self.board is None else view(self.board, width)]
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
@@ -365,21 +360,8 @@ def _nobody(output: Output, observer: _Observer) -> int:
     return exit_codes.FINDING
 
 
-def _live(output: Output, observer: _Observer, interval: float, first: _Snapshot) -> None:
-    from rich.live import Live
-
-    console = output.console()
-    # A screen of its own: what was there before comes back at the end.
-    shown = Live(first.view(console.width), console=console, screen=True, auto_refresh=False)
-    with interrupt() as ended, shown as live:
-        while not ended.wait(interval):
-            live.update(_frame(observer, console.width), refresh=True)
-
-
 def _frame(observer: _Observer, width: int) -> RenderableType:
     """The screen; what does not answer now may come back."""
-    from rich.text import Text
-
     from headrace.errors import ControlError
 
     try:
@@ -387,15 +369,6 @@ def _frame(observer: _Observer, width: int) -> RenderableType:
     except ControlError as e:
         return Text(f"{e}; still looking.", "red")
     return gone(observer.folder.path) if snapshot is None else snapshot.view(width)
-
-
-def _frames(output: Output, observer: _Observer, interval: float) -> None:
-    """Frame after frame, for logs."""
-    console = output.console()
-    with interrupt() as ended:
-        while not ended.wait(interval):
-            console.print(_frame(observer, console.width))
-            sys.stdout.flush()
 
 
 def _print(output: Output, snapshot: _Snapshot) -> None:

@@ -25,7 +25,7 @@ from headrace.cluster.script import Word
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from headrace.cluster.request import Request
     from headrace.cluster.site import Site
@@ -354,7 +354,8 @@ def lay_out(
             f"{request.gpus} GPUs are more than {site.path} allows in one job, {site.gpus_max}.",
             next_step=f"Ask for --gpus {site.gpus_max} or fewer.",
         )
-    wish = _Wish(request, short, snapshot, site, hours=hal and short is not None)
+    nodes = {node.name: node for node in snapshot.nodes}
+    wish = _Wish(request, short, nodes, site, hours=hal and short is not None)
     tried: list[PartitionRefusal] = []
     capped: JobLayout | None = None
     for partition in candidates(request, snapshot, site, minutes=wish.minutes):
@@ -382,23 +383,15 @@ def _best_of(tried: list[PartitionRefusal]) -> ClusterRequestError:
     return ClusterRequestError(nearest.message + more, next_step=nearest.next_step)
 
 
+@dataclass(frozen=True, slots=True)
 class _Wish:
-    """One request, tried on partitions."""
+    """One request, tried on partitions; `hours`: a number alone is a time limit in hours."""
 
-    def __init__(
-        self,
-        request: Request,
-        short: Shorthand | None,
-        snapshot: ClusterSnapshot,
-        site: Site,
-        *,
-        hours: bool,
-    ) -> None:
-        self.request = request
-        self.short = short
-        self.site = site
-        self.hours = hours
-        self._by_name = {node.name: node for node in snapshot.nodes}
+    request: Request
+    short: Shorthand | None
+    nodes: Mapping[str, Node]
+    site: Site
+    hours: bool
 
     @property
     def minutes(self) -> int | None:
@@ -411,7 +404,7 @@ class _Wish:
         Raises:
             PartitionRefusal: it cannot be there.
         """
-        everything = [self._by_name[n] for n in partition.nodes if n in self._by_name]
+        everything = [self.nodes[n] for n in partition.nodes if n in self.nodes]
         nodes = eligible(everything, self.request, self.site)
         fit = self._fit(partition, everything, nodes)
         remarks: list[str] = []
