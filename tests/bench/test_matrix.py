@@ -149,9 +149,10 @@ def test_what_is_read_is_what_was_generated(data, form):
     spec = load_workload(parse_command_line(words)).workload.dataset
     seen = []
     for path in find_files(spec, "train"):
-        reader = format_of(spec).open_reader(path, spec)
-        seen += [np.asarray(reader.sample(i)).tobytes() for i in range(spec.num_samples_per_file)]
-        reader.close()
+        samples = (
+            format_of(spec).read_sample(path, spec, i) for i in range(spec.num_samples_per_file)
+        )
+        seen += [np.asarray(sample).tobytes() for sample in samples]
     assert len(set(seen)) == len(seen) == FILES
     assert {len(each) for each in seen} == {SAMPLE_BYTES}
 

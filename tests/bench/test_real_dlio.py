@@ -79,9 +79,7 @@ def test_we_read_what_dlio_generates(dlio, tmp_path, form):
         names = [spec.path(split, index) for index in range(count)]
         assert paths == sorted(names)  # the very names
         for path in paths:
-            reader = format_of(spec).open_reader(path, spec)
-            sample = np.asarray(reader.sample(samples_of(form) - 1))
-            reader.close()
+            sample = np.asarray(format_of(spec).read_sample(path, spec, samples_of(form) - 1))
             if form != "synthetic":
                 assert sample.size == shapes[spec.number(split, names.index(path))].prod()
                 sizes.add(sample.size)

@@ -5,13 +5,12 @@ a pure function of (seed, file, position), so any number of ranks writes the sam
 blocks are alike. The pool stays in the CPU's cache: a block costs one pass over memory.
 
 A `FileLayout` says what a file consists of: constant text around noise, and the checksums over it. Native code
-writes files from layouts (`_native.FileWriter`); `Stream` and `write_layout` are the references in Python.
+(`_native.FileWriter`) writes files from layouts; `ByteStream` has the same bytes in Python.
 """
 
 from __future__ import annotations
 
 import threading
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -20,14 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace import _native
-from headrace.store.sources.tfrecord import mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
-
-    from headrace.store.output_file import OutputFile
 
 
 BLOCK_BYTES = 1 << 20
@@ -206,42 +202,3 @@ class FileLayout:
             (run.times, [(int(p.kind), p.nbytes, p.text) for p in run.pieces]) for run in self.runs
         ]
         return _native.FileLayout(runs, int(self.checksum), list(self.patches))
-
-
-def write_layout(out: OutputFile, layout: FileLayout, stream: ByteStream) -> None:
-    """Writes a file, piece by piece."""
-    crc, summing = 0, False
-    for piece in _pieces_of(layout):
-        if piece.kind is PieceKind.BEGIN:
-            crc, summing = 0, True
-        elif piece.kind is PieceKind.END:
-            summing = False
-            if layout.checksum is Checksum.RECORD:
-                out.write(mask(crc).to_bytes(4, "little"))
-        else:
-            for data in _bytes_of(piece, stream):
-                if summing:
-                    crc = _continued(layout.checksum, crc, data)
-                out.write(data)
-    for at in layout.patches:
-        out.patch(at, crc.to_bytes(4, "little"))
-
-
-def _pieces_of(layout: FileLayout) -> Iterator[FilePiece]:
-    for run in layout.runs:
-        for _ in range(run.times):
-            yield from run.pieces
-
-
-def _bytes_of(piece: FilePiece, stream: ByteStream) -> Iterator[NDArray[np.uint8]]:
-    if piece.kind is PieceKind.TEXT:
-        yield np.frombuffer(piece.text, np.uint8)
-        return
-    for data in stream.blocks(piece.nbytes):
-        yield np.minimum(data, LARGEST_CODE) if piece.kind is PieceKind.CODES else data
-
-
-def _continued(checksum: Checksum, crc: int, data: NDArray[np.uint8]) -> int:
-    if checksum is Checksum.ZIP:
-        return zlib.crc32(data.data, crc)
-    return _native.crc32c(data, crc)

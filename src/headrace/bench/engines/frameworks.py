@@ -67,11 +67,7 @@ def _read_sample(context: EngineContext, split: str, index: int) -> np.ndarray[A
     """Opens a sample's file, decodes the sample and closes the file."""
     file, sample = divmod(index, context.plans[split].samples_per_file)
     data = context.workload.dataset
-    reader = format_of(data).open_reader(context.files[split][file], data)
-    try:
-        return reader.sample(sample)
-    finally:
-        reader.close()
+    return format_of(data).read_sample(context.files[split][file], data, sample)
 
 
 class TorchEngine(Engine):

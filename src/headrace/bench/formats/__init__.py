@@ -15,7 +15,6 @@ from headrace.bench.formats.base import (
     DatasetFormat,
     FileJob,
     SampleExtents,
-    SampleReader,
     bad_file,
 )
 from headrace.bench.formats.images import Jpeg, Png
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FileJob",
     "SampleExtents",
-    "SampleReader",
     "bad_file",
     "format_of",
     "layout_of",
@@ -53,5 +51,6 @@ def layout_of(spec: DatasetSpec, shape: tuple[int, ...]) -> _native.FileLayout |
     Raises:
         SourceError: the format cannot hold such samples.
     """
-    layout = format_of(spec).layout(spec, shape) if spec.compression == "none" else None
+    plain = spec.compression == "none" or spec.requests is not None
+    layout = format_of(spec).layout(spec, shape) if plain else None
     return None if layout is None else layout.native()

@@ -27,13 +27,10 @@ from headrace.bench.content import (
     PieceRun,
     noise,
     text,
-    write_layout,
 )
 from headrace.bench.formats.base import (
-    ArrayReader,
     DatasetFormat,
     SampleExtents,
-    SampleReader,
     bad_file,
     no_seek,
 )
@@ -116,14 +113,15 @@ class Npy(DatasetFormat):
                 raise bad_file(path, "the file's size", os.fstat(f.fileno()).st_size, at + size)
         return SampleExtents.shared(spec.num_samples_per_file, at, size)
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Reads the file."""
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Reads the whole file."""
         with open(path, "rb") as f:
             shape, dtype = _read_npy_header(f, path, spec)
             data = np.fromfile(f, dtype)
         if data.size != math.prod(shape):
             raise bad_file(path, "the number of elements", data.size, math.prod(shape))
-        return ArrayReader(data.reshape(shape), axis=-1)
+        sample: NDArray[Any] = data.reshape(shape)[..., index]
+        return sample
 
 
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -199,10 +197,7 @@ class Npz(DatasetFormat):
         return _npy_header((*shape, spec.num_samples_per_file), spec.dtype), labels
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
-        if job.spec.compression == "none":
-            write_layout(out, self.layout(job.spec, job.shape), job.stream())
-            return
+        """Writes a compressed file."""
         head, labels = self._head_and_labels(job.spec, job.shape)
         level = min(job.spec.compression_level, 9)
         with zipfile.ZipFile(
@@ -234,15 +229,16 @@ class Npz(DatasetFormat):
             size = math.prod(shape) * dtype.itemsize
             return SampleExtents.shared(spec.num_samples_per_file, f.tell(), size)
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Reads the file, and checks its CRC."""
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Reads the whole file, and checks its CRC."""
         try:
             with np.load(path, allow_pickle=False) as archive:
-                array = archive["x"]
+                array: NDArray[Any] = archive["x"]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as e:
             raise bad_file(path, "the archive", e, "an npz with x.npy") from e
         _check_samples(path, array.shape, spec)
-        return ArrayReader(array, axis=-1)
+        sample: NDArray[Any] = array[..., index]
+        return sample
 
 
 # -- csv -----------------------------------------------------------------------------------------------
@@ -289,8 +285,8 @@ class Csv(DatasetFormat):
         self._check_rows(path, len(lines), spec)
         return SampleExtents.each(lines[:-1], np.diff(lines))
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Reads and parses the file."""
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Reads and parses the whole file."""
         opened: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
         if spec.compression == "zip":
             with zipfile.ZipFile(path) as archive:
@@ -299,8 +295,9 @@ class Csv(DatasetFormat):
             with opened.get(spec.compression, open)(path, "rb") as f:
                 lines = f.read().splitlines()
         self._check_rows(path, len(lines), spec)
-        rows = [np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]]
-        return ArrayReader(np.stack(rows))
+        return np.stack([np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]])[
+            index
+        ]
 
     @staticmethod
     def _check_rows(path: str, lines: int, spec: DatasetSpec) -> None:
@@ -387,24 +384,12 @@ class IndexedBinary(DatasetFormat):
             raise bad_file(path, "the file's size", size, f"{end:,}, the end of its last sample")
         return SampleExtents.each(offsets, sizes)
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Maps the file."""
-        return _MappedReader(path, self.sample_extents(path, spec), spec.dtype)
-
-
-class _MappedReader(SampleReader):
-    def __init__(self, path: str, extents: SampleExtents, dtype: np.dtype[Any]) -> None:
-        self._data = np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0)
-        self._extents, self._dtype = extents, dtype
-
-    def sample(self, index: int) -> NDArray[Any]:
-        """A copy of a sample: the pages are really read."""
-        offset, length = int(self._extents.offset[index]), int(self._extents.length[index])
-        return np.array(self._data[offset : offset + length]).view(self._dtype)
-
-    def close(self) -> None:
-        """Unmaps the file when the last sample is gone."""
-        del self._data
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Maps the file and copies the sample: its pages are really read."""
+        extents = self.sample_extents(path, spec)
+        offset, length = int(extents.offset[index]), int(extents.length[index])
+        data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0)
+        return np.array(data[offset : offset + length]).view(spec.dtype)
 
 
 # -- files that are read whole ---------------------------------------------------------------------------
@@ -417,10 +402,9 @@ class Synthetic(DatasetFormat):
         """Writes the file's number."""
         out.write(str(job.number).encode())
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
         """Each sample is the file's bytes."""
-        data = np.frombuffer(Path(path).read_bytes(), np.uint8)
-        return ArrayReader(np.tile(data, (spec.num_samples_per_file, 1)))
+        return np.frombuffer(Path(path).read_bytes(), np.uint8)
 
 
 class RecordedFiles(Synthetic):

@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from headrace.bench.content import write_layout
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -98,29 +97,6 @@ class SampleExtents:
         return self.offset[part], self.length[part]
 
 
-class SampleReader(ABC):
-    """An open file of samples."""
-
-    @abstractmethod
-    def sample(self, index: int) -> NDArray[Any]:
-        """A decoded sample."""
-
-    def close(self) -> None:  # noqa: B027 - many have nothing open
-        """Gives back what is open."""
-
-
-class ArrayReader(SampleReader):
-    """Samples of an array in memory, along one of its axes."""
-
-    def __init__(self, array: NDArray[Any], axis: int = 0) -> None:
-        self._array = np.moveaxis(array, axis, 0)
-
-    def sample(self, index: int) -> NDArray[Any]:
-        """A slice."""
-        values: NDArray[Any] = self._array[index]
-        return values
-
-
 class DatasetFormat(ABC):
     """A format of data sets. Optional libraries are imported on use."""
 
@@ -135,10 +111,8 @@ class DatasetFormat(ABC):
         return None
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes; files that have a layout are the same by native code."""
-        layout = self.layout(job.spec, job.shape)
-        assert layout is not None
-        write_layout(out, layout, job.stream())
+        """Writes a file that has no layout for native code."""
+        raise NotImplementedError
 
     def write_indices(self, job: FileJob) -> None:  # noqa: B027 - most have nothing there
         """Writes what lies beside a file; it is there before the file is."""
@@ -153,8 +127,12 @@ class DatasetFormat(ABC):
         return SampleExtents.shared(spec.num_samples_per_file, 0, os.stat(path).st_size)
 
     @abstractmethod
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Opens a file to decode samples."""
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Opens a file, decodes one of its samples and closes the file.
+
+        Raises:
+            SourceError: the file is not of the format, or has another number of samples.
+        """
 
 
 def import_library(module: str, purpose: str) -> ModuleType:

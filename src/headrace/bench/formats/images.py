@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.bench.content import FileLayout, PieceKind, PieceRun, noise, text
 from headrace.bench.formats.base import (
-    ArrayReader,
     DatasetFormat,
-    SampleReader,
     bad_file,
     import_library,
 )
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from headrace.bench.content import FilePiece
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
@@ -51,17 +51,16 @@ _PNG_GREY_8 = b"\x08\x00\x00\x00\x00"
 class _Image(DatasetFormat):
     """A file is one sample."""
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
         """Decodes the image."""
         image = import_library("PIL.Image", f"decoding {spec.format}")
         try:
             with image.open(path) as opened:
-                pixels = np.asarray(opened)
+                return np.asarray(opened)
         except (image.UnidentifiedImageError, SyntaxError, OSError) as e:
             if isinstance(e, OSError) and e.errno is not None:
                 raise
             raise bad_file(path, "the image", e, f"a {spec.format} that Pillow can decode") from e
-        return ArrayReader(pixels[None])
 
 
 class Jpeg(_Image):

@@ -14,7 +14,6 @@ from headrace.bench.dataset import Column
 from headrace.bench.formats.base import (
     DatasetFormat,
     SampleExtents,
-    SampleReader,
     bad_file,
     import_library,
 )
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.bench.content import ByteStream
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats.base import FileJob
+    from headrace.store.directory import DirectoryColumns
 
 # -- tfrecord --------------------------------------------------------------------------------------------
 
@@ -89,43 +89,29 @@ class TFRecord(DatasetFormat):
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """The records' messages; only what frames them is read."""
-        extents, _ = self._scanned(path, spec)
-        return extents
+        columns = self._scanned(path, spec)
+        return SampleExtents.each(columns.offset, columns.length)
 
     @staticmethod
-    def _scanned(path: str, spec: DatasetSpec) -> tuple[SampleExtents, NDArray[Any]]:
+    def _scanned(path: str, spec: DatasetSpec) -> DirectoryColumns:
         columns = scan_tfrecord([path], SourceOptions()).columns
         if len(columns.offset) != spec.num_samples_per_file:
             raise bad_file(
                 path, "the number of records", len(columns.offset), spec.num_samples_per_file
             )
-        assert columns.crc is not None
-        return SampleExtents.each(columns.offset, columns.length), columns.crc
+        return columns
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Opens the file and lists its records."""
-        return _RecordReader(path, *self._scanned(path, spec), spec.dtype)
-
-
-class _RecordReader(SampleReader):
-    def __init__(
-        self, path: str, extents: SampleExtents, crcs: NDArray[Any], dtype: np.dtype[Any]
-    ) -> None:
-        self._path, self._extents, self._crcs, self._dtype = path, extents, crcs, dtype
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-
-    def sample(self, index: int) -> NDArray[Any]:
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         """The bytes of a record's `image`; the record's checksum is checked."""
-        at, length = int(self._extents.offset[index]), int(self._extents.length[index])
-        message = os.pread(self._file.fileno(), length, at)
-        crc, expected = crc32c(message), int(self._crcs[index])
+        columns = self._scanned(path, spec)
+        assert columns.crc is not None
+        at, length = int(columns.offset[index]), int(columns.length[index])
+        with open(path, "rb", buffering=0) as file:
+            message = os.pread(file.fileno(), length, at)
+        crc, expected = crc32c(message), int(columns.crc[index])
         if crc != expected:
-            raise bad_file(self._path, "a record's checksum", f"{crc:08x}", f"{expected:08x}", at)
-        return np.frombuffer(_image(message), self._dtype)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+            raise bad_file(path, "a record's checksum", f"{crc:08x}", f"{expected:08x}", at)
+        return np.frombuffer(_image(message), spec.dtype)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
@@ -288,9 +274,15 @@ class Parquet(DatasetFormat):
                 first.append(len(offsets))
         return SampleExtents.of_groups(groups, first, offsets, lengths)
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Opens the file."""
-        return _RowReader(path, spec)
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Reads the row group; the bytes of the row's columns, one after the other."""
+        with _open_parquet(path, spec) as file:
+            counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            group = int(np.searchsorted(starts, index, "right")) - 1
+            table = file.read_row_group(group, columns=_read_names(spec))
+        row = table.slice(index - int(starts[group]), 1)
+        return np.concatenate([_bytes_of(column.combine_chunks()) for column in row.columns])
 
 
 def _read_names(spec: DatasetSpec) -> list[str] | None:
@@ -309,32 +301,6 @@ def _open_parquet(path: str, spec: DatasetSpec) -> Any:
         file.close()
         raise bad_file(path, "the number of rows", rows, spec.num_samples_per_file)
     return file
-
-
-class _RowReader(SampleReader):
-    """Keeps the row group of the last sample."""
-
-    def __init__(self, path: str, spec: DatasetSpec) -> None:
-        self._file = _open_parquet(path, spec)
-        self._names = _read_names(spec)
-        metadata = self._file.metadata
-        counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        self._starts = np.concatenate([[0], np.cumsum(counts)])
-        self._held = -1
-        self._table: Any = None
-
-    def sample(self, index: int) -> NDArray[Any]:
-        """The bytes of a row's columns, one after the other."""
-        group = int(np.searchsorted(self._starts, index, "right")) - 1
-        if group != self._held:
-            self._table = self._file.read_row_group(group, columns=self._names)
-            self._held = group
-        row = self._table.slice(index - int(self._starts[group]), 1)
-        return np.concatenate([_bytes_of(column.combine_chunks()) for column in row.columns])
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def _bytes_of(array: Any) -> NDArray[np.uint8]:
@@ -401,9 +367,10 @@ class Hdf5(DatasetFormat):
         first = np.cumsum([0, *map(len, extents)])
         return SampleExtents.of_groups(samples, first, flat[:, 0], flat[:, 1])
 
-    def open_reader(self, path: str, spec: DatasetSpec) -> SampleReader:
-        """Opens the file."""
-        return _Hdf5Reader(path, spec)
+    def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        """Reads a sample, and joins its pieces along the first axis."""
+        with _open_hdf5(path) as f:
+            return np.concatenate([records[index] for records in _records(f, path, spec)])
 
 
 def _allocate(h5py: Any, f: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -482,18 +449,3 @@ def _pieces_of(records: Any) -> list[list[tuple[int, int]]]:
         for sample in range(begin, min(begin + records.chunks[0], samples)):
             pieces[sample].append((chunk.byte_offset, chunk.size))
     return pieces
-
-
-class _Hdf5Reader(SampleReader):
-    def __init__(self, path: str, spec: DatasetSpec) -> None:
-        self._file = _open_hdf5(path)
-        self._records = _records(self._file, path, spec)
-
-    def sample(self, index: int) -> NDArray[Any]:
-        """A sample, its pieces joined along the first axis."""
-        pieces = [records[index] for records in self._records]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
