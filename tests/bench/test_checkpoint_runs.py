@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import Rank
-from headrace.bench.checkpoint_runs import RunCheckpointer, _model_spec
+from headrace.bench.checkpoint_runs import RunCheckpointer
+from headrace.bench.checkpoints import ModelSpec
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.ranks import join
 from headrace.bench.run import RunOptions
@@ -250,7 +251,7 @@ def test_two_processes_write_one_checkpoint(words, tmp_path, writer):
     assert [rank.returncode for rank in ranks] == [0, 0], ended
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     whole = sum(
-        _model_spec(load_workload(parse_command_line(given)).workload.model).share(r, 2).nbytes
+        ModelSpec(load_workload(parse_command_line(given)).workload.model).share(r, 2).nbytes
         for r in range(2)
     )
     assert summary["metric"]["checkpoint_size_GB"] == whole / 2**30

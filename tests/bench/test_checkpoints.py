@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer, writer_of
+from headrace.bench.checkpoints import ModelSpec, writer_of
+from headrace.bench.schema import ModelSection
 from headrace.errors import CheckpointNotFound, CorruptCheckpoint, VolumeError
 from headrace.store import output_file
 
-SPEC = ModelSpec(
-    type="transformer", num_layers=4,
-    transformer=Transformer(vocab_size=500, hidden_size=64, ffn_hidden_size=128,
-                            num_attention_heads=4, num_kv_heads=2),
-    parallelism=Parallelism(tensor=2, pipeline=2, zero_stage=1),
-)  # fmt: skip
+SPEC = ModelSpec(ModelSection(
+    type="transformer", num_layers=4, transformer_vocab_size=500, transformer_hidden_size=64,
+    transformer_ffn_hidden_size=128, transformer_num_attention_heads=4, transformer_num_kv_heads=2,
+    parallelism_tensor=2, parallelism_pipeline=2, parallelism_zero_stage=1,
+))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["plain", "fsync", "direct"])
@@ -38,7 +38,7 @@ def test_each_rank_writes_dlios_files(tmp_path, name):
 
 
 def test_no_two_checkpoints_have_the_same_bytes(tmp_path):
-    share = ModelSpec(model_size_bytes=5000).share(0, 1)
+    share = ModelSpec(ModelSection(model_size_bytes=5000)).share(0, 1)
     writer = writer_of("plain", str(tmp_path), share)
     for epoch, step in ((1, 1), (1, 2), (2, 1)):
         writer.save(epoch, step)
@@ -66,7 +66,7 @@ def test_headraces_own_writer_saves_in_the_background(tmp_path):
 def test_memory_does_not_grow_with_the_model(tmp_path):
     import resource
 
-    share = ModelSpec(model_size_bytes=300 << 20).share(0, 1)
+    share = ModelSpec(ModelSection(model_size_bytes=300 << 20)).share(0, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     writer = writer_of("direct", str(tmp_path), share)
     writer.save(1, 1)
@@ -75,7 +75,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
 
 
 def test_what_is_missing_or_short_is_named(tmp_path):
-    share = ModelSpec(model_size_bytes=5000).share(0, 1)
+    share = ModelSpec(ModelSection(model_size_bytes=5000)).share(0, 1)
     writer = writer_of("fsync", str(tmp_path), share)
     with pytest.raises(CheckpointNotFound, match=r"global_epoch1_step1/model_states-0\.pt"):
         writer.load(1, 1)
@@ -94,7 +94,9 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(output_file.os, "write", full)
-    writer = writer_of("direct", str(tmp_path), ModelSpec(model_size_bytes=5000).share(0, 1))
+    writer = writer_of(
+        "direct", str(tmp_path), ModelSpec(ModelSection(model_size_bytes=5000)).share(0, 1)
+    )
     with pytest.raises(VolumeError, match=r"model_states-0\.pt: the disk is full"):
         writer.save(1, 1)
     assert calls
@@ -102,7 +104,7 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
 
 
 def test_unknown_writers_are_refused(tmp_path):
-    share = ModelSpec().share(0, 1)
+    share = ModelSpec(ModelSection()).share(0, 1)
     with pytest.raises(ValueError, match="expected plain, fsync, direct or headrace"):
         writer_of("fast", str(tmp_path), share)
     with pytest.raises(ValueError, match="only the writer headrace"):

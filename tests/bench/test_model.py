@@ -1,19 +1,22 @@
 """Sizes of checkpoints, against the figures that MLPerf Storage states for its models."""
 
+from dataclasses import replace
+
 import pytest
 
-from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer
+from headrace.bench.checkpoints import ModelSpec
+from headrace.bench.schema import KEYS, ModelSection
 
 GIB = 1 << 30
 
 
 def llama(vocab, hidden, ffn, layers, heads, kv, tensor=1, pipeline=1, zero=3):
-    return ModelSpec(
-        type="transformer", num_layers=layers,
-        transformer=Transformer(vocab_size=vocab, hidden_size=hidden, ffn_hidden_size=ffn,
-                                num_attention_heads=heads, num_kv_heads=kv),
-        parallelism=Parallelism(tensor=tensor, pipeline=pipeline, zero_stage=zero),
-    )  # fmt: skip
+    return ModelSpec(ModelSection(
+        type="transformer", num_layers=layers, transformer_vocab_size=vocab,
+        transformer_hidden_size=hidden, transformer_ffn_hidden_size=ffn,
+        transformer_num_attention_heads=heads, transformer_num_kv_heads=kv,
+        parallelism_tensor=tensor, parallelism_pipeline=pipeline, parallelism_zero_stage=zero,
+    ))  # fmt: skip
 
 
 LLAMAS = {
@@ -101,49 +104,52 @@ def test_layers_are_shared_out_over_uneven_stages():
 
 
 def test_an_opaque_model_is_one_file_of_rank_0():
-    spec = ModelSpec(model_size_bytes=499153191)
+    spec = ModelSpec(ModelSection(model_size_bytes=499153191))
     assert spec.share(0, 4).model == {"model_states-0.pt": [499153191]}
     assert spec.total_bytes(4) == 499153191
 
 
 def test_legacy_groups_and_layers_are_bytes():
     """Of megatron_deepspeed_LLNL: each group twice, and all of them together."""
-    spec = ModelSpec(
+    spec = ModelSpec(ModelSection(
         type="transformer", num_layers=40, optimization_groups=(1009254400, 865075200, 793600),
         layer_parameters=(52583936, 209715200),
-        parallelism=Parallelism(tensor=4, pipeline=8, zero_stage=1),
-    )  # fmt: skip
+        parallelism_tensor=4, parallelism_pipeline=8, parallelism_zero_stage=1,
+    ))  # fmt: skip
     share = spec.share(0, 32)
     assert share.optimizer_bytes == 3 * (1009254400 + 865075200 + 793600)
     assert len(share.model) == 5
     assert share.model_bytes == 5 * (52583936 + 209715200) // 4
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"model_datatype": "fp8"}, "model.model_datatype is 'fp8'"),
-    ({"model_size_bytes": -1}, "model.model_size_bytes"),
-    ({"num_layers": 2, "parallelism": Parallelism(pipeline=4)}, "model.num_layers is 2"),
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("model_datatype", "fp8", "one of int8, uint8, fp16"),
+    ("model_size_bytes", -1, "at least 0"),
+    ("parallelism.tensor", 0, "at least 1"),
+    ("parallelism.zero_stage", 4, "at most 3"),
+    ("transformer.hidden_size", 0, "at least 1"),
 ])  # fmt: skip
-def test_impossible_models_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ModelSpec(**arguments)
+def test_impossible_values_are_refused(key, value, expected):
+    with pytest.raises(ValueError, match=expected):
+        KEYS[f"model.{key}"].convert(value)
 
 
 def test_impossible_ranks_are_refused():
     with pytest.raises(ValueError, match="ZeRO stage 3"):
-        Parallelism(pipeline=2, zero_stage=3)
+        ModelSpec(ModelSection(parallelism_pipeline=2, parallelism_zero_stage=3))
+    with pytest.raises(ValueError, match="num_layers is 2"):
+        ModelSpec(ModelSection(num_layers=2, parallelism_pipeline=4))
+    with pytest.raises(ValueError, match="data is 0, expected at least 1"):
+        ModelSpec(ModelSection(parallelism_data=0))
     with pytest.raises(ValueError, match="6 ranks are no multiple"):
         LLAMAS["70b"].share(0, 6)
     with pytest.raises(ValueError, match="are more than"):
-        ModelSpec(parallelism=Parallelism(data=2)).share(0, 3)
+        ModelSpec(ModelSection(parallelism_data=2)).share(0, 3)
 
 
 def test_a_subset_is_of_the_whole_jobs_shares():
     """Eight processes stand for the first eight of 64 data parallel ones."""
     spec = llama(128256, 4096, 14336, 32, 32, 8)
-    subset = ModelSpec(
-        type="transformer", num_layers=32, transformer=spec.transformer,
-        parallelism=Parallelism(data=64, zero_stage=3),
-    )  # fmt: skip
+    subset = ModelSpec(replace(spec.model, parallelism_data=64))
     assert subset.share(0, 8) == spec.share(0, 64)
     assert subset.total_bytes(8) == pytest.approx(spec.total_bytes(64) / 8, rel=0.01)

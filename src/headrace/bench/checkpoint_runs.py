@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.bench.checkpoints import ModelSpec, Parallelism, Transformer, writer_of
+from headrace.bench.checkpoints import ModelSpec, writer_of
 from headrace.bench.staging import make_cold, residency_of
 from headrace.errors import BenchError, WorkloadError
 from headrace.store.output_file import write_error
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from headrace.bench.checkpoints import CheckpointWriter, WriterName
     from headrace.bench.config import LoadedWorkload
     from headrace.bench.ranks import RankGroup
-    from headrace.bench.schema import ModelSection
 
 
 _SIDE_BY_SIDE: Final = 16
@@ -104,25 +103,6 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> list[tuple[str, s
     return problems
 
 
-def _model_spec(model: ModelSection) -> ModelSpec:
-    return ModelSpec(
-        type=model.type, model_size_bytes=model.model_size_bytes,
-        model_datatype=model.model_datatype, optimizer_datatype=model.optimizer_datatype,
-        num_layers=model.num_layers, optimization_groups=model.optimization_groups,
-        layer_parameters=model.layer_parameters,
-        parallelism=Parallelism(
-            tensor=model.parallelism_tensor, pipeline=model.parallelism_pipeline,
-            data=model.parallelism_data, zero_stage=model.parallelism_zero_stage,
-        ),
-        transformer=Transformer(
-            vocab_size=model.transformer_vocab_size, hidden_size=model.transformer_hidden_size,
-            ffn_hidden_size=model.transformer_ffn_hidden_size,
-            num_attention_heads=model.transformer_num_attention_heads,
-            num_kv_heads=model.transformer_num_kv_heads,
-        ),
-    )  # fmt: skip
-
-
 class RunCheckpointer:
     """Writes and reads the shares of this process's accelerators.
 
@@ -147,7 +127,7 @@ class RunCheckpointer:
 
     def _spec_of(self, loaded: LoadedWorkload) -> ModelSpec:
         try:
-            spec = _model_spec(loaded.workload.model)
+            spec = ModelSpec(loaded.workload.model)
             spec.data_parallelism(self._world)
         except ValueError as e:
             raise WorkloadError(

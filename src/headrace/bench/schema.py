@@ -39,13 +39,17 @@ def boolean(value: Any) -> bool:
     raise ValueError("true or false")
 
 
-def integer(least: int | None = None) -> Converter:
-    """Whole numbers, not below `least`; 4.0 is one."""
+def integer(least: int | None = None, most: int | None = None) -> Converter:
+    """Whole numbers within bounds; 4.0 is one."""
 
     def convert(value: Any) -> int:
         whole = _numeric(value)
-        if whole is None or whole != int(whole) or (least is not None and whole < least):
-            raise ValueError("a whole number" + ("" if least is None else f" of at least {least}"))
+        low, high = -math.inf if least is None else least, math.inf if most is None else most
+        if whole is None or whole != int(whole) or not low <= whole <= high:
+            bounds = "" if least is None else f" of at least {least}"
+            raise ValueError(
+                f"a whole number{bounds}" + ("" if most is None else f", at most {most}")
+            )
         return int(whole)
 
     return convert
@@ -238,7 +242,9 @@ class SchemaKey:
     reason: str = ""
 
 
-_DATATYPE: Final = choice("int8", "uint8", "fp16", "bf16", "fp32", "fp64")
+DATATYPE_BYTES: Final = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+"""DLIO's names of element types."""
+_DATATYPE: Final = choice(*DATATYPE_BYTES)
 _STEPS: Final = integer(-1)
 _PYTHON_CLASS: Final = "DLIO's plugin classes are made for its own base classes; "
 _NO_EFFECT: Final = "DLIO reads this key and does nothing with it"
@@ -290,7 +296,7 @@ class ModelSection:
     parallelism_pipeline: int = _key(1, integer(1))
     parallelism_data: int = _key(-1, integer(-1))
     """-1: as many as the ranks allow."""
-    parallelism_zero_stage: int = _key(0, integer(0))
+    parallelism_zero_stage: int = _key(0, integer(0, 3))
     transformer_vocab_size: int = _key(32000, integer(1))
     transformer_hidden_size: int = _key(2048, integer(1))
     transformer_ffn_hidden_size: int = _key(8192, integer(1))
