@@ -295,9 +295,8 @@ class Csv(DatasetFormat):
             with opened.get(spec.compression, open)(path, "rb") as f:
                 lines = f.read().splitlines()
         self._check_rows(path, len(lines), spec)
-        return np.stack([np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]])[
-            index
-        ]
+        rows = [np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]]
+        return rows[index]
 
     @staticmethod
     def _check_rows(path: str, lines: int, spec: DatasetSpec) -> None:
@@ -389,7 +388,8 @@ class IndexedBinary(DatasetFormat):
         extents = self.sample_extents(path, spec)
         offset, length = int(extents.offset[index]), int(extents.length[index])
         data = np.memmap(path, np.uint8, "r") if os.stat(path).st_size else np.empty(0)
-        return np.array(data[offset : offset + length]).view(spec.dtype)
+        sample: NDArray[Any] = np.array(data[offset : offset + length]).view(spec.dtype)
+        return sample
 
 
 # -- files that are read whole ---------------------------------------------------------------------------
