@@ -123,7 +123,7 @@ $(DONE)/launchers: pyproject.toml $(DONE)/test
 	@below=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  here=$$($(LAUNCHERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  echo "import site; site.addsitedir('$$below')" >"$$here/below.pth"
-	@$(PIP) list --format=freeze --exclude-editable | grep -v '^pip==' >$(LAUNCHERS)/below.txt
+	@$(BIN)/python -m pip --disable-pip-version-check list --format=freeze --exclude-editable | grep -v '^pip==' >$(LAUNCHERS)/below.txt
 	$(LAUNCHERS)/bin/python -m pip -qq --disable-pip-version-check install --no-compile --constraint $(LAUNCHERS)/below.txt --group launchers
 	$(LAUNCHERS)/bin/python -m pip -qq --disable-pip-version-check install --no-compile --constraint $(LAUNCHERS)/below.txt --group deepspeed || \
 	  echo 'deepspeed cannot be installed: its launcher is not tested' >&2
