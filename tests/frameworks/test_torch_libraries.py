@@ -37,6 +37,21 @@ def test_a_loader_of_torchs_is_adopted_with_all_its_parts():
         adopt(StoreLoader.__new__(StoreLoader))
 
 
+def test_what_torchs_loader_sees_is_enough_to_make_it_again_with_another_sampler(monkeypatch):
+    """As Lightning does, which watches torch's `__init__` alone where ours was imported later."""
+    plain, seen = torch_data.DataLoader.__init__, {}
+
+    def watched(self, *args, **options):
+        assert not args
+        seen.update(options)
+        plain(self, **options)
+
+    monkeypatch.setattr(torch_data.DataLoader, "__init__", watched)
+    DataLoader(Numbers(), 2, True)
+    again = DataLoader(**{**seen, "sampler": [3, 1], "shuffle": False})
+    assert firsts(again) == [[3, 1]]
+
+
 def test_accelerate_prepares_skips_and_resumes():
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
