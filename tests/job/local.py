@@ -32,7 +32,7 @@ class LocalJob:
         self.servers = []
         for node in range(nodes):
             local = folder / f"disk-{node}"
-            local.mkdir()
+            local.mkdir(exist_ok=True)
             self.servers.append(
                 NodeServer(
                     source if node == 0 else None, self.meeting, NodePlace(node, nodes),

@@ -1,12 +1,15 @@
 """One process, several servers: what staging copies, and what readers get meanwhile and after."""
 
 import errno
+import itertools
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from headrace.job import engine as job_engine
 from headrace.job.engine import connect_options, identity_of
 from headrace.job.store import open_job
 from job.local import LocalJob
+from store.nth_call import Refusing
 from tests_shared import opened_to_others, write_photos
 
 
@@ -56,6 +60,47 @@ def test_what_is_planned_is_readable_and_what_is_staged_is_checked(photos, tmp_p
             later = store.objects.figures()
             assert later["reads"] > 0
             assert later["reads_last"] == figures["reads_last"]
+
+
+@pytest.mark.parametrize(
+    ("step", "codes"),
+    [
+        pytest.param(13, (errno.EIO,), id="each 13th call"),
+        pytest.param(1, (errno.EIO, errno.ENOSPC), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_call_is_refused_nothing_is_left_and_the_next_job_is_right(
+    photos, tmp_path, step, codes
+):
+    counts = Counter()
+    for code in codes:
+        for number in itertools.count(1, step):
+            folder = tmp_path / f"{code}-{number}"
+            folder.mkdir()
+            with pytest.MonkeyPatch.context() as patch:
+                refusing = Refusing(folder, number, code)
+                try:
+                    with LocalJob(photos, folder, nodes=1) as job:
+                        refusing.install(patch)
+                        job.each("plan", "stage")
+                        with open_job(job.where) as store:
+                            same(store, photos)
+                except HeadraceError as e:
+                    counts["refused" if isinstance(e, OSError) and e.next_step else "wrong"] += 1
+            if not refusing.refused:
+                break
+            counts["attempts"] += 1
+            shutil.rmtree(folder / "meet", ignore_errors=True)
+            left = [path.name for path in (folder / "disk-0").iterdir()]
+            assert not left or refusing.refused in {"rmdir", "unlink"}, (number, refusing.refused)
+            with LocalJob(photos, folder, nodes=1) as job:
+                job.each("plan", "stage")
+                with open_job(job.where) as store:
+                    same(store, photos)
+            (folder / "disk-0").rmdir()
+            shutil.rmtree(folder)
+    assert counts["refused"] > 1, counts
+    assert not counts["wrong"], counts
 
 
 def test_a_packed_source_has_its_checksums_from_the_beginning(packed_photos, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import itertools
 import json
@@ -9,6 +11,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +24,13 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import StoreError
+from headrace.errors import HeadraceError, StoreError
 from headrace.plane import cache_directory, cache_writer
 from headrace.plane.cache_directory import MARK, CacheDirectory, hold
 from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
+from store.nth_call import Refusing
 from tests_shared import opened_to_others
 
 RUNNER = Path(__file__).parent / "cache_runner.py"
@@ -93,6 +97,41 @@ def test_the_second_epoch_of_a_run_reads_the_local_disk(store, tmp_path, expecte
     assert first + epochs(loader) == expected
     assert loader.bytes_by_tier["disk"] == before
     loader.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "codes"),
+    [
+        pytest.param(31, (errno.EIO,), id="each 31st call"),
+        pytest.param(1, (errno.EIO, errno.ENOSPC), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_call_is_refused_all_samples_come_and_the_next_runs_fill_the_cache(
+    store, tmp_path, expected, small_segments, step, codes
+):
+    filled(store, tmp_path / "whole")
+    files = {path.name for path in folder_of(tmp_path / "whole").iterdir()}
+    refusals = 0
+    for code in codes:
+        for number in itertools.count(1, step):
+            folder = tmp_path / f"{code}-{number}"
+            with pytest.MonkeyPatch.context() as patch:
+                refusing = Refusing(folder, number, code).install(patch)
+                with contextlib.suppress(HeadraceError):  # the folder cannot be made at all
+                    came, *_ = filled(store, folder)
+                    assert came == expected[: len(came)], (number, refusing.refused)
+            if not refusing.refused:
+                break
+            refusals += 1
+            for _ in range(20):  # what does not fit into the writer's queue is left for the next
+                came, _, tiers, after = filled(store, folder)
+                assert came == expected[: len(came)], (number, refusing.refused)
+                if tiers["source"] == 0:
+                    break
+            assert (tiers["source"], after.samples) == (0, SAMPLES), (number, refusing.refused)
+            assert {path.name for path in folder_of(folder).iterdir()} == files
+            shutil.rmtree(folder)
+    assert refusals > 3
 
 
 def test_a_whole_cache_is_read_as_a_packed_store_is(store, tmp_path, expected):

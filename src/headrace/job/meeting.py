@@ -37,7 +37,7 @@ from headrace.base.files import (
     remove_leftovers,
     replace_file,
 )
-from headrace.errors import JobError
+from headrace.errors import JobError, VolumeError
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:
@@ -488,6 +488,15 @@ class Meeting:
             return read_file(self.folder / name, KIND.bytes_max + 1)
         except FileNotFoundError:
             return None
+        except VolumeError:
+            raise
+        except OSError as e:
+            raise VolumeError(
+                f"{self.folder / name}: cannot be read: {e.strerror}.",
+                path=str(self.folder / name),
+                errno=e.errno,
+                next_step="Check the shared file system of the meeting folder.",
+            ) from e
 
     def _read(self, name: str) -> dict[str, Any] | None:
         data = self._bytes(name)

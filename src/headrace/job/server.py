@@ -8,6 +8,7 @@ kill leaves none.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -17,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.base.files import read_file
 from headrace.base.job import NodePlace, job_id, which_node
@@ -36,6 +37,7 @@ from headrace.store.directory import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import FILE_NAME, Manifest, fingerprint_of, segment_from_json
 from headrace.store.opening import manifest_at
+from headrace.store.publish import disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,10 +46,28 @@ if TYPE_CHECKING:
     Say = Callable[[str], object]
     from collections.abc import Iterator
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 __all__ = ["NodeServer", "StageOptions", "is_store", "staging"]
 
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
+
+_AGAIN = "Check the local disk (--local) and the meeting folder (--meet), and start the job again."
+
+
+def _typed(
+    step: Callable[Concatenate[NodeServer, _P], _R],
+) -> Callable[Concatenate[NodeServer, _P], _R]:
+    """Turns what the system refuses a step into `VolumeError`."""
+
+    @functools.wraps(step)
+    def typed(server: NodeServer, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with disk_errors(server._local, _AGAIN):  # noqa: SLF001 - a step is a method of its own
+            return step(server, *args, **kwargs)
+
+    return typed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +162,7 @@ class NodeServer(Closing):
 
     # -- the steps --------------------------------------------------------------------------------
 
+    @_typed
     def plan(self) -> None:
         """Meets the others, and exports this node's share as it will be."""
         for folder in sweep(self._local):
@@ -173,6 +194,7 @@ class NodeServer(Closing):
             f"{planned.volume_bytes:,} bytes, served at {self._exports.address}"
         )
 
+    @_typed
     def stage(self, progress: Progress | None = None) -> None:
         """Copies the share from the source.
 
@@ -203,19 +225,20 @@ class NodeServer(Closing):
             if progress is not None:
                 progress(stager.samples_done, share.samples, stager.bytes_done, share.data_bytes)
             if time.monotonic() - self._published_s > PUBLISH_S:
-                self._publish_progress(stager, "staging")
+                with contextlib.suppress(OSError):  # the next look says more, and is soon
+                    self._publish_progress(stager, "staging")
             return not self.ended()
 
         try:
-            done = stager.run(go_on)
-        except HeadraceError as e:
-            self._publish_progress(stager, "failed", why=e.message)
+            if stager.run(go_on):
+                self._finish_share(share, volume, stager)
+            else:
+                self._publish_progress(stager, "staging")
+        except (HeadraceError, OSError) as e:
+            self._publish_progress(stager, "failed", why=getattr(e, "message", str(e)))
             raise
-        if done:
-            self._finish_share(share, volume, stager)
-        else:
-            self._publish_progress(stager, "staging")
 
+    @_typed
     def replicate(self) -> None:
         """Copies the next node's share from it, once it is staged, and exports the copy; if asked to."""
         assert self.document is not None
@@ -268,21 +291,21 @@ class NodeServer(Closing):
     def close(self) -> None:
         """Serves no longer, and leaves nothing behind that is not kept."""
         self.stop.set()
-        if self._registrar is not None:
-            self._registrar.close()
-        if self._session:
-            self.meeting.leave(self.place.rank, self._session, answers)
-        if self._exports is not None:
-            self._exports.close()
-        for file in self._files:
-            file.close()
-        self._files.clear()
-        if self._kept is not None and not self._kept_whole:
-            shutil.rmtree(self._kept, ignore_errors=True)
-        if self._directories is not None:
-            self._directories.close()
-        if self._listing is not None:
-            self._listing.close()
+        with disk_errors(self.meeting.folder, _AGAIN), contextlib.ExitStack() as stack:
+            for opened in (self._listing, self._directories):
+                if opened is not None:
+                    stack.callback(opened.close)
+            if self._kept is not None and not self._kept_whole:
+                stack.callback(shutil.rmtree, self._kept, ignore_errors=True)
+            for file in self._files:
+                stack.callback(file.close)
+            self._files = []
+            if self._exports is not None:
+                stack.callback(self._exports.close)
+            if self._session:
+                stack.callback(self.meeting.leave, self.place.rank, self._session, answers)
+            if self._registrar is not None:
+                stack.callback(self._registrar.close)
 
     # -- meeting ----------------------------------------------------------------------------------
 
