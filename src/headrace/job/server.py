@@ -63,7 +63,7 @@ def _typed(
     """Turns what the system refuses a step into `VolumeError`."""
 
     @functools.wraps(step)
-    def typed(server: NodeServer, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def typed(server: NodeServer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with disk_errors(server._local, _AGAIN):  # noqa: SLF001 - a step is a method of its own
             return step(server, *args, **kwargs)
 
