@@ -75,7 +75,8 @@ def exit_codes_text() -> str:
 def environment_text() -> str:
     """The variables that our sources name, and which of them the documentation speaks of."""
     named = re.compile(r"""["'](HEADRACE_[A-Z0-9_]+)["']""")
-    sources = [p for kind in ("*.py", "*.cc", "*.h", "*.c") for d in ("src/headrace", "native", "recipes")
+    kinds = ("*.py", "*.lua", "*.cc", "*.h", "*.c")
+    sources = [p for kind in kinds for d in ("src/headrace", "native", "recipes")
                for p in (ROOT / d).rglob(kind)]  # fmt: skip
     found = {name for path in sources for name in named.findall(path.read_text())}
     found |= {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in ReaderOptions.__dataclass_fields__}

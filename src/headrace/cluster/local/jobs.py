@@ -215,6 +215,8 @@ def _warning(text: str | None) -> tuple[bool, int, float]:
 # -- what is known -------------------------------------------------------------------------------------
 
 FOLDER_VARIABLE = "HEADRACE_JOBS_DIR"
+KEY_VARIABLE = "HEADRACE_JOB_KEY"
+"""In the environment of all processes of a task, and of no other's."""
 KEPT_S = 86400.0
 _KIND = DocumentKind(
     name="the state of a local job",
@@ -292,9 +294,9 @@ class LocalJob:
         """As users know it."""
         return str(self.number) if task is None else f"{self.number}_{task}"
 
-    def mark(self, task: int | None) -> str:
-        """In the environment of all processes of a task, and of no other's."""
-        return f"HEADRACE_JOB_KEY={self.key}-{'_' if task is None else task}"
+    def task_key(self, task: int | None) -> str:
+        """The value of `KEY_VARIABLE` for its processes."""
+        return f"{self.key}-{'_' if task is None else task}"
 
     def create(self, script: bytes) -> None:
         """Write what never changes.

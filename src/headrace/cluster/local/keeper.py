@@ -23,7 +23,7 @@ from pathlib import Path
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
 from headrace.cluster.hostlist import compress_hosts
 from headrace.cluster.launch.plan import machine_gpus
-from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState
+from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, TaskState
 from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
@@ -71,7 +71,7 @@ def _bury(job: LocalJob) -> bool:
     """End what is left of tasks whose keeper is gone without saying how they ended; whether there are any."""
     dead = [(t, s) for t, s in job.tasks.items() if s.runs and not keeper_lives(s)]
     for task, state in dead:
-        end_marked(job.mark(task), 0.0)
+        end_marked(f"{KEY_VARIABLE}={job.task_key(task)}", 0.0)
         if job.request.requeue and state.asked != "cancel":
             state.state, state.restarts = JobState.PENDING, state.restarts + 1
         else:
@@ -304,8 +304,7 @@ class Keeper:
     def _environment(self) -> dict[str, str]:
         job, task, request = self.job, self.task, self.job.request
         given = {k: v for k, v in job.environment.items() if not k.startswith("HEADRACE_JOB_")}
-        variable, _, mark = job.mark(task).partition("=")
-        given |= {variable: mark} | job_variables(
+        given |= {KEY_VARIABLE: job.task_key(task)} | job_variables(
             job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
             gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
             cpus_per_task=request.cpus_per_task, directory=job.directory,
@@ -412,13 +411,19 @@ def job_variables(
     requeue: bool = False,
 ) -> dict[str, str]:
     """By which a process is told of its job on this machine."""
-    values: dict[str, object] = {
-        "ID": job_id, "NAME": name, "NODES": nodes, "NODE_INDEX": 0, "GPUS_PER_NODE": gpus_per_node,
-        "TASKS_PER_NODE": tasks_per_node, "CPUS_PER_TASK": cpus_per_task,
-        "CPUS_PER_NODE": cpus_per_task * tasks_per_node, "RESTARTS": restarts,
-        "REQUEUE": int(requeue), "DIRECTORY": directory,
-    }  # fmt: skip
-    return {f"HEADRACE_JOB_{key}": str(value) for key, value in values.items()}
+    return {
+        "HEADRACE_JOB_ID": job_id,
+        "HEADRACE_JOB_NAME": name,
+        "HEADRACE_JOB_NODES": nodes,
+        "HEADRACE_JOB_NODE_INDEX": "0",
+        "HEADRACE_JOB_GPUS_PER_NODE": str(gpus_per_node),
+        "HEADRACE_JOB_TASKS_PER_NODE": str(tasks_per_node),
+        "HEADRACE_JOB_CPUS_PER_TASK": str(cpus_per_task),
+        "HEADRACE_JOB_CPUS_PER_NODE": str(cpus_per_task * tasks_per_node),
+        "HEADRACE_JOB_RESTARTS": str(restarts),
+        "HEADRACE_JOB_REQUEUE": str(int(requeue)),
+        "HEADRACE_JOB_DIRECTORY": directory,
+    }
 
 
 def _in_the_child() -> None:
