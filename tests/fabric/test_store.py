@@ -438,7 +438,7 @@ def test_a_namespace_that_is_replaced_by_another_store_is_refused(tmp_path, pack
         assert bytes(store.read(5)) == packed.samples[store.names[5]]
         target.close()
         with Target([export(other.folder)], target.address):
-            with pytest.raises(SourceChanged, match="another one now"):
+            with pytest.raises(SourceChanged, match="another namespace stands in its place"):
                 for i in range(len(store)):
                     assert bytes(store.read(i)) == packed.samples[store.names[i]]
             with pytest.raises(SourceChanged):

@@ -47,6 +47,7 @@ __all__ = [
     "NewFile",
     "create_file",
     "exchange_folder",
+    "is_temporary",
     "lock",
     "lock_path",
     "locked_by",

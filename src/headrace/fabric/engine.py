@@ -384,5 +384,6 @@ def _check_unchanged(peer: _Peer, host: Host) -> None:
     for nsid, known in peer.volumes.items():
         if (found := host.namespace(nsid)) != known:
             raise NamespaceChanged(
-                f"namespace {nsid} of {peer.subnqn} is another one now: {found}, was {known}."
+                f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is {found}, "
+                f"was {known}."
             )
