@@ -14,6 +14,8 @@ PYTEST ?=
 DATA ?=
 DEMO ?=
 BENCH ?=
+MUTANTS ?= store order plane control io node
+MUTANT ?=
 FUZZ_SECONDS ?= 600
 SOAK_KILLS ?= 300
 SOAK ?=
@@ -53,6 +55,8 @@ help:
 	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
 	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
 	@echo 'make fuzz        each fuzz target, native and Python, for FUZZ_SECONDS=$(FUZZ_SECONDS)'
+	@echo 'make coverage    which lines of src the fast tests run, a line for each file'
+	@echo 'make mutants     small changes in $(MUTANTS): does a test notice? MUTANT="--count 100"'
 	@echo 'make docs        the documentation, into docs/_build/html; make test builds and checks it, too'
 	@echo 'make stub        write src/headrace/_native.pyi anew'
 	@echo 'make clean       remove all that make made'
@@ -219,6 +223,19 @@ asan tsan: $(DONE)/debian-build $(DONE)/debian-test
 	cmake --build build/$@
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	  ctest --test-dir build/$@ --output-on-failure --no-tests=error -j $(JOBS)
+
+# -- tests that would notice -----------------------------------------------------------------------
+
+$(DONE)/mutants: pyproject.toml $(DONE)/test
+	$(INSTALL) --group mutants
+	@touch $@
+
+.PHONY: coverage mutants
+coverage: $(DONE)/mutants $(DONE)/build
+	$(BIN)/python -m pytest -q -m 'not slow and not alone' --cov=src/headrace --cov-report=term:skip-covered $(PYTEST)
+
+mutants: $(DONE)/mutants $(DONE)/build
+	$(BIN)/python tools/mutants $(MUTANTS) --json build/mutants.json $(MUTANT)
 
 # Guides the Python targets by coverage; without it they change inputs at random.
 $(DONE)/fuzz: pyproject.toml $(DONE)/venv

@@ -44,6 +44,31 @@ def test_the_level_is_the_published_sum(n, block_samples, window_blocks):
     assert level == pytest.approx(brute_level(n, block_samples, window_blocks), abs=1e-6)
 
 
+def sequences(n, block_samples, window_blocks):
+    """Every sequence that a blocked order of whole blocks can have."""
+    blocks = [range(at, at + block_samples) for at in range(0, n, block_samples)]
+    all_of = set()
+    for order in permutations(blocks):
+        beginnings = [()]
+        for at in range(0, len(order), window_blocks):
+            window = [sample for block in order[at : at + window_blocks] for sample in block]
+            beginnings = [
+                (*begun, *shuffled) for begun in beginnings for shuffled in permutations(window)
+            ]
+        all_of.update(beginnings)
+    return all_of
+
+
+@pytest.mark.parametrize(
+    ("n", "block_samples", "window_blocks"),
+    [(6, 2, 2), (6, 2, 1), (6, 3, 1), (6, 1, 2), (8, 2, 2), (6, 2, 3)],
+)
+def test_the_share_of_the_entropy_counts_the_sequences(n, block_samples, window_blocks):
+    share = Blocked(n, block_samples, window_blocks).randomness().entropy_share
+    possible = len(sequences(n, block_samples, window_blocks))
+    assert share == pytest.approx(log2(possible) / log2(factorial(n)))
+
+
 @pytest.mark.parametrize("n", [100_000, 2**30, 2**40])
 def test_larger_windows_are_more_random(n):
     values = [Blocked(n, 64, 2**k).randomness() for k in range(n.bit_length())]
