@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import random
 import re
 import shutil
 import struct
+import tempfile
 import threading
 import time
 import zlib
@@ -45,9 +47,12 @@ def opened_to_others(*paths: Path) -> Iterator[None]:
     """While it lasts, every user may read the paths and pass the folders above them; then all is as it was.
 
     For what root does as another user: pytest's folders are for their owner alone. Only what is ours
-    and closed is touched: a mode set on a shared folder, such as /tmp, would outlive the tests.
+    and closed is touched: a mode set on a shared folder, such as /tmp, would outlive the tests. Processes that
+    share the tests out share pytest's folders too: one at a time opens them.
     """
     changed: list[tuple[Path, int]] = []
+    turn = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(turn, fcntl.LOCK_EX)
     try:
         for place in dict.fromkeys(place for path in paths for place in (path, *path.parents)):
             seen = place.stat()
@@ -58,6 +63,7 @@ def opened_to_others(*paths: Path) -> Iterator[None]:
     finally:
         for path, mode in changed:
             path.chmod(mode)
+        os.close(turn)
 
 
 def write_photos(folder: Path, per_class: int = IMAGES_PER_CLASS) -> Path:
