@@ -1,11 +1,14 @@
 """What a loader reads ahead is tuned in the process that reads it, and let go of with it."""
 
 import gc
+import time
+from pathlib import Path
 
 import pytest
 
 import headrace as hr
 from headrace.control.controller import planes
+from headrace.frameworks.torch.dropin import watching
 from headrace.frameworks.torch.dropin.watching import READS_MAX, READS_MIN, tuned
 from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions
 from headrace.torch import DataLoader
@@ -80,3 +83,61 @@ def test_a_loader_over_a_store_is_watched_from_when_it_is_iterated(path, monkeyp
     del batches, loader
     gc.collect()
     assert until(lambda: plane not in planes()[0])
+
+
+class Hidden:
+    """Paths that no attribute names: which files samples open must be learned."""
+
+    def __init__(self, paths, stop=lambda: None):
+        self._of = dict(enumerate(paths)).__getitem__
+        self._count = len(paths)
+        self._stop = stop
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        self._stop()
+        return Path(self._of(index)).read_bytes()
+
+
+@pytest.fixture
+def hot(tmp_path):
+    paths = make_files(tmp_path / "files", COUNT)
+    for path in paths:
+        Path(path).read_bytes()
+    return paths
+
+
+def watched(loader) -> int:
+    return loader._watcher._ahead._files._watched
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Each batch is a window of its own, judged by the clock alone."""
+    monkeypatch.setattr(watching, "CALM_WINDOW_S", 0.0)
+    monkeypatch.setattr(watching, "_queued_ns", lambda: 0)
+
+
+def test_what_waits_for_nothing_is_not_learned(hot, windows, monkeypatch):
+    monkeypatch.setattr(watching, "CALM_SHARE", 2.0)  # whatever else runs on this machine
+    loader = DataLoader(Hidden(hot), 2, collate_fn=list)
+    for _ in range(3):
+        assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
+    assert 0 < watched(loader) < COUNT
+    assert loader._watcher._ahead.figures.planned <= watched(loader)
+
+
+def test_what_begins_to_wait_is_learned_and_read_ahead(hot, windows, monkeypatch):
+    monkeypatch.setattr(watching, "CALM_SHARE", 0.5)
+    slow = []
+    loader = DataLoader(Hidden(hot, lambda: slow and time.sleep(0.002)), 2, collate_fn=list)
+    for _ in range(3):
+        assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
+    before = watched(loader)
+    slow.append(True)
+    for _ in range(2):
+        assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
+    assert watched(loader) >= before + COUNT // 2
+    assert not loader._watcher._calm

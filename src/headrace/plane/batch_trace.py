@@ -100,6 +100,12 @@ TRACE: Final = np.dtype(
 """A whole trace but for the bytes, in seconds."""
 
 
+_TIMES: Final = struct.Struct("<8x6q")
+"""The first fields of `READ`, from `taken_ns` to `open_ns`."""
+assert _TIMES.size == READ.fields["open_ns"][1] + 8  # type: ignore[index]
+_REST: Final = bytes(READ.itemsize - _TIMES.size)
+
+
 def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) -> bytes:
     """How a batch was read, for whoever reads it by himself.
 
@@ -112,11 +118,11 @@ def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) ->
     Returns:
         A record of dtype `READ`.
     """
-    records = np.zeros((), READ)
-    records["taken_ns"] = records["planned_ns"] = records["begun_ns"] = round(begun_s * 1e9)
-    records["ready_ns"] = round(ready_s * 1e9)
-    records["read_ns"], records["open_ns"] = round(read_s * 1e9), round(open_s * 1e9)
-    return records.tobytes()
+    begun_ns, ready_ns = round(begun_s * 1e9), round(ready_s * 1e9)
+    times = _TIMES.pack(
+        begun_ns, begun_ns, begun_ns, ready_ns, round(read_s * 1e9), round(open_s * 1e9)
+    )
+    return times + _REST  # numpy's own way takes 2 us
 
 
 class BatchTrace:

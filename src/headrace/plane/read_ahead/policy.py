@@ -44,6 +44,13 @@ class CacheBypass:
             return False
         return self.paused or not self._seen + self._bytes
 
+    def skips(self, samples: int) -> bool:
+        """Whether so many samples need no look at all: paused, and the next look is not due."""
+        if not self.paused or self._left < samples:
+            return False
+        self._left -= samples
+        return True
+
     def look(self, paths: Iterable[str]) -> None:
         """Decide by where some of the coming files are.
 

@@ -212,6 +212,7 @@ class ReadAhead(Closing):
         self._judge = Usefulness()
         self._bypass = CacheBypass()
         self._later: deque[int | str] = deque()
+        self._serves = False
         self._jobs: set[ReadJob] = set()
         self._active = self._active_max = 0
         self._strays = 0
@@ -262,6 +263,9 @@ class ReadAhead(Closing):
         with self._lock:
             if self._closed:
                 return 0
+            idle = not self._serves and not self._later
+            if idle and isinstance(items, (list, tuple)) and self._bypass.skips(len(items)):
+                return len(items)
             room = self.room
             for item in items:
                 if taken == room:
@@ -289,10 +293,12 @@ class ReadAhead(Closing):
                 self._plan.add(key, [(p, len(raw) + i) for i, p in enumerate(paths)], job)
                 raw += map(os.fsencode, paths)
         if not raw:
-            if self._bypass.paused and not self._plan:
+            if self._serves and self._bypass.paused and not self._plan:
                 opens.stop_serving(self)  # the real `open` is the fastest
+                self._serves = False
             return
         opens.serve(self)
+        self._serves = True
         self.figures.planned += len(raw)
         job.native = self._reader.order(raw)
         self._jobs.add(job)
@@ -382,6 +388,11 @@ class ReadAhead(Closing):
     def bypassed(self) -> bool:
         """Whether the files lie in the page cache, and nothing is read ahead or learned for now."""
         return self._bypass.paused and not self._files.watching
+
+    @property
+    def only_learns(self) -> bool:
+        """Whether samples are watched for the sake of later ones alone: nothing is planned now."""
+        return self.options.bypass and self._files.watching and not self.planned
 
     # -- samples -------------------------------------------------------------------------------
 

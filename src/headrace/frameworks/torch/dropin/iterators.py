@@ -104,7 +104,7 @@ class _Draws:
         self._drawn_in_all = 0
         self._stats: LoaderStats = loader.stats
         self._told = weakref.ref(loader)
-        _, self._steps_before = loader.stats.steps.since(0)
+        self._steps_before = loader.stats.steps.added
         self._epoch = loader.epochs_begun - 1
         self._position = 0
         self._last_index: Any = None
