@@ -21,20 +21,13 @@ from headrace import _native
 
 if TYPE_CHECKING:
     from headrace import checkpoint, cluster, errors
-    from headrace.api import (
-        append,
-        explain,
-        from_hf,
-        index,
-        loader,
-        open,  # noqa: A004  # hr.open is the product's first word
-        order_for,
-        pack,
-        repair,
-        verify,
-    )
+    from headrace.api import loader, open, order_for  # noqa: A004  # hr.open is the product's first word
+    from headrace.control.explain import explain
     from headrace.plane import Batch, Loader
-    from headrace.store import Store
+    from headrace.store import Store, from_hf
+    from headrace.store.pack import append, index, pack
+    from headrace.store.repair import repair
+    from headrace.store.verify import verify
 
 __version__ = "0.1.0"
 
@@ -59,9 +52,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(__all__, "headrace.api"),
+    **dict.fromkeys(("loader", "open", "order_for"), "headrace.api"),
     **dict.fromkeys(("Batch", "Loader"), "headrace.plane"),
-    "Store": "headrace.store",
+    **dict.fromkeys(("Store", "from_hf"), "headrace.store"),
+    **dict.fromkeys(("append", "index", "pack"), "headrace.store.pack"),
+    "explain": "headrace.control.explain",
+    "repair": "headrace.store.repair",
+    "verify": "headrace.store.verify",
 }
 
 

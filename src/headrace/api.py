@@ -15,7 +15,6 @@ from headrace.config import (
     tier_options,
     trace_folder,
 )
-from headrace.control import explain
 from headrace.control import tune as tune_plane
 from headrace.control.limits import memory_policy
 from headrace.control.stalls.live import PassEnded
@@ -29,7 +28,7 @@ from headrace.order import (
     Shuffled,
 )
 from headrace.plane import Loader
-from headrace.store import Store, append, from_hf, index, open_store, pack, repair, verify
+from headrace.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,19 +39,7 @@ if TYPE_CHECKING:
     from headrace.plane.batch import OnError
     from headrace.plane.pipeline import AddStage
 
-__all__ = [
-    "append",
-    "explain",
-    "from_hf",
-    "index",
-    "loader",
-    "open",
-    "order_for",
-    "pack",
-    "plane_over",
-    "repair",
-    "verify",
-]
+__all__ = ["loader", "open", "order_for", "plane_over"]
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced", "opportunistic"]
 

@@ -21,8 +21,8 @@ from headrace.job.meeting import Meeting, NodeDocument, Place
 from headrace.plane.cache_directory import MARK, read_mark, write_mark
 from headrace.posix.launch import Ended
 from headrace.posix.recording import RUN_FILE, RecordedRun
-from headrace.store import pack
 from headrace.store.manifest import load_manifest
+from headrace.store.pack import pack
 from headrace.trace import read_run
 from traces.runs import Loaders
 

@@ -121,7 +121,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(run, photos, own_store, monke
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"headrace.store.{command}", interrupt)
+    monkeypatch.setattr(f"headrace.store.pack.{command}", interrupt)
     ended = run(command, photos, own_store)
     assert ended.code == 130
     assert "interrupted" in ended.err

@@ -23,10 +23,12 @@ import numpy as np
 from headrace import api
 from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.errors import HeadraceError
-from headrace.store import index, open_store, pack, verify
+from headrace.store import open_store
 from headrace.store.format import CHECKSUM_BLOCK_BYTES, PAGE_BYTES
 from headrace.store.manifest import _document_crc, fingerprint_of
+from headrace.store.pack import index, pack
 from headrace.store.summary import summarise
+from headrace.store.verify import verify
 
 NAMES = ("store.json", "segment-0000.hrd", "segment-0000-0000.hrv")
 SAMPLES = 5

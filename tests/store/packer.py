@@ -14,7 +14,8 @@ import signal
 import sys
 
 from headrace.base import files
-from headrace.store import PackOptions, append, pack
+from headrace.store.pack import append, pack
+from headrace.store.packing import PackOptions
 
 OPTIONS = PackOptions(volume_bytes=40_000, batch_bytes=6000, journal_bytes=12_000, workers=2)
 

@@ -32,8 +32,10 @@ import headrace as hr
 from headrace import checkpoint
 from headrace.errors import HeadraceError
 from headrace.runtime import RuntimeFolder
-from headrace.store import append, index, pack, repair, verify
+from headrace.store.pack import append, index, pack
+from headrace.store.repair import repair
 from headrace.store.summary import summarise
+from headrace.store.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from headrace.errors import HeadraceError, SourceError
-from headrace.store import index, open_store, pack, verify
+from headrace.store import open_store
+from headrace.store.pack import index, pack
+from headrace.store.verify import verify
 
 
 def some_values(n=60, seed=1, largest=4000):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import SourceError
-from headrace.store import index, open_store, pack
+from headrace.store import open_store
+from headrace.store.pack import index, pack
 from headrace.store.sources.tfrecord import RIEGELI_MAGIC
 
 from .rows import read_all, some_values

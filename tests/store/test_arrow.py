@@ -11,7 +11,8 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 
 from headrace.errors import SourceError  # noqa: E402
-from headrace.store import index, open_store, pack  # noqa: E402
+from headrace.store import open_store  # noqa: E402
+from headrace.store.pack import index, pack  # noqa: E402
 from headrace.store.sources import arrow  # noqa: E402
 from headrace.store.sources.arrow import values_of  # noqa: E402
 

@@ -19,8 +19,12 @@ from headrace.errors import (
     SourceChanged,
     StoreNotFound,
 )
-from headrace.store import PackOptions, index, open_store, pack, repair, verify
+from headrace.store import open_store
+from headrace.store.pack import index, pack
+from headrace.store.packing import PackOptions
 from headrace.store.reference import ReferenceReader
+from headrace.store.repair import repair
+from headrace.store.verify import verify
 
 from .conftest import contents, flip, make_folder
 
@@ -307,7 +311,7 @@ def test_a_hostile_name_does_not_lead_out_of_the_tree(tmp_path, monkeypatch):
     status = (tmp_path / "secret").stat()
     os.utime(root / "xx-yyyyyy", ns=(status.st_atime_ns, status.st_mtime_ns))
     from headrace.store import directory
-    from headrace.store import index as index_function
+    from headrace.store.pack import index as index_function
 
     original = directory.join_names
     monkeypatch.setattr(directory, "join_names", lambda _: original([b"../secret"]))

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.store import append, open_store, pack
+from headrace.store import open_store
 from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.folders import FOLDER, FolderTree
 from headrace.store.names import join_names
+from headrace.store.pack import append, pack
 from headrace.store.segment import directory_class
 
 components = st.text("ab/.-0\xff", min_size=1, max_size=6) | st.sampled_from(

@@ -8,7 +8,8 @@ import pytest
 h5py = pytest.importorskip("h5py")
 
 from headrace.errors import HeadraceError, SourceError  # noqa: E402
-from headrace.store import index, open_store, pack  # noqa: E402
+from headrace.store import open_store  # noqa: E402
+from headrace.store.pack import index, pack  # noqa: E402
 from headrace.store.sources import hdf5  # noqa: E402
 
 from .rows import check_in_place, check_packed_only, read_all, some_values  # noqa: E402

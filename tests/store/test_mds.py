@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, SourceError
-from headrace.store import index, open_store, pack
+from headrace.store import open_store
+from headrace.store.pack import index, pack
 from headrace.store.sources.mds import _parse_config
 
 from .rows import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError, SourceError
-from headrace.store import index, open_store, pack
+from headrace.store import open_store
+from headrace.store.pack import index, pack
 
 
 @pytest.mark.parametrize("make", [pack, index])

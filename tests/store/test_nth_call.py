@@ -16,7 +16,10 @@ import pytest
 from headrace.checkpoint import Checkpointer, CheckpointOptions
 from headrace.errors import HeadraceError
 from headrace.fabric.image import write_image
-from headrace.store import PackOptions, append, index, open_store, pack, repair
+from headrace.store import open_store
+from headrace.store.pack import append, index, pack
+from headrace.store.packing import PackOptions
+from headrace.store.repair import repair
 
 from .conftest import contents, flip
 from .nth_call import Refusing

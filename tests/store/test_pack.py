@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from headrace.errors import HeadraceError, SourceChanged, SourceError, StoreError, StoreExists
-from headrace.store import PackOptions, append, index, open_store, pack, verify
+from headrace.store import open_store
 from headrace.store.manifest import load_manifest
+from headrace.store.pack import append, index, pack
+from headrace.store.packing import PackOptions
 from headrace.store.sources import extents
+from headrace.store.verify import verify
 
 from .conftest import contents, make_folder
 

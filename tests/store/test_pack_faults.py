@@ -24,8 +24,11 @@ from headrace.errors import (
     StoreNotFound,
     VolumeError,
 )
-from headrace.store import PackOptions, append, index, open_store, pack, segment_writer, verify
+from headrace.store import open_store, segment_writer
+from headrace.store.pack import append, index, pack
+from headrace.store.packing import PackOptions
 from headrace.store.sources import extents
+from headrace.store.verify import verify
 
 from .conftest import contents, flip, make_folder
 from .packer import OPTIONS, items
@@ -116,8 +119,8 @@ def test_kills_at_random_times(tmp_path):
     r = random.Random(11)
     mid_pack = 0
     slow = (
-        "import sys, time, os; sys.path.insert(0, sys.argv[3]); import packer; from headrace.store "
-        "import pack; f = os.fdatasync; os.fdatasync = lambda fd: (time.sleep(0.01), f(fd));"
+        "import sys, time, os; sys.path.insert(0, sys.argv[3]); import packer; "
+        "from headrace.store.pack import pack; f = os.fdatasync; os.fdatasync = lambda fd: (time.sleep(0.01), f(fd));"
         "print('go', flush=True); pack(sys.argv[1], sys.argv[2], options=packer.OPTIONS)"
     )
     target = tmp_path / "out.hr"
@@ -437,7 +440,10 @@ def test_a_damaged_partial_starts_over(folder, tmp_path):
 PACK_AND_READ = """
 import resource, sys
 from pathlib import Path
-from headrace.store import PackOptions, open_store, pack, verify
+from headrace.store import open_store
+from headrace.store.pack import pack
+from headrace.store.packing import PackOptions
+from headrace.store.verify import verify
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 root, target = map(Path, sys.argv[1:])
 pack(root, target, options=PackOptions(volume_bytes=8192, journal_bytes=500))

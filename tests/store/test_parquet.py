@@ -12,7 +12,8 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 from headrace.errors import HeadraceError, SourceError  # noqa: E402
-from headrace.store import index, open_store, pack  # noqa: E402
+from headrace.store import open_store  # noqa: E402
+from headrace.store.pack import index, pack  # noqa: E402
 from headrace.store.sources import parquet  # noqa: E402
 from headrace.store.sources.parquet import BadThrift, ColumnChunk, list_values, parse_struct  # noqa: E402  # noqa: E402
 from headrace.store.sources.scan import NotInPlace  # noqa: E402

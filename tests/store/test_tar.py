@@ -9,7 +9,10 @@ import tarfile
 import pytest
 
 from headrace.errors import HeadraceError, SourceError
-from headrace.store import index, open_store, pack, repair, verify
+from headrace.store import open_store
+from headrace.store.pack import index, pack
+from headrace.store.repair import repair
+from headrace.store.verify import verify
 
 from .conftest import flip
 

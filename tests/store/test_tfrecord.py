@@ -10,9 +10,11 @@ import pytest
 
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptSample, HeadraceError, SourceError
-from headrace.store import index, open_store, pack, verify
+from headrace.store import open_store
+from headrace.store.pack import index, pack
 from headrace.store.sources import shards
 from headrace.store.sources.tfrecord import mask, unmask
+from headrace.store.verify import verify
 
 from .conftest import contents, flip
 

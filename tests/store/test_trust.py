@@ -15,8 +15,9 @@ import pytest
 
 import headrace as hr
 from headrace.errors import StoreError
-from headrace.store import repair, verify
 from headrace.store.manifest import Manifest, VolumeEntry, load_manifest
+from headrace.store.repair import repair
+from headrace.store.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -120,7 +120,7 @@ def pack(
 
     When it is interrupted, the same command goes on where it stopped.
     """
-    from headrace.store import pack as pack_store
+    from headrace.store.pack import pack as pack_store
 
     with progress(output, "packing") as tell:
         report = pack_store(
@@ -141,7 +141,7 @@ def append(
 
     Whoever has the store open keeps what they opened; who opens it later sees the new samples too.
     """
-    from headrace.store import append as append_to_store
+    from headrace.store.pack import append as append_to_store
 
     with progress(output, "appending") as tell:
         report = append_to_store(source_of(source), store, progress=tell, **reading)
@@ -164,7 +164,7 @@ def index(
 
     The data must stay where it is and as it is; headrace notices when it does not.
     """
-    from headrace.store import index as index_source
+    from headrace.store.pack import index as index_source
 
     with progress(output, "indexing") as tell:
         report = index_source(
@@ -210,7 +210,7 @@ def verify(
 
     Lists the first bad samples, with -v all of them, with --json all of them with all details.
     """
-    from headrace.store import verify as verify_store
+    from headrace.store.verify import verify as verify_store
 
     with progress(output, "verifying") as tell:
         report = verify_store(
@@ -288,7 +288,7 @@ def repair(
 
     Foreign data is never written.
     """
-    from headrace.store import repair as repair_store
+    from headrace.store.repair import repair as repair_store
 
     report = repair_store(store, workers=workers, trust=trust)
     if output.as_json:

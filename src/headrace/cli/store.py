@@ -357,6 +357,7 @@ def read(
     """Read an epoch as training would: throughput, CPU, stall, tiers, and what was tuned and why."""
     from headrace import api
     from headrace.cli.progress import progress
+    from headrace.control.explain import explain
 
     options: dict[str, Any] = {"order": order, "tune": tune, "trace": trace}
     if simulate is not None:
@@ -369,7 +370,7 @@ def read(
             stats, stages = loader.stats, loader.stats.stages
         finally:
             loader.close()
-    explanation = api.explain()
+    explanation = explain()
     plane = explanation.as_dict()["planes"][-1] if explanation.as_dict()["planes"] else {}
     if output.as_json:
         output.document(

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
 
-from headrace import api
 from headrace.base.documents import DocumentKind
 from headrace.errors import HeadraceError, SourceError, StoreError
+from headrace.store import open_store
+from headrace.store.pack import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,7 +278,7 @@ def pack_images(
         if store.exists():
             shutil.rmtree(store)  # ours, by the name and place
         before = done
-        api.pack(
+        pack(
             samples(images, choice.classes),
             store,
             resume=False,
@@ -312,7 +313,7 @@ def _packed_before(record: Path, digest: str, started: float) -> PackedImages | 
             saved[name] = Path(saved[name])
         packed = PackedImages(**{**saved, "reused": True, "seconds": 0.0})
         for path in (packed.train, packed.held_out):
-            api.open(path).close()
+            open_store(path).close()
     except (OSError, ValueError, TypeError, KeyError, HeadraceError):
         return None  # whatever it is, it can be packed again
     return PackedImages(**{**asdict(packed), "seconds": time.perf_counter() - started})

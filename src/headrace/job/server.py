@@ -32,11 +32,12 @@ from headrace.job.meeting import POLL_S, Meeting, NodeDocument, Place, meeting_f
 from headrace.job.nodes import Registrar, answers, own_address
 from headrace.job.share import Share, Stager, cut_shares, plan_share, write_share_directory
 from headrace.latch import Latch
-from headrace.store import Store, index, open_store
+from headrace.store import Store, open_store
 from headrace.store.directory import write_all
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import FILE_NAME, Manifest, fingerprint_of, segment_from_json
 from headrace.store.opening import manifest_at
+from headrace.store.pack import index
 from headrace.store.publish import disk_errors
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from headrace.store.manifest import (
 )
 from headrace.store.segment import OpenSegment, directory_class, open_segment, open_volumes
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.huggingface import is_dataset, open_dataset
 from headrace.store.sources.scan import (
     Scan,
     SourceOptions,
@@ -403,6 +402,8 @@ def from_hf(
         SourceError: no column fits, a row is null, or it is no such data set.
         SourceChanged: a file behind it was replaced.
     """
+    from headrace.store.sources.huggingface import is_dataset, open_dataset
+
     if not is_dataset(dataset):
         splits = list(dataset) if isinstance(dataset, dict) else []
         raise SourceError(

@@ -1,31 +1,19 @@
-"""Finds out what a source is: from its path and its first bytes, or as an iterable of samples."""
+"""Finds out what a source is: from its path and its first bytes, or as an iterable of samples.
+
+The readers of formats are imported when a source is theirs: most stores are opened without any.
+"""
 
 from __future__ import annotations
 
 import glob
 import operator
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceError, VolumeError
 from headrace.io.objects.location import base_name, is_url, shown
-from headrace.store.sources.arrow import looks_like_arrow_stream, open_arrow
-from headrace.store.sources.folder import scan_folder
-from headrace.store.sources.hdf5 import MAGIC as HDF5_MAGIC
-from headrace.store.sources.hdf5 import open_hdf5
-from headrace.store.sources.huggingface import is_dataset, open_dataset
-from headrace.store.sources.mds import is_mds_folder, list_mds_folder, scan_mds
-from headrace.store.sources.npy import scan_npy
-from headrace.store.sources.parquet import open_parquet
 from headrace.store.sources.scan import Stream, StreamItem, unreadable
-from headrace.store.sources.shards import open_objects, read_head, refuse_object
-from headrace.store.sources.tar import compression_of, open_tar
-from headrace.store.sources.tfrecord import (
-    RIEGELI_MAGIC,
-    looks_like_tfrecord,
-    scan_tfrecord,
-    stream_array_record,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,28 +28,19 @@ _SUPPORTED = (
     "a data set of Hugging Face's, or an iterable of samples"
 )
 
-_OPENERS: dict[str, Callable[[list[str], SourceOptions], Scan | Stream]] = {
-    "tar": open_tar,
-    "tfrecord": scan_tfrecord,
-    "hdf5": open_hdf5,
-    "parquet": open_parquet,
-    "arrow": open_arrow,
-    "mds": scan_mds,
-    "array_record": stream_array_record,
+_OPENERS = {
+    "tar": ("tar", "open_tar"),
+    "tfrecord": ("tfrecord", "scan_tfrecord"),
+    "hdf5": ("hdf5", "open_hdf5"),
+    "parquet": ("parquet", "open_parquet"),
+    "arrow": ("arrow", "open_arrow"),
+    "mds": ("mds", "scan_mds"),
+    "array_record": ("tfrecord", "stream_array_record"),
 }
-"""Kinds of which several files make one source."""
+"""Kinds of which several files make one source: the module, and the function in it that opens them."""
 
 _IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet"}
 """Kinds that are read where they lie in an object store."""
-
-_TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
-    ("mds", (), (".mds",)),
-    ("hdf5", (HDF5_MAGIC,), (".h5", ".hdf5")),
-    ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
-    ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
-    ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
-)
-"""Kind, how such files begin, how their names end."""
 
 _WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds"}
 
@@ -82,11 +61,15 @@ def open_source(
     """
     urls = _urls_of(source)
     if urls:
+        from headrace.store.sources.shards import open_objects
+
         return open_objects(urls, options, objects, _open_files)
     if isinstance(source, (str, bytes, os.PathLike)):
         return _open_path(os.fsdecode(source), options)
     if isinstance(source, (list, tuple)) and _all_paths(source):
         return _open_files([os.fsdecode(p) for p in source], options)
+    from headrace.store.sources.huggingface import is_dataset, open_dataset
+
     if is_dataset(source):
         return open_dataset(source, options)
     _refuse_columns("an iterable", options)
@@ -125,6 +108,9 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
                 path=path,
                 next_step="Open it, or copy its folder.",
             )
+        from headrace.store.sources.folder import scan_folder
+        from headrace.store.sources.mds import is_mds_folder, list_mds_folder
+
         if is_mds_folder(path):
             return _open_files(list_mds_folder(path), options)
         _refuse_columns("a folder of files", options)
@@ -153,17 +139,25 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
         )
     kind = kinds[paths[0]]
     if kind not in _IN_OBJECTS:
+        from headrace.store.sources.shards import refuse_object
+
         refuse_object(paths[0], f"files of the kind {kind}")
     if kind not in _WITH_COLUMNS:
         _refuse_columns(f"a file of the kind {kind}", options)
     if kind in _OPENERS:
-        return _OPENERS[kind](paths, options)
+        module, function = _OPENERS[kind]
+        opened: Scan | Stream = getattr(
+            import_module(f"headrace.store.sources.{module}"), function
+        )(paths, options)
+        return opened
     if len(paths) > 1:
         raise SourceError(
             f"{len(paths)} {kind} files were given, expected one.",
             path=paths[1],
             next_step="Give them one by one, or append them.",
         )
+    from headrace.store.sources.npy import scan_npy
+
     return scan_npy(paths[0], options)
 
 
@@ -173,6 +167,10 @@ def detect_file(path: str) -> str:
     Raises:
         SourceError: it is none of these, or cannot be read.
     """
+    from headrace.store.sources.shards import read_head
+    from headrace.store.sources.tar import compression_of
+    from headrace.store.sources.tfrecord import looks_like_tfrecord
+
     try:
         head = read_head(path, 1024)
     except OSError as e:
@@ -205,10 +203,21 @@ def detect_file(path: str) -> str:
 
 def _detect_table(head: bytes, name: str) -> str | None:
     """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
-    for kind, magics, endings in _TABLES:
+    from headrace.store.sources.arrow import looks_like_arrow_stream
+    from headrace.store.sources.hdf5 import MAGIC
+    from headrace.store.sources.tfrecord import RIEGELI_MAGIC
+
+    tables: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
+        ("mds", (), (".mds",)),
+        ("hdf5", (MAGIC,), (".h5", ".hdf5")),
+        ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
+        ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
+        ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
+    )
+    for kind, magics, endings in tables:
         if head.startswith(magics) or name.endswith(endings):
             return kind
-    if head[512:520] == HDF5_MAGIC:
+    if head[512:520] == MAGIC:
         return "hdf5"
     return "arrow" if looks_like_arrow_stream(head) else None
 
