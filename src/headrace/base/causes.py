@@ -10,8 +10,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Self
 
-__all__ = ["Cause", "cause_of"]
-
 
 class Cause(StrEnum):
     """Why a step waited; the order is that of a batch's way.

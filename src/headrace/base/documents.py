@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.errors import HeadraceError
 
-__all__ = ["DocumentKind", "Fields", "seal", "unseal"]
-
 _SEAL = re.compile(rb', "crc32c": "([0-9a-f]{8})"\}\n\Z')
 _SEAL_BYTES = len(', "crc32c": "01234567"}\n')
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)

@@ -43,28 +43,6 @@ if TYPE_CHECKING:
 
     AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-__all__ = [
-    "NewFile",
-    "create_file",
-    "exchange_folder",
-    "is_temporary",
-    "lock",
-    "lock_path",
-    "locked_by",
-    "make_folder",
-    "open_file",
-    "open_folder",
-    "open_or_create",
-    "open_stream",
-    "publish_folder",
-    "read_file",
-    "readers",
-    "remove_leftovers",
-    "replace_file",
-    "sync_folder",
-    "temporary_name",
-]
-
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)

@@ -47,25 +47,6 @@ from headrace.errors import RankError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "NAME_CHARACTERS_MAX",
-    "JobIdentity",
-    "NodePlace",
-    "Rank",
-    "RankDecision",
-    "clean",
-    "identity_of",
-    "is_first_on_node",
-    "job_id",
-    "job_name",
-    "local_rank",
-    "local_ranks_of",
-    "restarts",
-    "start_of_job",
-    "which_node",
-    "which_rank",
-]
-
 _ALONE: Final = "none"
 
 

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Crowd", "hold", "peer_name", "peer_user", "release"]
-
 _MemberT = TypeVar("_MemberT")
 
 _SOCK_DIAG: Final = 4

@@ -7,20 +7,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = [
-    "binary_text",
-    "bytes_of",
-    "bytes_text",
-    "count_text",
-    "counted",
-    "duration_text",
-    "number_text",
-    "percent_text",
-    "printable",
-    "rough_text",
-    "seconds_text",
-]
-
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 

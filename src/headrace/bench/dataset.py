@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Column",
-    "Compression",
-    "DatasetSpec",
-    "Format",
-    "Hdf5Spec",
-    "ParquetSpec",
-    "Split",
-]
-
 Format = Literal[
     "npz", "npy", "hdf5", "tfrecord", "jpeg", "png", "csv",
     "indexed_binary", "mmap_indexed_binary", "parquet", "synthetic",

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
-__all__ = ["GenerateReport", "generate"]
-
 _THREADS_MAX = 16
 _AT_ONCE_BYTES, _AT_ONCE_FILES = 8 << 20, 64
 """Small files go to native code so many at a time."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.bench.dataset import DatasetSpec, Split
     from headrace.recorded import Recorded
 
-__all__ = ["RecordedOrder", "Replay", "check_recorded_files", "fingerprint", "replay_of"]
-
 _LOOKED_AT_MOST: Final = 2000
 
 

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from headrace.bench.ranks import RankGroup
     from headrace.bench.staging import Residency, Staged
 
-__all__ = ["SessionOptions", "SessionReport", "run_session"]
-
 _RESIDENCY_FILES: Final = 2000
 """Files that are looked at before a run, at most."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.bench.compare import Condition
     from headrace.bench.config import LoadedWorkload
 
-__all__ = ["Probe", "Sweep", "most_before", "sweep"]
-
 _STEPS_LEAST: Final = 3
 """Steps of an epoch that count; with fewer, what was read ahead before the first is most of them."""
 

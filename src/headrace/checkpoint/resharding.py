@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from headrace.checkpoint.folder import RankRecord, ShardArray
 
-__all__ = ["PartsElsewhereError", "Resharding"]
-
 
 class _Box(NamedTuple):
     """A part of an array: where it begins in the whole, and its shape."""

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "DTYPES",
-    "Leaf",
-    "Sharded",
-    "array_of",
-    "assemble",
-    "is_array",
-    "is_tensor",
-    "leaf_bytes",
-    "part_of",
-    "take_apart",
-]
-
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "F16": "float16",
     "BF16": "bfloat16", "U32": "uint32", "I32": "int32", "F32": "float32", "U64": "uint64",

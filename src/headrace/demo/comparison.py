@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from headrace.demo.images import DemoOptions, PackedImages
 
-__all__ = ["Measured", "compare"]
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -25,18 +25,6 @@ from headrace.store.pack import pack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "CLIP_ART",
-    "Choice",
-    "DemoOptions",
-    "ImageFile",
-    "PackedImages",
-    "choose",
-    "list_images",
-    "pack_images",
-]
-
-
 NOTE = DocumentKind(
     name="a note of the demo",
     version=1,

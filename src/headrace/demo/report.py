@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headrace.demo.comparison import Measured
     from headrace.demo.images import PackedImages
 
-__all__ = ["DemoReport", "Epoch", "Interruption", "show"]
-
 
 @dataclass(frozen=True, slots=True)
 class Epoch:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
-__all__ = ["main", "run"]
-
-
 KILLED_EPOCH = 1
 """The second epoch: the first has shown that training works, and others follow."""
 

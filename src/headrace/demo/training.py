@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
     from headrace.torch import Sample
 
-__all__ = [
-    "IMAGE_PIXELS",
-    "Job",
-    "decode",
-    "decode_indexed",
-    "make_model",
-    "normalized",
-    "run_training",
-    "usable_cores",
-]
-
-
 IMAGE_PIXELS = 48
 """Width and height of the network's input."""
 

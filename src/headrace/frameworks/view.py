@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from headrace.plane import Loader, LoaderStats
     from headrace.plane.batch import Skipped
 
-__all__ = ["LoaderView"]
-
 
 class LoaderView(Closing):
     """What a framework's loader over a store has in common with `headrace.Loader`.

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     from headrace.trace import RankTrace
 
-__all__ = [
-    "Attempt",
-    "History",
-    "Passage",
-    "histories",
-    "length_of",
-    "order_of",
-    "sums_at",
-]
-
 DELIVERY: Final = np.dtype(
     [
         ("begin", "<u8"),

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     State = Mapping[str, Any]
 
-__all__ = [
-    "Board",
-    "DataRow",
-    "FlowRow",
-    "JobRow",
-    "PlaneRow",
-    "PlanesBoard",
-    "PlanesWatch",
-    "Watch",
-]
-
 WINDOW_S: Final = 6.0
 """Rates are taken over so long."""
 

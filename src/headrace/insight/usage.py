@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from headrace.telemetry.history import JobRecord
 
-__all__ = [
-    "Accounted",
-    "Group",
-    "Starving",
-    "StarvingJob",
-    "Usage",
-    "UsageRow",
-    "starving_of",
-    "usage_of",
-]
-
 
 class Accounted(Protocol):
     """A job in the scheduler's books; `headrace.cluster.slurm.accounting.AccountedJob` is one."""

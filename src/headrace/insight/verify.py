@@ -28,22 +28,6 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.trace import Run
 
-__all__ = [
-    "Difference",
-    "EpochProof",
-    "Finding",
-    "LoaderProof",
-    "Proof",
-    "Sameness",
-    "State",
-    "check_epoch",
-    "place",
-    "proof_lines",
-    "same_lines",
-    "same_order",
-    "verify_epochs",
-]
-
 FINDINGS_MAX: Final = 20
 """Of each kind that are told one by one; the rest are counted."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["MEMORY", "STORAGE", "Replaced", "os_open", "os_read", "python_open", "real_open"]
-
 STORAGE, MEMORY = range(2)
 """Ranks: what is in memory is looked for before any storage is asked."""
 

@@ -16,16 +16,6 @@ from headrace import _native
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "PRESETS",
-    "SimulatedPaths",
-    "Simulation",
-    "simulate_paths",
-    "simulated_paths",
-    "simulation_of",
-    "stop_simulating",
-]
-
 _P99_SIGMAS = 2.326
 """How many standard deviations the 99th percentile of a normal distribution lies above its median."""
 

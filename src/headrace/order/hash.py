@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = [
-    "Purpose",
-    "combine_hashes",
-    "derive_key",
-    "hash_array",
-    "mix64",
-    "mix64_array",
-    "order_hash",
-    "position_hashes",
-    "reference_order_hash",
-    "uniform",
-]
-
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the odd step that spreads counters before mixing."""
 

@@ -24,8 +24,6 @@ from headrace.order.randomness import Randomness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Opportunistic"]
-
 
 @dataclass(frozen=True, eq=False)
 class Opportunistic(Order):

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from headrace.order.randomness import Randomness
 
-__all__ = ["EPOCH_MAX", "SEED_MAX", "Order", "checked", "digest_of"]
-
 
 class Order(ABC):
     """A sequence of sample indices for every epoch.

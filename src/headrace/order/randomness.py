@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
     Terms = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
-__all__ = ["Randomness"]
-
 _EXACT_TERMS = 128
 """Terms of a sum that are added one by one before the rest is integrated."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from headrace.order.permutation import Permutation
 
-__all__ = ["Blocked", "Sequential", "Shuffled"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sequential(Order):

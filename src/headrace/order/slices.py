@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.base.job import RankDecision
     from headrace.order.order import Order
 
-__all__ = ["Share", "Slices", "Tail"]
-
 _log = logging.getLogger("headrace")
 
 Tail = Literal["drop", "pad", "exact"]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from headrace.order.order import Order
 
-__all__ = ["FINGERPRINT_CHARACTERS_MAX", "STATE_VERSION", "OrderState"]
-
 STATE_VERSION = 1
 
 FINGERPRINT_CHARACTERS_MAX = 64

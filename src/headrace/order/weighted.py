@@ -29,8 +29,6 @@ from headrace.order.randomness import Randomness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Balanced", "Weighted", "checked_labels"]
-
 
 @dataclass(frozen=True, eq=False)
 class Weighted(Order):

@@ -22,30 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "FEW_ROWS",
-    "SHADES",
-    "Axis",
-    "Part",
-    "StepLine",
-    "areas",
-    "bars",
-    "columns",
-    "count_axis",
-    "figure",
-    "heat",
-    "legend",
-    "lines",
-    "round_up",
-    "share_axis",
-    "stacked",
-    "svg",
-    "table",
-    "text",
-    "time_axis",
-]
-
-
 _WIDTH: Final = 720
 _LEFT: Final = 108
 _RIGHT: Final = 16

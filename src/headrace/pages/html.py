@@ -15,9 +15,6 @@ from headrace.base.text import bytes_text, number_text, seconds_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["POLICY", "STYLE", "axis_text", "card", "document", "marked", "measure_text", "safe"]
-
-
 _LONGEST = 4000
 """Characters of a text that comes from a file, at most."""
 

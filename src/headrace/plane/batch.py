@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from headrace import _native
 
 
-__all__ = [
-    "Batch",
-    "OnError",
-    "Skipped",
-]
-
-
 class Batch:
     """Samples that are delivered together.
 

@@ -24,25 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = [
-    "NOT_READ",
-    "PHASES",
-    "PREPARED",
-    "READ",
-    "STEP",
-    "TRACE",
-    "BatchTrace",
-    "Interruption",
-    "Interruptions",
-    "Mark",
-    "StepLog",
-    "Waits",
-    "read_record",
-    "traces_of",
-    "waits",
-]
-
-
 READ: Final = np.dtype(
     [
         ("submitted_ns", "<i8"),

@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = [
-    "MARK",
-    "CacheDirectory",
-    "CacheEntry",
-    "disk_reserve",
-    "hold",
-    "read_mark",
-    "take_lock",
-    "write_mark",
-]
-
-
 MARK = "cache.json"
 _MARK = DocumentKind(
     name="the mark of a cache folder",

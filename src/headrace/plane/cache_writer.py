@@ -56,18 +56,6 @@ if TYPE_CHECKING:
 
     Offer = tuple[_native.Batch, NDArray[np.int64], int]
 
-__all__ = [
-    "INDEX_COLUMN",
-    "CacheSegment",
-    "CacheWriter",
-    "publish_after_s",
-    "remove_stale_segments",
-    "segment_bytes",
-    "writer_share",
-    "writes_direct",
-]
-
-
 _MIB = 1 << 20
 _GIB = 1 << 30
 

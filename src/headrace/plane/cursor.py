@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from headrace.order import Order, Share, Slices
 
-__all__ = ["Cursor", "Pass", "Span"]
-
 Span = tuple[int, int]
 """Global positions (start, stop) of one batch; past the order's length they wrap."""
 

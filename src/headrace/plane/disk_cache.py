@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment
 
 
-__all__ = ["CacheSource", "DiskCache"]
-
-
 _log = logging.getLogger("headrace")
 
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from headrace.store.store import Store
 
 
-__all__ = ["CacheReport", "DiskTier"]
-
-
 _log = logging.getLogger("headrace")
 
 _DISK = TIERS.index("disk")

@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 from headrace import _native
 
-__all__ = ["Contention", "contention", "delivered"]
-
 PERIOD_S: Final = 0.02
 
 QUIET_S: Final = 2.0

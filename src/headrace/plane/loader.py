@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from headrace.plane.pipeline import AddStage
 
 
-__all__ = [
-    "Loader",
-    "LoaderStats",
-    "SampleSource",
-    "Tuning",
-    "delivered_rows",
-    "loader_card",
-    "loader_line",
-    "waited_share",
-]
-
-
 @dataclass(slots=True, weakref_slot=True)
 class LoaderStats:
     """What a loader has delivered so far, and how long its consumer waited."""

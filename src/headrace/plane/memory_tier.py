@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from headrace.plane.stage import PendingReads, Reads
 
 
-__all__ = ["MEMORY_RESERVE_BYTES", "MemoryTier", "memory_quota"]
-
-
 _PRESSURE_CHECK_S = 1.0
 
 _GIB = 1 << 30

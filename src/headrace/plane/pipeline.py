@@ -40,16 +40,6 @@ if TYPE_CHECKING:
     from headrace.plane.disk_tier import CacheReport, DiskTier
     from headrace.plane.stage import PendingReads, Reads, Stage
 
-__all__ = [
-    "AddStage",
-    "Fetched",
-    "Pipeline",
-    "SampleSource",
-    "Stages",
-    "build_stages",
-    "bytes_of",
-]
-
 WINDOWS_AHEAD_MAX = 2
 """Windows of a blocked order that are submitted ahead of the one that is being consumed."""
 

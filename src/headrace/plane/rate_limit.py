@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     BytesOf = Callable[[NDArray[np.int64]], int]
 
-__all__ = ["LIMITED", "Cost", "Limit", "Throttle", "TokenBucket", "Usage"]
-
 
 class TokenBucket:
     """Lets `rate` units a second through.

@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from headrace import _native
 
 
-__all__ = [
-    "KNOBS",
-    "LATENCY_BUCKETS",
-    "TIERS",
-    "ConsumerStats",
-    "PendingReads",
-    "ReadStage",
-    "Reads",
-    "RemoteStats",
-    "Stage",
-    "StageStats",
-    "latency_bucket",
-    "latency_percentile_s",
-]
-
-
 KNOBS: Final = ("reads_in_flight", "buffer_bytes", "decode_threads")
 """Knobs that stages may have: reads in flight over the whole stage; bytes that it may hold, being
 read or ready; threads that decode."""

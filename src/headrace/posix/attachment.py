@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from headrace.node.wire import FilesReady
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["Attachment", "Page", "Wanted", "shim_path", "spellings"]
-
 RUN_VARIABLE = "HEADRACE_RUN"
 """Where programs look for the page."""
 

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from headrace.posix.attachment import Page
     from headrace.posix.opens import OpenLog
 
-__all__ = [
-    "NOT_EXECUTABLE",
-    "NOT_FOUND",
-    "Ended",
-    "RunOptions",
-    "RunReport",
-    "end_like",
-    "find_program",
-    "launch",
-    "run_program",
-    "why_unseen",
-]
-
 _SCRIPTS_MAX = 5
 """Scripts whose interpreter is a script: the kernel follows no more."""
 

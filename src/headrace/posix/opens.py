@@ -22,8 +22,6 @@ from headrace.closing import Closing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Open", "OpenLog", "Opens", "recorder_path"]
-
 OPENS_VARIABLE: Final = "HEADRACE_OPENS"
 """Where programs look for the log."""
 

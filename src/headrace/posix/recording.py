@@ -22,8 +22,6 @@ from headrace.posix.launch import Ended, find_program, run_program, why_unseen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["RUN", "RUN_FILE", "TRACE_FOLDER", "RecordedRun", "record_program", "recorder_path"]
-
 RUN_FILE: Final = "run.json"
 RUN: Final = DocumentKind(
     name="what a recording left",

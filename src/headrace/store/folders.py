@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
 
-__all__ = ["COMPONENT_BYTES_MAX", "Entry", "FolderPage", "FolderTree"]
-
 COMPONENT_BYTES_MAX = 255
 """Of one component of a path: NAME_MAX of Linux's file systems."""
 

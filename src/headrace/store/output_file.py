@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BUFFER_BYTES", "OutputFile", "WriteBuffer", "write_error"]
-
 BUFFER_BYTES = 4 << 20
 """Of one write: beyond it a disk's bandwidth does not grow."""
 

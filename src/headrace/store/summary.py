@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
 
-__all__ = [
-    "ClassCount",
-    "SegmentSummary",
-    "SizeBin",
-    "Summary",
-    "VolumeSummary",
-    "sample_sizes",
-    "summarise",
-]
-
 _SLICE = 1 << 17
 _POWERS = 64
 _TREE_FILES_ASKED = 500

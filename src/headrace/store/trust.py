@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     Trust: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     """Folders, files or URLs below which volumes may lie; "*": anywhere."""
 
-__all__ = ["ANYWHERE", "check_sources", "check_volumes", "record_trust"]
-
 ANYWHERE = "*"
 
 _SYSTEM_FOLDER = "/var/lib/headrace"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from headrace.io.simulation import Simulation
 
-__all__ = ["simulated_files"]
-
 REQUEST_BYTES = 1 << 20
 """The largest read that goes to a network file system in one piece (rsize, Lustre's RPC size)."""
 

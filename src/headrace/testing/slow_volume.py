@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from headrace import _native
 
-__all__ = ["SlowVolume"]
-
 
 class SlowVolume:
     """A simulated storage in use. Give it to `simulate=` of a loader, or to `simulated_files`.

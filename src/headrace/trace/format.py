@@ -43,30 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = [
-    "BYTES_MAX",
-    "CHUNK_BYTES_MAX",
-    "EVENT",
-    "HEADER_BYTES_MAX",
-    "RANKS_MAX",
-    "RUN",
-    "STEPS",
-    "VERSION",
-    "Layout",
-    "TraceFile",
-    "bytes_max",
-    "chunk",
-    "chunks",
-    "finite",
-    "header_line",
-    "json_object",
-    "read_header",
-    "trace_name",
-    "trace_number",
-    "write_once",
-]
-
-
 VERSION: Final = 2
 _UNCHECKED: Final = 1
 """The version whose header, and whose chunks' lengths, had no checksum."""

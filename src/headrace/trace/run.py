@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["RUN_FILE", "RankTrace", "Run", "rank_traces", "read_run", "run_facts"]
-
 RUN_FILE: Final = "run.json"
 
 _FILE_BYTES_MAX: Final = 16 << 30

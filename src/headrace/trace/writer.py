@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from headrace.plane.stage import StageStats
 
 
-__all__ = ["HostLook", "Traced", "decision", "flush", "follow", "planes_look"]
-
-
 _DIGITS: Final = 6
 
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from headrace.store.segment import Directory, OpenSegment
 
 
-__all__ = ["HeadraceFile", "HeadraceFileSystem"]
-
-
 _BLOCK_MAX = 4096
 """Names that are read at once where many files stand side by side."""
 

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from headrace.plane.pipeline import Fetched
 
 
-__all__ = ["Dataset", "Source", "dataset"]
-
-
 class Source:
     """A store for Grain: item i is a dict of `data` (uint8) and `label` (int64, -1: none).
 

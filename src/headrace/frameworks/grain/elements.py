@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch import OnError
     from headrace.plane.batch_trace import BatchTrace
 
-__all__ = ["Decoder", "Form", "arrays_of", "check_form", "on_device"]
-
 Form = Literal["rows", "buffer"]
 """`rows`: `data` is uint8, shape (samples, length), for samples of equal length; no copy where they
 lie one after the other. `buffer`: `data` is uint8, shape (bytes,), and `offsets` and `lengths` say

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from headrace.plane import Batch
 
 
-__all__ = ["Elements", "Form", "can_cut", "cut"]
-
-
 _log = logging.getLogger("headrace")
 
 _OPERATION = "HeadraceStrings"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch import OnError
     from headrace.store import Store
 
-__all__ = ["Loader", "dataset"]
-
 PREFETCH = 2
 """Finished batches that wait: one to hide a slow one, one more while it is taken."""
 

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import BatchTrace
 
 
-__all__ = ["Run", "Runs", "Steps", "pipeline", "takes_seed"]
-
-
 class _Taken(NamedTuple):
     """A batch that TensorFlow took, and what its delivery is counted with."""
 

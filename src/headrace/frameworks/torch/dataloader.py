@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.progress import Resumption
 
 
-__all__ = ["DataLoader", "adopt", "keep_through_accelerate"]
-
-
 T_co = TypeVar("T_co", covariant=True)
 
 ARENA_BYTES = 256 << 20

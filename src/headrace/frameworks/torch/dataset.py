@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from headrace.plane.pipeline import Fetched
 
 
-__all__ = ["Dataset", "Decoded", "Decoder", "Sample"]
-
-
 Decoded = tuple[Any, int]
 """What the user's function returned, and the sample's label (-1: none)."""
 

@@ -46,18 +46,6 @@ if TYPE_CHECKING:
     from headrace.plane.pipeline import Fetched
 
 
-__all__ = [
-    "Collate",
-    "Deliveries",
-    "Delivery",
-    "ThreadOptions",
-    "ThreadedDecoding",
-    "WholeBatches",
-    "WorkerDecoding",
-    "WorkerOptions",
-]
-
-
 class Delivery(NamedTuple):
     """One batch, and what its delivery is counted with."""
 

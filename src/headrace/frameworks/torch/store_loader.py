@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from headrace.plane.cursor import Pass
     from headrace.store import Store
 
-__all__ = ["StoreLoader"]
-
 BATCHES_AHEAD = 4
 """Decoded batches that are made or wait: enough to hide a slow one, few enough to stay small."""
 

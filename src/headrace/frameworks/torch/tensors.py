@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from headrace.plane import Batch
 
-__all__ = ["TensorBatch", "shared_tensor"]
-
 
 class _Writable:
     """Describes an array's memory to numpy as writable, and keeps the array alive.

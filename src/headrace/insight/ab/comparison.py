@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.ab.running import AbOptions, Run
 
-__all__ = [
-    "PAIRS_LEAST",
-    "Comparison",
-    "Ended",
-    "Interval",
-    "Match",
-    "Measure",
-    "Sameness",
-    "compare_orders",
-    "interval_of",
-    "is_narrow",
-    "worst",
-]
-
 PAIRS_LEAST: Final = 6
 """Pairs before a width is believed: fewer happen to lie close together too often."""
 

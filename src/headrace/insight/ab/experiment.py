@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
     _Act = Callable[[int, int], int | None]
 
-__all__ = [
-    "Cached",
-    "compare",
-    "make_cold",
-    "make_warm",
-    "recording_cost",
-    "remote_kinds",
-]
-
 _BLOCK: Final = 1 << 20
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _NAMES_MAX: Final = 3

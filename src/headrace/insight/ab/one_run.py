@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from headrace.posix.launch import RunReport
 
-__all__ = ["Ran", "Task", "descendants_of", "main"]
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.1

@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     from headrace.insight.ab.experiment import Cached
     from headrace.posix.opens import Open
 
-__all__ = [
-    "ROOTS_MAX",
-    "AbOptions",
-    "Outcome",
-    "Reading",
-    "Run",
-    "Side",
-    "folders_of",
-    "is_data",
-    "reading_of",
-    "run_once",
-    "turns",
-]
-
 
 class Side(StrEnum):
     """How a run is made."""

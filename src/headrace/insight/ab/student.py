@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import math
 
-__all__ = ["cumulative", "quantile"]
-
 _TINY = 1e-300
 _STEPS_MAX = 500
 _HALVINGS = 200

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.ab.comparison import Comparison, Interval, Match, Measure
 
-__all__ = ["COLUMNS", "command_text", "progress", "report", "sentence"]
-
 COLUMNS = 80
 _COMMAND_MAX = 40
 _LABEL = 22

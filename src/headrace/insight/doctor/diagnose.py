@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.doctor.findings import Expected, Findings
 
-__all__ = [
-    "advice_of",
-    "diagnose",
-    "unit_of",
-    "what_fails",
-    "what_is_worth_knowing",
-    "workers_for",
-]
-
 _PREFETCH: Final = 2
 """Batches that each of torch's workers keeps ready."""
 

@@ -24,8 +24,6 @@ from headrace.machine.mounts import Mount, mounts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["environment", "is_network", "place_of"]
-
 ROOT: Final = Path("/")
 
 _NETWORK: Final = frozenset(

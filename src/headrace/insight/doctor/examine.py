@@ -43,14 +43,6 @@ if TYPE_CHECKING:
     from headrace.insight.doctor.samples import Piece, Pool
     from headrace.io.simulation import Simulation
 
-__all__ = [
-    "THREAD",
-    "Busy",
-    "ExamineOptions",
-    "examine",
-    "wanted_by_others",
-]
-
 _ALONE: Final = 0.95
 _STAT: Final = Path("/proc/stat")
 

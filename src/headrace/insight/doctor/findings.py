@@ -7,22 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Advice",
-    "Cpu",
-    "DataSet",
-    "Decode",
-    "Diagnosis",
-    "Environment",
-    "Expected",
-    "Findings",
-    "Opens",
-    "Place",
-    "PlainReads",
-    "Point",
-    "Storage",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:

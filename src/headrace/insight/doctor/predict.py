@@ -31,26 +31,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.doctor.findings import Findings
 
-__all__ = [
-    "AHEAD",
-    "LATER",
-    "TORCH",
-    "UNCACHED",
-    "Curve",
-    "Shares",
-    "Work",
-    "ahead_rate",
-    "byte_share",
-    "expected_of",
-    "fits_in_memory",
-    "metadata_share",
-    "stall_of",
-    "storage_cause",
-    "torch_rate",
-    "torch_shares",
-    "work_of",
-]
-
 MODEL_ERROR: Final = 0.6
 """Either way, of nine in ten. On a quiet machine 38 predictions were off by a factor of 1.10 in the middle,
 1.49 at the 90th percentile, 1.93 at most (`benchmarks/results/doctor-2026-11-22.json`)."""

@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.testing import SlowVolume
 
-__all__ = [
-    "FileReads",
-    "PieceReads",
-    "Reads",
-    "StoreReads",
-    "can_read_direct",
-    "copy_speeds",
-    "files_at_once",
-    "open_rates",
-    "plain_reads",
-    "resident_share",
-]
-
 _ASKED: Final = 1000
 _COLD_SHARE: Final = 0.01
 

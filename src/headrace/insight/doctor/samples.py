@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "POOL_MAX",
-    "Piece",
-    "Pool",
-    "family_of",
-    "format_of",
-    "format_of_bytes",
-    "measure_decoding",
-    "quantiles",
-]
-
 POOL_MAX: Final = 2000
 """Samples that stand for all."""
 

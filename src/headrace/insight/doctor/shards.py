@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "SHARD_KINDS",
-    "Hops",
-    "Shards",
-    "hop_tar",
-    "hop_tfrecord",
-    "survey_shards",
-]
-
 _FRAME_BYTES: Final = 12
 _FOOTER_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 40

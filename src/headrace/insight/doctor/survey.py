@@ -47,12 +47,6 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.segment import OpenSegment
 
-__all__ = [
-    "survey",
-    "survey_objects",
-    "survey_store",
-]
-
 _STORE_SAMPLES: Final = 2000
 _NAMES: Final = 16
 

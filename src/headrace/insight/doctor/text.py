@@ -28,12 +28,6 @@ if TYPE_CHECKING:
         Storage,
     )
 
-__all__ = [
-    "doctor_page",
-    "facts_of",
-    "lines_of",
-]
-
 WIDTH: Final = 80
 _MARGIN: Final = 10
 _PATH_MAX: Final = 60

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Walk", "walk"]
-
 DRAWN_MAX: Final = 4096
 """Files that stand for the rest."""
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.record.log import Visit
 
-__all__ = [
-    "Reads",
-    "Saves",
-    "data_visits",
-    "is_evaluation",
-    "reads_of",
-    "records_of",
-    "saves_of",
-]
-
 _RECORDS_MAX: Final = 1_000_000
 
 

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from headrace.insight.record.log import ProcessLog
     from headrace.insight.record.rhythm import Rhythm
 
-__all__ = [
-    "Job",
-    "OrderStatistics",
-    "batched",
-    "epochs_of",
-    "job_of",
-    "statistics_of",
-]
-
 _SEQUENTIAL: Final = 0.9
 _IN_SHARDS: Final = 0.8
 

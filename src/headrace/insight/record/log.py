@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "Flag",
-    "Kind",
-    "ProcessLog",
-    "Range",
-    "Visit",
-    "read_log",
-    "visits_of",
-]
-
 SLOT: Final = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("text_bytes", "<u2"), ("thread", "<u4"),

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.insight.record.job import Job
     from headrace.insight.record.log import ProcessLog
 
-__all__ = ["RecordOptions", "Recording", "finish", "record"]
-
 _LOG_BYTES: Final = 1 << 30
 _NUMBER_MAX: Final = 1 << 32
 _SECONDS_MAX: Final = 1e12

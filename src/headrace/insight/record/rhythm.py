@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from headrace.insight.record.log import ProcessLog
     from headrace.trace import RankTrace
 
-__all__ = ["Rhythm", "compute_and_wait", "exact_rhythm", "rhythm_of", "trainers_of", "workers_of"]
-
 _HEADER_BYTES: Final = 4
 """What `multiprocessing` sends before a message."""
 _SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.insight.record.job import Job
     from headrace.insight.record.recording import Recording
 
-__all__ = ["document_of", "lines_of", "sidecar_name", "workload_text"]
-
 _PREPROCESS_S_LEAST: Final = 20e-6
 _WHOLE: Final = 0.9
 """Of the longest epoch's reads: one with fewer was cut off."""

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
 
     from headrace.trace import RankTrace
 
-__all__ = [
-    "CAUSES",
-    "COLUMNS",
-    "Curves",
-    "Decision",
-    "EpochSum",
-    "Latencies",
-    "columns_of",
-    "curves_of",
-    "decisions_of",
-    "evidence_of",
-    "knobs_of",
-    "latencies_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -35,23 +35,6 @@ if TYPE_CHECKING:
     from headrace.insight.report.curves import Curves, Decision, Latencies
     from headrace.trace import RankTrace
 
-__all__ = [
-    "PHASE_WORDS",
-    "TIER_COLOURS",
-    "TIER_WORDS",
-    "Epoch",
-    "LoaderFigures",
-    "RankFigures",
-    "RunFigures",
-    "cause_colours",
-    "cause_word",
-    "causes_of",
-    "phases_of",
-    "run_figures",
-    "stall_of",
-    "tiers_of",
-]
-
 PHASE_WORDS: Final = {
     "hold": "held back",
     "open": "opening files",

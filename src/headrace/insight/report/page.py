@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.report.figures import RunFigures
 
-__all__ = ["cards", "headline", "report_page"]
-
 
 def report_page(run: RunFigures) -> str:
     """The page."""

@@ -55,17 +55,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.report.figures import Epoch, RunFigures
 
-__all__ = [
-    "bytes_by_tier",
-    "decisions",
-    "epochs",
-    "latency_map",
-    "pictures",
-    "rank_map",
-    "slowest",
-    "stall_strip",
-]
-
 STEP_BINS: Final = 180
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from headrace.insight.report.figures import RunFigures
 
-__all__ = ["report_document", "report_lines"]
-
 _RANKS_SHOWN = 8
 _EPOCHS_SHOWN = 20
 _DECISIONS_SHOWN = 5

@@ -16,8 +16,6 @@ from headrace.io.simulation import Simulation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["examined_storage"]
-
 _P99: Final = 2.326
 """Standard deviations above the median of a normal distribution."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from headrace.insight.whatif.storage import Storage
     from headrace.recorded import Recorded
 
-__all__ = ["JobFigures", "Loader", "Scenario", "figures_of"]
-
 Loader = Literal["torch", "headrace"]
 
 

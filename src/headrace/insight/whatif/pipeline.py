@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from headrace.insight.whatif.figures import JobFigures, Scenario
     from headrace.insight.whatif.storage import Storage
 
-__all__ = ["Simulated", "simulate"]
-
 _P99_SIGMAS: Final = 2.326
 _DRAWS: Final = 1 << 14
 _REQUESTS_MOST: Final = 32

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headrace.insight.whatif.figures import JobFigures, Loader
     from headrace.insight.whatif.storage import Storage
 
-__all__ = ["Check", "Prediction", "check_of", "predict", "scenario_as_recorded"]
-
 _EVENTS_MOST: Final = 400_000
 _STEPS: Final = 24, 400
 _SEEDS: Final = 3

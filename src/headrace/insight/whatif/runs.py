@@ -15,8 +15,6 @@ from headrace.io.simulation import Simulation
 if TYPE_CHECKING:
     from headrace.trace import Run
 
-__all__ = ["figures_of_run"]
-
 
 def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
     """A run's figures, and the storage that it met.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from headrace.recorded import Recorded
 
-__all__ = ["STORAGES", "Storage", "recorded_storage", "slower", "storage_of"]
-
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "9p", "fuse", "glusterfs"}

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["LearnedFiles", "SharedLog"]
-
-
 SHARED_AFTER = 8
 """A file that so many samples open is no sample's own."""
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from headrace import _native
 
 
-__all__ = ["AheadFile", "PlannedFiles", "Watch", "forget_in_child", "serve", "stop_serving"]
-
-
 _CODE = (".py", ".pyc", ".so")
 _WATCHED_MAX = 256  # opens of one sample that are kept
 

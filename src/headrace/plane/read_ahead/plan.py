@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from headrace.plane.read_ahead.stage import ReadAheadOptions
 
 
-__all__ = ["Plan", "PlannedFile", "PlannedReader", "PlannedSample", "ReadJob", "RecentReads"]
-
-
 class ReadJob:
     """Files that are read together, and how many of them are still to be taken or dropped."""
 

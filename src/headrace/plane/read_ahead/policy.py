@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from headrace.plane.read_ahead.stage import Cold
 
 
-__all__ = ["CacheBypass", "ColdChoice"]
-
-
 @dataclass(slots=True)
 class CacheBypass:
     """Pauses reading ahead while coming files lie in the page cache."""

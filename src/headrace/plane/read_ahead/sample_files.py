@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from headrace.plane.read_ahead.stage import ReadAheadOptions
 
 
-__all__ = ["PathSource", "SampleFiles", "guess_paths"]
-
-
 _LISTS = (
     "samples",
     "imgs",

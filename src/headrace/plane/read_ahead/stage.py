@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from headrace.plane.read_ahead.learned import SharedLog
 
 
-__all__ = ["Counts", "ReadAhead", "ReadAheadOptions", "Usefulness"]
-
-
 @dataclass(slots=True)
 class Counts:
     """Counts since the start. One `planned` file ends as exactly one of the others, up to `late`."""

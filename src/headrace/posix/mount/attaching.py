@@ -19,8 +19,6 @@ from typing import NamedTuple
 from headrace.errors import MountError
 from headrace.posix.mount.protocol import READ_BYTES_MAX
 
-__all__ = ["Mounted", "absolute", "attach", "check_folder", "detach", "mounted_at", "users_of"]
-
 DEVICE = "/dev/fuse"
 TYPE = "fuse.headrace"
 

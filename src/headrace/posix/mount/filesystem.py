@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.folders import Entry
 
-__all__ = ["DOOR", "DOOR_NAME", "VALID_S", "File", "FileSystem", "Nodes", "Reply"]
-
 DOOR = 2
 DOOR_NAME = b".headrace"
 """Holds every sample by its index; for those whose names cannot be paths."""

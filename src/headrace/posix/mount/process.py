@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from headrace.posix.mount.filesystem import Reply
 
-__all__ = ["MountOptions", "Serving", "State", "child", "mount", "serve", "unmount"]
-
 _log = logging.getLogger("headrace.mount")
 
 _GOES_ON = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))

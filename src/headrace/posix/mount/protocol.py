@@ -12,33 +12,6 @@ import errno
 import struct
 from typing import NamedTuple
 
-__all__ = [
-    "REQUEST_BYTES",
-    "ROOT",
-    "Attributes",
-    "BadRequestError",
-    "InitRequest",
-    "Opcode",
-    "RangeRequest",
-    "Request",
-    "attributes_reply",
-    "directory_entry",
-    "entry_reply",
-    "error_reply",
-    "init_reply",
-    "open_reply",
-    "opens_are_skipped",
-    "parse",
-    "parse_init",
-    "parse_name",
-    "parse_range",
-    "parse_xattr",
-    "reply",
-    "statfs_reply",
-    "unique_of",
-    "xattr_size_reply",
-]
-
 MAJOR, MINOR_MIN, MINOR = 7, 31, 43
 """7.31 is Linux 5.4; 7.43 the last whose fields are used here (the request timeout)."""
 

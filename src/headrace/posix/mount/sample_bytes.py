@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from headrace.store import Store
 
-__all__ = ["SampleBytes"]
-
 _log = logging.getLogger("headrace.mount")
 
 BLOCK_BYTES = 64 << 10

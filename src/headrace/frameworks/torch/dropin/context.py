@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.messages import Reading
     from headrace.plane.batch_trace import BatchTrace
 
-__all__ = ["WorkerContext"]
-
 ARENA_BYTES_MIN = 1 << 20
 """A smaller share is of no use."""
 

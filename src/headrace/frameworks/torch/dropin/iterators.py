@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import BatchTrace
 
 
-__all__ = ["InProcess", "InWorkers", "keep_freed_memory"]
-
-
 _BLOCK_BYTES = (32 << 20) - (64 << 10)
 """glibc learns from blocks of up to 32 MiB (DEFAULT_MMAP_THRESHOLD_MAX), its own head included."""
 

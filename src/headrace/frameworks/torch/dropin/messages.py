@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 
-__all__ = ["Answer", "Begun", "Coming", "Mark", "Reading", "Sender", "WorkerPlan"]
-
-
 PIPE_BYTES = select.PIPE_BUF
 """What a pipe that polls as writable takes whole, without blocking."""
 

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.messages import Mark
 
 
-__all__ = [
-    "DataPosition",
-    "DataState",
-    "SamplerPosition",
-    "batches_drawable",
-    "is_stateful",
-    "sampler_position",
-]
-
-
 ALL = 1 << 62
 """Every batch of the epoch."""
 

@@ -28,21 +28,6 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.position import SamplerPosition
 
 
-__all__ = [
-    "FORMAT",
-    "Beginning",
-    "Progress",
-    "Resumption",
-    "Snapshot",
-    "Track",
-    "generators_of",
-    "kept_randomness",
-    "load_generators",
-    "resumption_of",
-    "save_generators",
-]
-
-
 SAMPLER_DEPTH = 4
 """Samplers within samplers that are searched for generators: batch sampler, shard, sampler, source."""
 

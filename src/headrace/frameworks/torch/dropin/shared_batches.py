@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["Arena", "ArenaCollate", "Lease", "Packed", "Region", "Regions", "pack", "unpack"]
-
-
 SLOTS = 4096
 """Regions that can be out at a time; their table fills the first page."""
 

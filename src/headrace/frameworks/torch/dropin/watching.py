@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.messages import Reading
 
 
-__all__ = [
-    "AHEAD_VARIABLE",
-    "READS_AHEAD",
-    "READS_MAX",
-    "READS_MIN",
-    "Made",
-    "Making",
-    "Watcher",
-    "hash_of",
-    "nothing_to_read",
-    "tuned",
-]
-
-
 READS_MIN = 16
 """Fewer save nothing that can be measured, and finding that out costs reads."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from headrace.frameworks.torch.dropin.messages import WorkerPlan
 
-__all__ = ["serve"]
-
 MARK_INTERVAL_S = 0.02
 """A mark costs 20 to 30 microseconds. Every 20 ms that is 0.1 %, and what has to be done again after
 a resume is at most what a worker does in that time."""
