@@ -218,24 +218,24 @@ def loader(
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
-    made = Loader(
+    new_loader = Loader(
         store, chosen, share, resolved,
         parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
     )  # fmt: skip
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
-    tuning = _tuning(made, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
-    made.tuning, made.stats.rested = tuning, PassEnded(tuning, made)
+    tuning = _tuning(new_loader, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
+    new_loader.tuning, new_loader.stats.rested = tuning, PassEnded(tuning, new_loader)
     if (folder := trace_folder(trace)) is not None:
         from headrace.trace import follow
 
-        about = _about(made, str(store.path))
-        follow(folder, about, made, plane=tuning.plane, begun=share.facts)
+        about = _about(new_loader, str(store.path))
+        follow(folder, about, new_loader, plane=tuning.plane, begun=share.facts)
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
-        watch(made.stats)
-    return made
+        watch(new_loader.stats)
+    return new_loader
 
 
 _BUFFERS_WITH_CACHE = 3
@@ -284,19 +284,19 @@ _KNOB_OPTIONS = {
 """Options that say where a knob stands."""
 
 
-def _about(made: Loader, path: str) -> dict[str, Any]:
+def _about(new_loader: Loader, path: str) -> dict[str, Any]:
     """What a trace says of its loader."""
-    order = made.order
+    order = new_loader.order
     source = path if "://" in path else os.path.abspath(path)  # noqa: PTH100
     return {
-        "source": source, "fingerprint": made.source.fingerprint, "samples": order.samples,
+        "source": source, "fingerprint": new_loader.source.fingerprint, "samples": order.samples,
         "order": order.describe(), "order_digest": order.digest(), "length": order.length,
-        "batch_size": made.cursor.share.batch_size,
+        "batch_size": new_loader.cursor.share.batch_size,
     }  # fmt: skip
 
 
 def _tuning(
-    made: Loader,
+    new_loader: Loader,
     origins: Mapping[str, str],
     name: str,
     *,
@@ -309,12 +309,12 @@ def _tuning(
         for knob, names in _KNOB_OPTIONS.items()
         if any(origins.get(name, "default") != "default" for name in names)
     ]
-    if isinstance(made.order, Blocked) and "buffer_bytes" not in frozen:
+    if isinstance(new_loader.order, Blocked) and "buffer_bytes" not in frozen:
         frozen.append("buffer_bytes")  # it holds whole windows, of the order's size
     return tune_plane(
         f"loader of {name}",
-        made.stages_now,
-        made.stats.consumer,
+        new_loader.stages_now,
+        new_loader.stats.consumer,
         frozen=frozen,
         memory_bytes=memory_bytes,
         enabled=tune and os.environ.get("HEADRACE_TUNE", "1") != "0",

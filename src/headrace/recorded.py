@@ -155,8 +155,8 @@ class Recorded:
     def files_of(self, split: str) -> NDArray[np.intp]:
         """Which files are of a split, in name order: DLIO's."""
         number = SPLITS.index(split)
-        found = np.flatnonzero(self.file_split == number)
-        return np.array(sorted(found.tolist(), key=lambda i: self.names[i]), np.intp)
+        indices = np.flatnonzero(self.file_split == number)
+        return np.array(sorted(indices.tolist(), key=lambda i: self.names[i]), np.intp)
 
     @cached_property
     def is_whole_files(self) -> bool:
@@ -182,12 +182,12 @@ class Recorded:
         arrays["facts"] = np.array([getattr(self, name) for name in _FACTS], "<f8")
         out = io.BytesIO()
         np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # numpy's stub has a keyword allow_pickle
-        made = path.with_name(f".{path.name}.new")
+        new_file = path.with_name(f".{path.name}.new")
         try:
-            made.write_bytes(out.getbuffer())
-            made.replace(path)
+            new_file.write_bytes(out.getbuffer())
+            new_file.replace(path)
         finally:
-            made.unlink(missing_ok=True)
+            new_file.unlink(missing_ok=True)
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -197,12 +197,12 @@ def read_recorded(path: Path) -> Recorded:
         RecordError: it is not there, or damaged, or of another version.
     """
     try:
-        found = _arrays(path)
-        if found["version"].tolist() != [_VERSION]:
-            raise _other_version(found["version"].tolist())
-        names = _names(found["names"], found["name_ends"])
-        facts = _facts(found["facts"])
-        arrays: dict[str, Any] = {name: found[name] for name in _ARRAYS}
+        stored = _arrays(path)
+        if stored["version"].tolist() != [_VERSION]:
+            raise _other_version(stored["version"].tolist())
+        names = _names(stored["names"], stored["name_ends"])
+        facts = _facts(stored["facts"])
+        arrays: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
         return Recorded(names=names, **facts, **arrays)
     except FileNotFoundError as e:
         raise RecordError(
@@ -216,8 +216,8 @@ def read_recorded(path: Path) -> Recorded:
         raise RecordError(f"{path}: {e.message}", path=str(path), next_step=e.next_step) from e
 
 
-def _other_version(found: object) -> RecordError:
-    return RecordError(f"has version {found}, expected {_VERSION}.")
+def _other_version(version: object) -> RecordError:
+    return RecordError(f"has version {version}, expected {_VERSION}.")
 
 
 def _facts(found: NDArray[np.float64]) -> dict[str, Any]:

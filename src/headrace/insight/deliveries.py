@@ -176,7 +176,7 @@ def _forget(history: History, epoch: int, begin: int) -> None:
 def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
     """The passages of an attempt, those of all ranks together."""
     ranks = {rank: _cut_by_passages(trace.steps) for rank, trace in sorted(attempt.traces.items())}
-    found: list[Passage] = []
+    passages: list[Passage] = []
     for at in range(max(map(len, ranks.values()), default=0)):
         there = {rank: parts[at] for rank, parts in ranks.items() if at < len(parts)}
         epochs = Counter(int(rows["epoch"][0]) for rows in there.values())
@@ -188,8 +188,8 @@ def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
         rows = np.concatenate([_deliveries(number, rank, rows) for rank, rows in there.items()])
         rows = rows[np.argsort(rows["begin"], kind="stable")]
         begin = min(first, default=int(rows["begin"][0]))
-        found.append(Passage(number, epoch, begin, rows, tuple(ranks), attempt.world_size))
-    return found
+        passages.append(Passage(number, epoch, begin, rows, tuple(ranks), attempt.world_size))
+    return passages
 
 
 def _cut_by_passages(steps: NDArray[np.void]) -> list[NDArray[np.void]]:

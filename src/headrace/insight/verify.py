@@ -306,23 +306,23 @@ _RANKS_TOLD: Final = 8
 
 
 def _gaps(history: History) -> list[str]:
-    found: list[str] = []
+    problems: list[str] = []
     for number, attempt in enumerate(history.attempts, 1):
         if attempt.missing:
             told = ", ".join(map(str, attempt.missing[:_RANKS_TOLD]))
             more = len(attempt.missing) - _RANKS_TOLD
-            found.append(
+            problems.append(
                 f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {told}"
                 + (f" and {more} more" if more > 0 else "")
             )
         for rank, trace in attempt.traces.items():
             if trace.lost:
-                found.append(
+                problems.append(
                     f"rank {rank} delivered {trace.lost:,} steps faster than they were written"
                 )
             if "HEADRACE_TRACE_BYTES" in trace.cut or "could not be written" in trace.cut:
-                found.append(f"the trace of rank {rank} ends early: {trace.cut}")
-    return found
+                problems.append(f"the trace of rank {rank} ends early: {trace.cut}")
+    return problems
 
 
 def _document(proof: LoaderProof) -> dict[str, Any]:

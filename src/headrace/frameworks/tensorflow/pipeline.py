@@ -234,30 +234,32 @@ def pipeline(runs: Runs, steps: Steps) -> Any:
     def of_run(_: Any) -> Any:
         number = tf.numpy_function(started, [], tf.int64)
         number.set_shape(())
-        made = tf.data.Dataset.from_generator(
+        dataset = tf.data.Dataset.from_generator(
             batches, args=(number,), output_signature=steps.elements.signature
         )
-        return _counted(_finished(made, steps), count, number)
+        return _counted(_finished(dataset, steps), count, number)
 
-    made = tf.data.Dataset.from_tensors(0).flat_map(of_run)
+    dataset = tf.data.Dataset.from_tensors(0).flat_map(of_run)
     if steps.endless:
-        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    made = made.with_options(_options())
+        dataset = dataset.apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        )
+    dataset = dataset.with_options(_options())
     # In a graph the data set is used longer than its Python object lives.
-    keeper = made if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    keeper = dataset if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     keeper.headrace_runs = (*getattr(keeper, "headrace_runs", ()), runs)
-    return made
+    return dataset
 
 
-def _finished(made: Any, steps: Steps) -> Any:
+def _finished(dataset: Any, steps: Steps) -> Any:
     if steps.elements.cuts:
-        made = made.map(steps.elements.arrived, num_parallel_calls=CUT_AT_A_TIME)
+        dataset = dataset.map(steps.elements.arrived, num_parallel_calls=CUT_AT_A_TIME)
     if steps.decode is not None:
-        made = made.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.map(_decoded(steps.decode), num_parallel_calls=tf.data.AUTOTUNE)
     if steps.transform is not None:
-        made = steps.transform(made)
-    made = made.map(lambda *element: (tf.timestamp(), element))
-    return made.prefetch(steps.prefetch) if steps.prefetch else made
+        dataset = steps.transform(dataset)
+    dataset = dataset.map(lambda *element: (tf.timestamp(), element))
+    return dataset.prefetch(steps.prefetch) if steps.prefetch else dataset
 
 
 def _counted(finished: Any, count: Callable[..., Any], number: Any) -> Any:

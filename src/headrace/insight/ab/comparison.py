@@ -101,11 +101,11 @@ def interval_of(
     return Interval(math.exp(mean), *ends, len(logs), confidence)
 
 
-def is_narrow(found: Interval | None, half_width: float) -> bool:
+def is_narrow(interval: Interval | None, half_width: float) -> bool:
     """Whether more pairs are not worth their time."""
-    if found is None or found.pairs < PAIRS_LEAST:
+    if interval is None or interval.pairs < PAIRS_LEAST:
         return False
-    return found.half_width <= half_width
+    return interval.half_width <= half_width
 
 
 # -- order check -------------------------------------------------------------------------------------

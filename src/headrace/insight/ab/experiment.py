@@ -99,35 +99,35 @@ def _kind_of(folder: str, table: list[Mount]) -> str:
 
 
 def _each(files: Iterable[bytes], act: _Act, *, cold: bool) -> Cached:
-    found = Cached()
+    cached = Cached()
     for path in files:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
-            found.gone += 1
+            cached.gone += 1
             continue
         try:
             size = os.fstat(fd).st_size
             if size:
-                _one(found, path, fd, size, act, cold=cold)
+                _one(cached, path, fd, size, act, cold=cold)
         except OSError:
-            found.gone += 1
+            cached.gone += 1
         finally:
             os.close(fd)
-    return found
+    return cached
 
 
-def _one(found: Cached, path: bytes, fd: int, size: int, act: _Act, *, cold: bool) -> None:
+def _one(cached: Cached, path: bytes, fd: int, size: int, act: _Act, *, cold: bool) -> None:
     pages = act(fd, size)
-    found.files += 1
-    found.nbytes += size
-    if pages is None or found.resident is None:
-        found.resident = None
+    cached.files += 1
+    cached.nbytes += size
+    if pages is None or cached.resident is None:
+        cached.resident = None
         return
     here = min(size, pages * _PAGE)
-    found.resident += here
-    if cold and here and len(found.not_cold) < _NAMES_MAX:
-        found.not_cold.append((path, _why(path)))
+    cached.resident += here
+    if cold and here and len(cached.not_cold) < _NAMES_MAX:
+        cached.not_cold.append((path, _why(path)))
 
 
 def _evict(fd: int, size: int) -> int | None:
@@ -230,22 +230,22 @@ class _Experiment:
         learned = self._learn()
         roots = self._roots(learned)
         learned = replace(learned, reading=learned.reading.below(roots))
-        found = Comparison(self._command, self._options, roots, learned)
+        comparison = Comparison(self._command, self._options, roots, learned)
         self._take_files(learned)
-        found.remote = remote_kinds(learned.reading.files) if self._options.cold else []
+        comparison.remote = remote_kinds(learned.reading.files) if self._options.cold else []
         if self._options.with_order:
             self._order = self._write_order(learned)
         try:
-            found.ended = self._pairs(found)
+            comparison.ended = self._pairs(comparison)
         except KeyboardInterrupt:
-            found.ended = Ended.INTERRUPTED
+            comparison.ended = Ended.INTERRUPTED
         except ProgramError as e:
-            found.ended = Ended.FAILED
-            e.comparison = found  # type: ignore[attr-defined]
+            comparison.ended = Ended.FAILED
+            e.comparison = comparison  # type: ignore[attr-defined]
             raise
-        if found.ended is not Ended.INTERRUPTED:
-            found.recording_s = recording_cost(self._folder)
-        return found
+        if comparison.ended is not Ended.INTERRUPTED:
+            comparison.recording_s = recording_cost(self._folder)
+        return comparison
 
     def _learn(self) -> Run:
         """The first run, without headrace: what it reads, and whether it works at all."""
@@ -288,26 +288,26 @@ class _Experiment:
 
     # -- pairs -------------------------------------------------------------------------------------
 
-    def _pairs(self, found: Comparison) -> Ended:
+    def _pairs(self, comparison: Comparison) -> Ended:
         options = self._options
         longest_s = 0.0
         for number, order in enumerate(islice(turns(options.seed), options.pairs_most), 1):
             began_s = time.monotonic()
             late = began_s - self._began_s + longest_s > (options.seconds or float("inf"))
-            if late and len(found.pairs) >= _PAIRS_LEAST:
+            if late and len(comparison.pairs) >= _PAIRS_LEAST:
                 return Ended.SECONDS
-            runs = {side: self._one(found, side, number) for side in order}
-            found.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
+            runs = {side: self._one(comparison, side, number) for side in order}
+            comparison.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
             longest_s = max(longest_s, time.monotonic() - began_s)
-            if options.until_confident and is_narrow(found.wall.ratio, options.width):
+            if options.until_confident and is_narrow(comparison.wall.ratio, options.width):
                 return Ended.NARROW
         return Ended.PAIRS
 
-    def _one(self, found: Comparison, side: Side, number: int) -> Run:
+    def _one(self, comparison: Comparison, side: Side, number: int) -> Run:
         before = make_cold(self._files) if self._options.cold else make_warm(self._files)
         run = run_once(
             self._command, side, number, self._options, self._folder,
-            roots=found.roots, not_data=self._not_data, order=self._order, before=before,
+            roots=comparison.roots, not_data=self._not_data, order=self._order, before=before,
         )  # fmt: skip
         if side is Side.WITH and self._options.drop_in:
             _check_swapped(run)

@@ -30,54 +30,58 @@ def command_text(command: Sequence[str]) -> str:
     return text if len(text) <= _COMMAND_MAX else text[: _COMMAND_MAX - 3].rstrip() + "..."
 
 
-def sentence(found: Comparison) -> str:
+def sentence(comparison: Comparison) -> str:
     """The result."""
-    what = command_text(found.command)
-    ratio = found.wall.ratio
-    pairs = f"{len(found.pairs)} pair{'s' if len(found.pairs) != 1 else ''}"
-    how = f"{pairs}, {_state(found)}"
+    what = command_text(comparison.command)
+    ratio = comparison.wall.ratio
+    pairs = f"{len(comparison.pairs)} pair{'s' if len(comparison.pairs) != 1 else ''}"
+    how = f"{pairs}, {_state(comparison)}"
     if ratio is None:
         return f"nothing is known yet of {what}: no pair of runs was finished."
-    if not found.same_work:
+    if not comparison.same_work:
         return f"the two sides did not do the same, so {what} cannot be compared: see below."
     if ratio.pairs == 1:
-        return f"{what}: {_times(ratio.ratio)} in the only pair, {_state(found)}: one pair shows nothing."
+        return f"{what}: {_times(ratio.ratio)} in the only pair, {_state(comparison)}: one pair shows nothing."
     between = f"{_number(ratio.low)} to {_number(ratio.high)}, 95 %"
-    who = "headrace's DataLoader" if found.options.drop_in else "headrace"
+    who = "headrace's DataLoader" if comparison.options.drop_in else "headrace"
     if ratio.faster:
         return f"{who} makes {what} {_number(ratio.ratio)} x faster ({between}), {how}."
     if ratio.slower:
         said = f"not faster: {who} makes {what} {_number(1 / ratio.ratio)} x slower"
         between = f"{_number(1 / ratio.high)} to {_number(1 / ratio.low)}, 95 %"
-        return f"{said} ({between}), {how}{_because(found)}."
+        return f"{said} ({between}), {how}{_because(comparison)}."
     said = f"not faster: {what} shows no difference in {how} ({between})"
-    return f"{said}{_because(found)}."
+    return f"{said}{_because(comparison)}."
 
 
-def _because(found: Comparison) -> str:
-    share = found.reading_share
+def _because(comparison: Comparison) -> str:
+    share = comparison.reading_share
     if share is None:
         return ""
     percent = "less than 1 %" if share < 0.01 else f"{100 * share:.0f} %"
-    if found.compute_bound:
+    if comparison.compute_bound:
         return f", because it is compute bound: reading was {percent} of its time"
     return f"; reading was {percent} of its time"
 
 
-def _state(found: Comparison) -> str:
-    state = "cold" if found.options.cold else "warm"
-    return f"{state}, on simulated {found.options.simulate}" if found.options.simulate else state
+def _state(comparison: Comparison) -> str:
+    state = "cold" if comparison.options.cold else "warm"
+    return (
+        f"{state}, on simulated {comparison.options.simulate}"
+        if comparison.options.simulate
+        else state
+    )
 
 
-def report(found: Comparison) -> str:
+def report(comparison: Comparison) -> str:
     """The result, the figures behind it, and what they are worth; many lines."""
-    lines = textwrap.wrap(sentence(found), COLUMNS)
-    if not found.pairs:
+    lines = textwrap.wrap(sentence(comparison), COLUMNS)
+    if not comparison.pairs:
         return "\n".join(lines)
-    lines += ["", *_table(found), ""]
-    for label, text in _facts(found):
+    lines += ["", *_table(comparison), ""]
+    for label, text in _facts(comparison):
         lines += _fact(label, text)
-    if advice := _advice(found):
+    if advice := _advice(comparison):
         lines += ["", *textwrap.wrap(f"next: {advice}", COLUMNS, subsequent_indent="      ")]
     return "\n".join(lines)
 
@@ -90,9 +94,9 @@ def progress(run: str, wall_s: float, opens: int) -> str:
 # -- the table ---------------------------------------------------------------------------------------
 
 
-def _table(found: Comparison) -> list[str]:
+def _table(comparison: Comparison) -> list[str]:
     rows = [f"{'median of a run':<{_LABEL}}{'without':>12}{'with':>12}   without / with (95 %)"]
-    for measure in found.measures:
+    for measure in comparison.measures:
         if measure.without is None or measure.with_ is None:
             continue
         rows.append(
@@ -121,58 +125,61 @@ def _ratio_text(ratio: Interval | None) -> str:
 # -- what it is worth ----------------------------------------------------------------------------------
 
 
-def _facts(found: Comparison) -> list[tuple[str, str]]:
+def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
-        ("data", _data(found)),
-        *([("served", _served(found))] if _served(found) else []),
-        ("same reads?", _order(found)),
-        ("same result?", _outcome(found)),
+        ("data", _data(comparison)),
+        *([("served", _served(comparison))] if _served(comparison) else []),
+        ("same reads?", _order(comparison)),
+        ("same result?", _outcome(comparison)),
     ]
-    facts.append(("cold?" if found.options.cold else "warm?", _cached(found)))
-    late = found.later_start_s or 0.0
-    if late > _LATE_LEAST * (found.wall.with_ or 0.0):
+    facts.append(("cold?" if comparison.options.cold else "warm?", _cached(comparison)))
+    late = comparison.later_start_s or 0.0
+    if late > _LATE_LEAST * (comparison.wall.with_ or 0.0):
         facts.append(("start", f"headrace takes {seconds_text(late)} longer to begin, once a run"))
-    if found.noise is not None:
+    if comparison.noise is not None:
         facts.append(
-            ("noise", f"runs without headrace differ by {percent_text(found.noise)} of their time")
+            (
+                "noise",
+                f"runs without headrace differ by {percent_text(comparison.noise)} of their time",
+            )
         )
-    share = found.recording_share
+    share = comparison.recording_share
     facts.append(
         ("recording", f"noting what is opened takes {percent_text(share)} of a run, on both sides")
     )
-    if found.ended is not Ended.PAIRS:
-        facts.append(("ended", found.ended.value))
-    if found.rewritten:
-        some = ", ".join(map(_name, found.rewritten[:3])) + (
-            " ..." if len(found.rewritten) > 3 else ""
+    if comparison.ended is not Ended.PAIRS:
+        facts.append(("ended", comparison.ended.value))
+    if comparison.rewritten:
+        some = ", ".join(map(_name, comparison.rewritten[:3])) + (
+            " ..." if len(comparison.rewritten) > 3 else ""
         )
         facts.append(("written", f"each run writes the same files, the last one's remain: {some}"))
-    if found.left:
+    if comparison.left:
         facts.append(
             (
                 "left behind",
-                f"runs left processes behind, which were ended: {', '.join(found.left)}",
+                f"runs left processes behind, which were ended: {', '.join(comparison.left)}",
             )
         )
-    if found.learned.uses_headrace:
+    if comparison.learned.uses_headrace:
         facts.append(("remark", "the command uses headrace by itself, on both sides"))
-    facts += [("remark", text) for text in found.remarks]
-    dropped = found.learned.reading.dropped
+    facts += [("remark", text) for text in comparison.remarks]
+    dropped = comparison.learned.reading.dropped
     if dropped:
         facts.append(("not noted", f"{dropped:,} opens that the log had no room for"))
     return facts
 
 
-def _data(found: Comparison) -> str:
-    files = len(found.learned.reading.files)
-    folders = ", ".join(_name(os.fsencode(root)) for root in found.roots[:3])
-    more = f" and {len(found.roots) - 3} more" if len(found.roots) > 3 else ""
+def _data(comparison: Comparison) -> str:
+    files = len(comparison.learned.reading.files)
+    folders = ", ".join(_name(os.fsencode(root)) for root in comparison.roots[:3])
+    more = f" and {len(comparison.roots) - 3} more" if len(comparison.roots) > 3 else ""
     return f"{files:,} files below {folders}{more}"
 
 
-def _served(found: Comparison) -> str:
+def _served(comparison: Comparison) -> str:
     """Where the opens of headrace's side went, in its last run."""
-    opens = found.pairs[-1][1].ran.opens
+    opens = comparison.pairs[-1][1].ran.opens
     copies, disk = opens.get("copy", 0), opens.get("tier_copy", 0)
     if not opens:
         return ""
@@ -181,8 +188,8 @@ def _served(found: Comparison) -> str:
     return f"{text}, {disk:,} from local disk" if disk else text
 
 
-def _order(found: Comparison) -> str:
-    order = found.order
+def _order(comparison: Comparison) -> str:
+    order = comparison.order
     if order is None:
         return "not known"
     same = f"{order.opens:,} opens of the same files in the same order"
@@ -191,10 +198,12 @@ def _order(found: Comparison) -> str:
         return f"yes: {same}{each}"
     if order.sameness is Sameness.AHEAD:
         more = (
-            "" if found.options.compare else "; --compare REGEX shows whether batches are the same"
+            ""
+            if comparison.options.compare
+            else "; --compare REGEX shows whether batches are the same"
         )
-        return f"yes: the same {len(found.learned.reading.files):,} files, read ahead{more}"
-    if (why := _why_not_known(found, order)) is not None:
+        return f"yes: the same {len(comparison.learned.reading.files):,} files, read ahead{more}"
+    if (why := _why_not_known(comparison, order)) is not None:
         return f"not known: {why}"
     if order.sameness is Sameness.OTHER_ORDER:
         return f"the same files; in another order, by up to {order.moved:,} places"
@@ -203,19 +212,19 @@ def _order(found: Comparison) -> str:
     return f"NO: not the same files were opened ({'; '.join(names)})"
 
 
-def _why_not_known(found: Comparison, order: Match) -> str | None:
-    if found.learned.uses_headrace and order.sameness is Sameness.OTHER_FILES:
+def _why_not_known(comparison: Comparison, order: Match) -> str | None:
+    if comparison.learned.uses_headrace and order.sameness is Sameness.OTHER_FILES:
         return "what headrace's own loader has read ahead is not opened again"
-    own = found.own_order
+    own = comparison.own_order
     if own is None or own.sameness is not order.sameness:
         return None
     what = "the same files, but" if order.sameness is Sameness.OTHER_ORDER else "other files, and"
     return f"{what} in another order each time, also without headrace: it is not seeded"
 
 
-def _outcome(found: Comparison) -> str:
-    agree, options = found.outcomes_agree, found.options
-    first = found.pairs[0][0].outcome
+def _outcome(comparison: Comparison) -> str:
+    agree, options = comparison.outcomes_agree, comparison.options
+    first = comparison.pairs[0][0].outcome
     what = ["exit status 0"]
     if options.compare is not None:
         what.append(f"{len(first.lines)} lines of output that match {options.compare!r}")
@@ -226,11 +235,11 @@ def _outcome(found: Comparison) -> str:
         return f"yes: {text} on both sides{more}"
     if agree is None:
         return "not known: the output differs between runs without headrace already"
-    return f"NO: {_difference(found)}"
+    return f"NO: {_difference(comparison)}"
 
 
-def _difference(found: Comparison) -> str:
-    for a, b in found.pairs:
+def _difference(comparison: Comparison) -> str:
+    for a, b in comparison.pairs:
         for one, other in zip(a.outcome.lines, b.outcome.lines, strict=False):
             if one != other:
                 return f"without headrace it prints {one!r}, with it {other!r}"
@@ -239,67 +248,66 @@ def _difference(found: Comparison) -> str:
                 f"{len(a.outcome.lines)} lines match without headrace, {len(b.outcome.lines)} with"
             )
         for path, one_file, other_file in zip(
-            found.options.compare_files, a.outcome.files, b.outcome.files, strict=True
+            comparison.options.compare_files, a.outcome.files, b.outcome.files, strict=True
         ):
             if one_file != other_file:
                 return f"{_name(os.fsencode(path))} is not the same"
     return "the exit status"
 
 
-def _cached(found: Comparison) -> str:
-    looks = [run.before for pair in found.pairs for run in pair if run.before is not None]
+def _cached(comparison: Comparison) -> str:
+    looks = [run.before for pair in comparison.pairs for run in pair if run.before is not None]
     shares = [cached.share for cached in looks]
     known = [share for share in shares if share is not None]
     if len(known) < len(shares) or not known:
         return "the kernel does not tell what lies in memory"
-    if not found.options.cold:
+    if not comparison.options.cold:
         return f"{100 * min(known):.0f} % of the files' bytes were in memory before each run"
     text = f"{percent_text(max(known))} of the files' bytes were in memory before a run"
     remaining = next((c.not_cold[0] for c in looks if c.not_cold), None)
     if remaining is not None and max(known) > 0.01:
         text += f"; {_name(remaining[0])}: {remaining[1]}"
     text += " (names and sizes of files stay cached)"
-    if found.remote:
-        text += (
-            f"; the server of {', '.join(found.remote)} has a memory that cannot be emptied here"
-        )
+    if comparison.remote:
+        text += f"; the server of {', '.join(comparison.remote)} has a memory that cannot be emptied here"
     return text
 
 
-def _advice(found: Comparison) -> str:
-    ratio = found.wall.ratio
-    if ratio is None or ratio.faster or not found.same_work:
+def _advice(comparison: Comparison) -> str:
+    ratio = comparison.wall.ratio
+    if ratio is None or ratio.faster or not comparison.same_work:
         return ""
-    return next((text for holds, text in _advices(found, ratio) if holds), "")
+    return next((text for holds, text in _advices(comparison, ratio) if holds), "")
 
 
-def _advices(found: Comparison, ratio: Interval) -> Iterator[tuple[bool, str]]:
+def _advices(comparison: Comparison, ratio: Interval) -> Iterator[tuple[bool, str]]:
     """What may be done where nothing was won, the likeliest first."""
-    late = found.later_start_s or 0.0
+    late = comparison.later_start_s or 0.0
     yield (
-        late > 0 and 2 * late > abs(found.lost_s),
+        late > 0 and 2 * late > abs(comparison.lost_s),
         (
             f"headrace takes {seconds_text(late)} longer to begin, which so short a run cannot win back: "
             "give it more to do, and see the line `after the first read`."
         ),
     )
     yield (
-        found.compute_bound,
+        comparison.compute_bound,
         "the time goes into computing: a faster decoder, more workers or a larger GPU help.",
     )
     yield (
-        not found.options.cold,
+        not comparison.options.cold,
         "its files are in memory already; --cold shows what happens when they are not.",
     )
     yield (
-        found.each_file_once and not (found.options.drop_in or found.options.with_order),
+        comparison.each_file_once
+        and not (comparison.options.drop_in or comparison.options.with_order),
         (
             "each file is read once, and headrace learns the order from a first pass: run more "
             "epochs, tell it the order (--with-order), or change one import (--drop-in)."
         ),
     )
     yield (
-        ratio.half_width > found.options.width,
+        ratio.half_width > comparison.options.width,
         "the interval is wide: --until-confident runs more pairs.",
     )
 

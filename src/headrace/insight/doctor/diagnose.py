@@ -41,9 +41,9 @@ _BATCHES_BEFORE_SHM_IS_FULL: Final = 0.8
 _RSIZE: Final = 1 << 18
 
 
-def what_fails(found: Findings, batch: int, workers: int) -> Iterator[Advice]:
+def what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]:
     """Limits that torch's workers would run into; `blocking` where they surely would."""
-    environment, decode = found.environment, found.decode
+    environment, decode = findings.environment, findings.decode
     if environment is None:
         return
     need = workers * _PREFETCH * batch * decode.out_bytes if decode is not None and workers else 0.0
@@ -74,9 +74,11 @@ def _limit_text(value: int) -> str:
     return "none" if value >= 1 << 60 else f"{value:,}"
 
 
-def what_is_worth_knowing(found: Findings, torch: Expected | None, name: str) -> Iterator[Advice]:
+def what_is_worth_knowing(
+    findings: Findings, torch: Expected | None, name: str
+) -> Iterator[Advice]:
     """What helps a little, or only some: each with what says so."""
-    environment, data, place = found.environment, found.data, found.place
+    environment, data, place = findings.environment, findings.data, findings.place
     assert data is not None
     if environment is not None and environment.engine_why and environment.engine != "uring":
         yield Advice(
@@ -86,7 +88,7 @@ def what_is_worth_knowing(found: Findings, torch: Expected | None, name: str) ->
             "network",
             command="docker run --security-opt seccomp=unconfined IMAGE",
         )  # fmt: skip
-    if environment is not None and data.nbytes and not fits_in_memory(found):
+    if environment is not None and data.nbytes and not fits_in_memory(findings):
         limit = environment.memory_limit_bytes
         if limit is not None and data.nbytes < environment.memory_bytes and limit < data.nbytes:
             yield Advice(
@@ -155,7 +157,7 @@ def load(path):  # for ImageFolder(..., loader=load)
 
 
 def advice_of(
-    found: Findings,
+    findings: Findings,
     expected: tuple[Expected, ...],
     *,
     batch: int,
@@ -164,12 +166,12 @@ def advice_of(
     target: str,
 ) -> tuple[Advice, ...]:
     """What to do, the most important first; () where nothing is known."""
-    if found.data is None:
+    if findings.data is None:
         return ()
-    name = shlex.quote(target or found.data.path)
-    failing = list(what_fails(found, batch, workers))
+    name = shlex.quote(target or findings.data.path)
+    failing = list(what_fails(findings, batch, workers))
     given = [advice for advice in failing if advice.blocking]
-    work = work_of(found)
+    work = work_of(findings)
     torch = next((e for e in expected if e.loader == TORCH and not e.when), None)
     ahead = next((e for e in expected if e.loader == AHEAD and not e.when), None)
     enough = torch is not None and torch.stall is not None and torch.stall < _ENOUGH_STALL
@@ -177,20 +179,20 @@ def advice_of(
         if enough:
             given.append(_train(torch, wanted))
         gains = [
-            *_ahead(found, work, torch, ahead),
+            *_ahead(findings, work, torch, ahead),
             *_more_workers(work, torch),
             *_others(work, torch),
-            *_decode(found, work, torch, name),
-            *_pack(found, work, torch, name),
-            *_blocked(found, work, torch, name),
-            *_nearer(found, torch, name),
+            *_decode(findings, work, torch, name),
+            *_pack(findings, work, torch, name),
+            *_blocked(findings, work, torch, name),
+            *_nearer(findings, torch, name),
         ]
         given += sorted(gains, key=lambda advice: -advice.factor)
         if not gains and not enough:
             given.append(_nothing(torch, name))
     given += (advice for advice in failing if not advice.blocking)
     known = {advice.key for advice in given}
-    more = what_is_worth_knowing(found, torch, name)
+    more = what_is_worth_knowing(findings, torch, name)
     return (*given, *(advice for advice in more if advice.key not in known))
 
 
@@ -221,8 +223,8 @@ def _nothing(torch: Expected, name: str) -> Advice:
     )  # fmt: skip
 
 
-def _ahead(found: Findings, work: Work, torch: Expected, ahead: Expected) -> Iterator[Advice]:
-    storage = found.storage
+def _ahead(findings: Findings, work: Work, torch: Expected, ahead: Expected) -> Iterator[Advice]:
+    storage = findings.storage
     assert storage is not None
     factor = ahead.per_s / max(1e-9, torch.per_s)
     if factor < (WORTH if work.cold > _COLD else _WORTH_IN_MEMORY):
@@ -276,9 +278,9 @@ def _others(work: Work, torch: Expected) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-def _decode(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+def _decode(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
     """Where the processors are the limit: less to decode, or more processors."""
-    decode, environment = found.decode, found.environment
+    decode, environment = findings.decode, findings.environment
     if decode is None or environment is None or torch.cause != Cause.DECODE.value:
         return
     if decode.draft_s is not None:
@@ -322,9 +324,9 @@ def _decode(found: Findings, work: Work, torch: Expected, name: str) -> Iterator
         )  # fmt: skip
 
 
-def _pack(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+def _pack(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
     """Files that cost more to open than to read belong into one."""
-    data, storage = found.data, found.storage
+    data, storage = findings.data, findings.storage
     assert data is not None
     assert storage is not None
     if data.kind != "folder" or storage.opened is None or not storage.cold:
@@ -335,7 +337,7 @@ def _pack(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[A
     files = ahead_rate(work, torch.workers)
     if factor < WORTH or ahead_rate(packed, torch.workers) < WORTH * files:
         return
-    share = metadata_share(found)
+    share = metadata_share(findings)
     yield Advice(
         key="pack", do="Pack the files into one store: it is opened once, and read at any place.",
         because=f"opening takes {share:.0%} of the time of reading a file; files that are open already "
@@ -345,9 +347,9 @@ def _pack(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[A
     )  # fmt: skip
 
 
-def _blocked(found: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
+def _blocked(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
     """Where each read costs the same and more at a time bring no more, larger ones do."""
-    data, storage = found.data, found.storage
+    data, storage = findings.data, findings.storage
     assert data is not None
     assert storage is not None
     opened, small = storage.opened, storage.small
@@ -374,9 +376,9 @@ def _blocked(found: Findings, work: Work, torch: Expected, name: str) -> Iterato
         )  # fmt: skip
 
 
-def _nearer(found: Findings, torch: Expected, name: str) -> Iterator[Advice]:
+def _nearer(findings: Findings, torch: Expected, name: str) -> Iterator[Advice]:
     """What is far and slow belongs on a local disk, if the storage is what is waited for."""
-    place, data = found.place, found.data
+    place, data = findings.place, findings.data
     assert data is not None
     slow = torch.cause in (Cause.BANDWIDTH, Cause.LATENCY, Cause.METADATA, Cause.NETWORK)
     if place is None or not slow:
@@ -417,7 +419,7 @@ def workers_for(cpus: float) -> int:
 
 
 def diagnose(
-    found: Findings,
+    findings: Findings,
     *,
     batch: int = 256,
     step_s: float | None = None,
@@ -427,7 +429,7 @@ def diagnose(
     """Say what follows.
 
     Args:
-        found: as far as the examination came.
+        findings: as far as the examination came.
         batch: samples that a step takes.
         step_s: what a step takes, if there are always data.
         workers: of the data loader; None: as many as people would use here.
@@ -442,21 +444,21 @@ def diagnose(
         raise ValueError(f"step_s is {step_s}, expected more than 0 seconds, up to a day")
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"workers is {workers}, expected 0 to 1024")
-    cpus = found.environment.cpus if found.environment is not None else 1.0
+    cpus = findings.environment.cpus if findings.environment is not None else 1.0
     count = workers_for(cpus) if workers is None else workers
     wanted = None if step_s is None else batch / step_s
-    expected = expected_of(found, count, wanted)
-    verdict, cause = _verdict(found, expected, wanted)
+    expected = expected_of(findings, count, wanted)
+    verdict, cause = _verdict(findings, expected, wanted)
     return Diagnosis(
-        findings=found, batch=batch, step_s=step_s, workers=count, wanted_per_s=wanted,
+        findings=findings, batch=batch, step_s=step_s, workers=count, wanted_per_s=wanted,
         expected=expected, verdict=verdict, cause=cause,
-        advice=advice_of(found, expected, batch=batch, workers=count, wanted=wanted, target=target),
+        advice=advice_of(findings, expected, batch=batch, workers=count, wanted=wanted, target=target),
     )  # fmt: skip
 
 
-def unit_of(found: Findings) -> str:
+def unit_of(findings: Findings) -> str:
     """What the data set is counted in."""
-    data, decode = found.data, found.decode
+    data, decode = findings.data, findings.decode
     if decode is not None and decode.side:
         return "images"
     if data is not None and not data.in_place:
@@ -465,18 +467,18 @@ def unit_of(found: Findings) -> str:
 
 
 def _verdict(
-    found: Findings, expected: tuple[Expected, ...], wanted: float | None
+    findings: Findings, expected: tuple[Expected, ...], wanted: float | None
 ) -> tuple[str, str]:
     """One plain sentence, and the cause that it names."""
     if not expected:
         why = (
             "the examination was interrupted"
-            if found.interrupted
+            if findings.interrupted
             else "the storage was not measured"
         )
         return f"Too little is known to say what to expect: {why}.", Cause.OTHER.value
     torch = next(e for e in expected if e.loader == TORCH and not e.when)
-    unit = unit_of(found)
+    unit = unit_of(findings)
     workers = (
         "no workers" if not torch.workers else f"{torch.workers} worker{'s' * (torch.workers > 1)}"
     )

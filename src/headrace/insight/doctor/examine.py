@@ -47,11 +47,11 @@ _ALONE: Final = 0.95
 _STAT: Final = Path("/proc/stat")
 
 
-def wanted_by_others(found: Findings) -> float:
+def wanted_by_others(findings: Findings) -> float:
     """CPUs that others want, by what a busy thread of ours did not get: more than they can have."""
-    if found.decode is None or found.environment is None or found.decode.got >= _ALONE:
+    if findings.decode is None or findings.environment is None or findings.decode.got >= _ALONE:
         return 0.0
-    return max(0.0, found.environment.cpus / found.decode.got - 1.0)
+    return max(0.0, findings.environment.cpus / findings.decode.got - 1.0)
 
 
 class Busy:
@@ -174,12 +174,12 @@ def examine(
         _wait(run, thread, begun + options.seconds + _OVERTIME_S)
     except KeyboardInterrupt:
         run.stopped.set()
-        run.found.interrupted = True
+        run.findings.interrupted = True
         with contextlib.suppress(KeyboardInterrupt):
             thread.join(2.0)
-        if run.found.data is None:
+        if run.findings.data is None:
             raise
-    run.found.seconds = time.monotonic() - begun
+    run.findings.seconds = time.monotonic() - begun
     return run.result()
 
 
@@ -196,11 +196,11 @@ def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
         where = (
             f"{run.target}: the storage did not answer for {_OVERTIME_S:.0f} s while {run.doing}."
         )
-        if run.found.data is None:
+        if run.findings.data is None:
             raise VolumeTimeout(
                 where, path=run.target, next_step="Look whether its server can be reached: df PATH."
             )
-        run.found.notes.append(where)
+        run.findings.notes.append(where)
         return
 
 
@@ -209,7 +209,7 @@ class _Run:
 
     def __init__(self, target: str, options: ExamineOptions, tell: Tell) -> None:
         self.target, self._options, self._tell = target, options, tell
-        self.found = Findings()
+        self.findings = Findings()
         self.stopped = threading.Event()
         self.doing = ""
         self._error: BaseException | None = None
@@ -227,7 +227,7 @@ class _Run:
         """
         if self._error is not None:
             raise self._error
-        return self.found
+        return self.findings
 
     def work(self) -> None:
         """All parts, one after the other; called in a thread of its own."""
@@ -248,25 +248,27 @@ class _Run:
         return self.stopped.is_set() or time.monotonic() > self._until
 
     def _work(self) -> None:
-        found, options = self.found, self._options
+        findings, options = self.findings, self._options
         self._begin("machine")
-        found.environment = environment()
+        findings.environment = environment()
         label = "" if self._volume is None else self._volume.label
         where = self.target if is_url(self.target) else os.path.abspath(self.target)
-        found.place = place_of(where, label)
+        findings.place = place_of(where, label)
         busy = Busy()
         seconds = self._begin("data")
-        found.data, pool = survey(
+        findings.data, pool = survey(
             self.target, seconds, stop=self._stop, storage_options=options.storage_options
         )
-        found.notes += found.data.notes
+        findings.notes += findings.data.notes
         try:
-            with self._simulated(found.data.path):
+            with self._simulated(findings.data.path):
                 self._measure(pool)
         finally:
             pool.close()
-        if found.cpu is not None:
-            found.cpu = replace(found.cpu, others=max(busy.others(), wanted_by_others(found)))
+        if findings.cpu is not None:
+            findings.cpu = replace(
+                findings.cpu, others=max(busy.others(), wanted_by_others(findings))
+            )
 
     def _simulated(self, path: str) -> contextlib.AbstractContextManager[object]:
         if self._volume is None or is_url(path):
@@ -274,36 +276,36 @@ class _Run:
         return simulated_files(self._volume, path)
 
     def _measure(self, pool: Pool) -> None:
-        found = self.found
+        findings = self.findings
         parts: tuple[tuple[str, Callable[[Pool, float], None]], ...] = (
             ("opens", self._opens), ("memory", self._memory), ("plain", self._plain),
             ("reads", self._reads), ("decode", self._decode), ("parts", self._pieces),
         )  # fmt: skip
-        found.cpu = copy_speeds()
+        findings.cpu = copy_speeds()
         for name, part in parts:
             if self.stopped.is_set():
                 return
             if self._stop():
-                found.notes.append(f"the time was over before {_NAMES[name]}")
+                findings.notes.append(f"the time was over before {_NAMES[name]}")
                 return
             seconds = self._begin(name)
             try:
                 part(pool, seconds)
             except (HeadraceError, OSError) as e:
-                found.notes.append(f"{_NAMES[name]} failed: {e}")
+                findings.notes.append(f"{_NAMES[name]} failed: {e}")
 
     # -- the parts ---------------------------------------------------------------------------------
 
     def _opens(self, pool: Pool, seconds: float) -> None:
         if pool.whole_files:
             paths = [*pool.unopened, *(p.path for p in pool.pieces)]
-            self.found.opens = open_rates(paths, seconds, self._stop)
+            self.findings.opens = open_rates(paths, seconds, self._stop)
 
     def _memory(self, pool: Pool, seconds: float) -> None:
         if self._volume is not None:
-            self.found.resident = 0.0  # a simulated storage has nothing in memory
+            self.findings.resident = 0.0  # a simulated storage has nothing in memory
         elif pool.store is None:
-            self.found.resident, self._cold = resident_share(pool, seconds, self._stop)
+            self.findings.resident, self._cold = resident_share(pool, seconds, self._stop)
 
     def _reads(self, pool: Pool, seconds: float) -> None:
         slot = seconds / len(DEPTHS)
@@ -315,13 +317,13 @@ class _Run:
                     break
                 point = reads.rate(depth, slot)
                 if point is None:
-                    self.found.notes.append(f"with {depth} reads in flight, none came in time")
+                    self.findings.notes.append(f"with {depth} reads in flight, none came in time")
                     break
                 if pool.whole_files and not isinstance(reads, FileReads):
-                    point = _with_opens(point, self.found.opens)
+                    point = _with_opens(point, self.findings.opens)
                 points.append(point)
                 # At once: who is interrupted keeps it.
-                self.found.storage = Storage(
+                self.findings.storage = Storage(
                     points=tuple(points), cold=cold, direct=direct, engine=reads.engine
                 )
                 if len(points) > 2 and points[-1].per_s < _GROWN * points[-3].per_s:
@@ -331,19 +333,19 @@ class _Run:
 
     def _reader(self, pool: Pool) -> tuple[Reads, bool, bool]:
         """Who reads; whether from the device; whether past the page cache."""
-        volume, found = self._volume, self.found
+        volume, findings = self._volume, self.findings
         if pool.store is not None:
             return (
                 StoreReads(pool.store, pool.mean_bytes, simulate=volume, stop=self._stop),
                 True,
                 False,
             )
-        resident = found.resident
+        resident = findings.resident
         direct = volume is None and can_read_direct(pool.pieces[0].path)
         if pool.whole_files:
             cold = [p.path for p in self._cold] if volume is None else [p.path for p in pool.pieces]
             if volume is not None or (len(cold) >= _COLD_FILES_MIN or (not direct and cold)):
-                simulate = None if volume is None else (volume, _root_of(pool, found))
+                simulate = None if volume is None else (volume, _root_of(pool, findings))
                 return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
         cold_enough = volume is not None or direct or (resident is not None and resident <= _COLD)
         reads = PieceReads(_few_files(pool.pieces), direct=direct, simulate=volume, stop=self._stop)
@@ -355,7 +357,7 @@ class _Run:
 
         With as many in flight as it takes for most of the full rate: more only wait in a queue.
         """
-        storage = self.found.storage
+        storage = self.findings.storage
         if storage is None or pool.store is not None:
             return
         most = max(point.per_s for point in storage.points)
@@ -371,7 +373,7 @@ class _Run:
             opened = reads.rate(depth, 0.6 * seconds)
         finally:
             reads.close()
-        self.found.storage = replace(storage, opened=opened, small=small)
+        self.findings.storage = replace(storage, opened=opened, small=small)
 
     def _plain(self, pool: Pool, seconds: float) -> None:
         if pool.store is not None:
@@ -382,22 +384,22 @@ class _Run:
             # Those that do not lie in memory, and will then: not the ones that are read next.
             own = len(self._cold) // 4
             pieces, self._cold = self._cold[:own], self._cold[own:]
-        self.found.plain, self._samples = plain_reads(
+        self.findings.plain, self._samples = plain_reads(
             pieces, seconds, self._stop, whole_files=pool.whole_files
         )
 
     def _decode(self, pool: Pool, seconds: float) -> None:
         if pool.true_samples:
-            self.found.decode = measure_decoding(self._samples, seconds, self._stop)
-        decode, data = self.found.decode, self.found.data
+            self.findings.decode = measure_decoding(self._samples, seconds, self._stop)
+        decode, data = self.findings.decode, self.findings.data
         if decode is not None and data is not None and data.format in ("bytes", "mixed"):
-            self.found.data = replace(data, format=decode.format)
+            self.findings.data = replace(data, format=decode.format)
 
 
-def _root_of(pool: Pool, found: Findings) -> str:
+def _root_of(pool: Pool, findings: Findings) -> str:
     """The folder that the simulated storage is in the place of."""
-    assert found.data is not None
-    path = found.data.path
+    assert findings.data is not None
+    path = findings.data.path
     return path if os.path.isdir(path) else os.path.dirname(pool.pieces[0].path)
 
 
@@ -428,11 +430,11 @@ def _with_opens(point: Point, opens: Opens | None) -> Point:
 
 def _samples_of(pool: Pool) -> list[bytes]:
     """Some samples of an open store, by their largest part."""
-    store, found = pool.store, []
+    store, samples = pool.store, []
     for index in range(0, len(store), max(1, len(store) // 16)):
         parts = store.parts_of(index)
         data = bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None))
-        found.append(data)
-        if len(found) >= 16 or format_of_bytes(data[:16]) == "bytes":
+        samples.append(data)
+        if len(samples) >= 16 or format_of_bytes(data[:16]) == "bytes":
             break
-    return found
+    return samples

@@ -231,9 +231,9 @@ _MEMORY_SHARE: Final = 0.7
 """Of free memory: a data set that is larger pushes itself out of the page cache."""
 
 
-def work_of(found: Findings) -> Work | None:
+def work_of(findings: Findings) -> Work | None:
     """What a sample takes; None where the storage was not measured."""
-    storage, plain, decode, cpu = found.storage, found.plain, found.decode, found.cpu
+    storage, plain, decode, cpu = findings.storage, findings.plain, findings.decode, findings.cpu
     if storage is None or not storage.points:
         return None
     curve = Curve.through([(float(p.depth), p.per_s) for p in storage.points])
@@ -241,9 +241,9 @@ def work_of(found: Findings) -> Work | None:
     read_s = plain.again_cpu_s if plain is not None else 0.0
     cold_read_s = max(read_s, plain.first_cpu_s if plain is not None else 0.0)
     out_bytes = decode.out_bytes if decode is not None else 0.0
-    environment = found.environment
+    environment = findings.environment
     return Work(
-        curve=curve, cold=1.0 - (found.resident or 0.0), wait_factor=_wait_factor(found),
+        curve=curve, cold=1.0 - (findings.resident or 0.0), wait_factor=_wait_factor(findings),
         read_s=read_s + _SAMPLE_S, cold_read_s=cold_read_s + _SAMPLE_S,
         ahead_s=min(storage.points[-1].cpu_s, first.cpu_s) if storage.cold else 0.0,
         decode_s=decode.sample_s if decode is not None else 0.0,
@@ -254,10 +254,10 @@ def work_of(found: Findings) -> Work | None:
     )  # fmt: skip
 
 
-def _wait_factor(found: Findings) -> float:
+def _wait_factor(findings: Findings) -> float:
     """Plain reads wait longer than direct ones where they go to the device in several requests."""
-    plain, storage = found.plain, found.storage
-    if plain is None or storage is None or not storage.cold or (found.resident or 0.0) > 0.1:
+    plain, storage = findings.plain, findings.storage
+    if plain is None or storage is None or not storage.cold or (findings.resident or 0.0) > 0.1:
         return 1.0
     point = storage.points[0]
     if point.depth != 1 or plain.reads < 8:
@@ -267,11 +267,11 @@ def _wait_factor(found: Findings) -> float:
     return min(2.0, max(0.5, plain_wait_s / wait_s))
 
 
-def fits_in_memory(found: Findings) -> bool:
+def fits_in_memory(findings: Findings) -> bool:
     """Whether the page cache will hold all of the data once they were read."""
-    if found.data is None or found.environment is None:
+    if findings.data is None or findings.environment is None:
         return False
-    return 0 < found.data.nbytes < _MEMORY_SHARE * found.environment.memory_free_bytes
+    return 0 < findings.data.nbytes < _MEMORY_SHARE * findings.environment.memory_free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,23 +282,25 @@ class _Scene:
     work: Work
 
 
-def expected_of(found: Findings, workers: int, wanted_per_s: float | None) -> tuple[Expected, ...]:
+def expected_of(
+    findings: Findings, workers: int, wanted_per_s: float | None
+) -> tuple[Expected, ...]:
     """Both loaders as things are now; from memory, if the data will lie there; from the device, if they do.
 
     Args:
-        found: the findings.
+        findings: the findings.
         workers: of both loaders.
         wanted_per_s: samples a second that the model could take.
     """
-    work = work_of(found)
+    work = work_of(findings)
     if work is None:
         return ()
     scenes = [_Scene("", work)]
-    if work.cold > 0.1 and fits_in_memory(found):
+    if work.cold > 0.1 and fits_in_memory(findings):
         scenes.append(_Scene(LATER, work.from_memory()))
-    if work.cold < 0.9 and found.storage is not None and found.storage.cold:
+    if work.cold < 0.9 and findings.storage is not None and findings.storage.cold:
         scenes.append(_Scene(UNCACHED, work.from_device()))
-    error = _error(found)
+    error = _error(findings)
     expected: list[Expected] = []
     for scene in scenes:
         for loader, rate in (
@@ -311,37 +313,37 @@ def expected_of(found: Findings, workers: int, wanted_per_s: float | None) -> tu
                 Expected(
                     loader=loader, when=scene.when, workers=workers, per_s=rate,
                     low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
-                    cause=_cause(found, scene.work, loader, workers, rate), stall=stall,
+                    cause=_cause(findings, scene.work, loader, workers, rate), stall=stall,
                 )
             )  # fmt: skip
     return tuple(expected)
 
 
-def _error(found: Findings) -> float:
-    assert found.storage is not None
-    return _FEW_ERROR if _fewest(found.storage.points) < _FEW_READS else MODEL_ERROR
+def _error(findings: Findings) -> float:
+    assert findings.storage is not None
+    return _FEW_ERROR if _fewest(findings.storage.points) < _FEW_READS else MODEL_ERROR
 
 
 def _fewest(points: Sequence[object]) -> int:
     return min(getattr(point, "reads", 0) for point in points)
 
 
-def _cause(found: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
+def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
     """What holds a loader back."""
     if loader == TORCH:
         shares = torch_shares(work, workers)
         if shares.wait >= 0.5:
-            return storage_cause(found, work.curve.depth(rate * work.cold))
+            return storage_cause(findings, work.curve.depth(rate * work.cold))
         parts = {
             Cause.DECODE: shares.decode,
             Cause.COLLATE: shares.collate,
             Cause.PYTHON: shares.read,
         }
         if work.cold > 0 and shares.wait > max(parts.values()):
-            return storage_cause(found, work.curve.depth(rate * work.cold))
+            return storage_cause(findings, work.curve.depth(rate * work.cold))
         return max(parts, key=lambda cause: parts[cause]).value
     if work.cold > 0 and rate >= 0.98 * work.curve.most / work.cold:
-        return storage_cause(found, work.curve.depths[-1])
+        return storage_cause(findings, work.curve.depths[-1])
     cpu = {
         Cause.DECODE: work.decode_s, Cause.COLLATE: work.ahead_collate_s,
         Cause.PYTHON: work.read_s + work.cold * work.ahead_s,
@@ -349,32 +351,32 @@ def _cause(found: Findings, work: Work, loader: str, workers: int, rate: float) 
     return max(cpu, key=lambda cause: cpu[cause]).value
 
 
-def storage_cause(found: Findings, depth: float) -> str:
+def storage_cause(findings: Findings, depth: float) -> str:
     """Why the storage is slow, with so many reads in flight: opens, bytes, or each answer.
 
     Opens: what is left when files are open already. Bytes: what is left when only 4 KiB are read, of
     importance only where more reads in flight bring no more.
     """
-    storage, data = found.storage, found.data
+    storage, data = findings.storage, findings.data
     assert storage is not None
     if data is not None and data.kind == "object":
         return Cause.NETWORK.value
-    if metadata_share(found) > 0.5:
+    if metadata_share(findings) > 0.5:
         return Cause.METADATA.value
     curve = Curve.through([(float(p.depth), p.per_s) for p in storage.points])
     full = curve.rate(max(1.0, depth)) >= 0.7 * curve.most
-    if full and byte_share(found) > 0.5:
+    if full and byte_share(findings) > 0.5:
         return Cause.BANDWIDTH.value
     return Cause.LATENCY.value
 
 
-def metadata_share(found: Findings) -> float:
+def metadata_share(findings: Findings) -> float:
     """Share of a read's time that looking up and opening take.
 
     By how long an open takes, and by how much faster files are read that are open: a look-up may cost more
     than the open that follows it.
     """
-    storage, opens = found.storage, found.opens
+    storage, opens = findings.storage, findings.opens
     if storage is None or opens is None or not storage.points:
         return 0.0
     first = storage.points[0]
@@ -385,9 +387,9 @@ def metadata_share(found: Findings) -> float:
     return min(1.0, max(0.0, *shares))
 
 
-def byte_share(found: Findings) -> float:
+def byte_share(findings: Findings) -> float:
     """Share of a read's time at the deepest that depends on how many bytes it has."""
-    storage = found.storage
+    storage = findings.storage
     if storage is None or storage.opened is None or storage.small is None:
         return 0.0
     return max(0.0, 1.0 - storage.opened.per_s / storage.small.per_s)

@@ -59,28 +59,28 @@ def hop_tfrecord(path: str, until: float) -> Hops:
         SourceError: it is none, or damaged.
         OSError: it cannot be read.
     """
-    found = Hops()
+    hops = Hops()
     with open(path, "rb", buffering=_BLOCK) as file:
         size = os.fstat(file.fileno()).st_size
-        while found.seen_bytes < size and time.monotonic() < until:
+        while hops.seen_bytes < size and time.monotonic() < until:
             header = file.read(_FRAME_BYTES)
             if not looks_like_tfrecord(header):
                 raise SourceError(
-                    f"{path}: no record begins at offset {found.seen_bytes:,}.", path=path,
-                    offset_bytes=found.seen_bytes, next_step="Check the file.",
+                    f"{path}: no record begins at offset {hops.seen_bytes:,}.", path=path,
+                    offset_bytes=hops.seen_bytes, next_step="Check the file.",
                 )  # fmt: skip
             length = struct.unpack_from("<Q", header)[0]
             if length > min(size, _RECORD_BYTES_MAX):
                 raise SourceError(
-                    f"{path}: the record at offset {found.seen_bytes:,} leaves the file.", path=path,
-                    offset_bytes=found.seen_bytes, next_step="Check the file.",
+                    f"{path}: the record at offset {hops.seen_bytes:,} leaves the file.", path=path,
+                    offset_bytes=hops.seen_bytes, next_step="Check the file.",
                 )  # fmt: skip
-            found.places.append((found.seen_bytes + _FRAME_BYTES, length))
-            found.samples += 1
-            found.seen_bytes += _FRAME_BYTES + length + _FOOTER_BYTES
-            file.seek(found.seen_bytes)
-        found.complete = found.seen_bytes >= size
-    return found
+            hops.places.append((hops.seen_bytes + _FRAME_BYTES, length))
+            hops.samples += 1
+            hops.seen_bytes += _FRAME_BYTES + length + _FOOTER_BYTES
+            file.seek(hops.seen_bytes)
+        hops.complete = hops.seen_bytes >= size
+    return hops
 
 
 def hop_tar(path: str, until: float) -> Hops:
@@ -92,14 +92,14 @@ def hop_tar(path: str, until: float) -> Hops:
     """
     import tarfile
 
-    found = Hops()
+    hops = Hops()
     key, main = b"", (0, -1, "")
 
     def finish() -> None:
         if main[1] >= 0:
-            found.places.append((main[0], main[1]))
-            found.samples += 1
-            found.suffix = found.suffix or main[2]
+            hops.places.append((main[0], main[1]))
+            hops.samples += 1
+            hops.suffix = hops.suffix or main[2]
 
     try:
         with (
@@ -109,10 +109,10 @@ def hop_tar(path: str, until: float) -> Hops:
             while time.monotonic() < until:
                 member = tar.next()
                 if member is None:
-                    found.complete = True
+                    hops.complete = True
                     break
                 tar.members = []  # type: ignore[attr-defined]  # millions must not fill the memory
-                found.seen_bytes = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+                hops.seen_bytes = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 base = os.fsencode(os.path.basename(member.name))
                 if not member.isreg() or base.startswith(b"."):
                     continue
@@ -128,7 +128,7 @@ def hop_tar(path: str, until: float) -> Hops:
             f"{path}: no tar can be read here: {e}.", path=path, next_step="Check the file."
         ) from e
     finish()
-    return found
+    return hops
 
 
 # -- shards ------------------------------------------------------------------------------------------
@@ -209,21 +209,21 @@ def survey_shards(given: Shards, seconds: float, stop: Callable[[], bool]) -> tu
         )  # fmt: skip
     why = ""
     if given.kind in _HOPPERS and not _compressed(given.names[0]):
-        found = _hopped(given, seconds, stop)
+        sampled = _hopped(given, seconds, stop)
     else:
-        found, why = _indexed(given)
-    if found is None:
+        sampled, why = _indexed(given)
+    if sampled is None:
         return _blocks(given, why)
-    exact = found.complete and given.exact
-    lengths = np.array([p.length for p in found.pieces], np.int64)
-    estimated = found.samples / max(1, found.seen_bytes) * given.nbytes
+    exact = sampled.complete and given.exact
+    lengths = np.array([p.length for p in sampled.pieces], np.int64)
+    estimated = sampled.samples / max(1, sampled.seen_bytes) * given.nbytes
     data = DataSet(
         path=given.path, kind="shards" if given.kind in SHARD_KINDS else "file",
-        format=f"{found.inner} in {given.kind}" if found.inner else given.kind,
-        samples=found.samples if exact else round(estimated), exact=exact, files=given.files,
+        format=f"{sampled.inner} in {given.kind}" if sampled.inner else given.kind,
+        samples=sampled.samples if exact else round(estimated), exact=exact, files=given.files,
         nbytes=given.nbytes, **quantiles(lengths), notes=given.notes,
     )  # fmt: skip
-    pieces = list(found.pieces)
+    pieces = list(sampled.pieces)
     random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
     return data, Pool(pieces=pieces[:POOL_MAX])
 

@@ -46,13 +46,13 @@ _WHEN: Final = {
 
 def lines_of(diagnosis: Diagnosis, width: int = WIDTH) -> list[tuple[str, str]]:
     """The lines, each with what it is: `head`, `fact`, `verdict`, `do`, `command` or `more`."""
-    found = diagnosis.findings
+    findings = diagnosis.findings
     lines: list[tuple[str, str]] = []
-    data = found.data
+    data = findings.data
     if data is None:
         return [("verdict", diagnosis.verdict)]
-    over = "interrupted after" if found.interrupted else "in"
-    took = f"{over} {found.seconds:.0f} s; nothing was written"
+    over = "interrupted after" if findings.interrupted else "in"
+    took = f"{over} {findings.seconds:.0f} s; nothing was written"
     lines.append(("head", f"{_short(data.path)}   ({took})"))
     lines.append(("fact", ""))
     for name, text in facts_of(diagnosis):
@@ -94,22 +94,24 @@ def _short(path: str) -> str:
 
 def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """What was found: (word for the margin, text)."""
-    found = diagnosis.findings
-    assert found.data is not None
-    yield "data", _data(found.data)
-    if found.place is not None:
-        yield "place", _place(found.place, found.resident)
-    if found.storage is not None:
-        yield "storage", _storage(found, found.storage)
-    yield from _cpu(found)
-    if found.environment is not None:
-        yield "machine", _machine(found.environment)
-        kind, share = max(found.environment.pressure.items(), key=lambda i: i[1], default=("", 0.0))
+    findings = diagnosis.findings
+    assert findings.data is not None
+    yield "data", _data(findings.data)
+    if findings.place is not None:
+        yield "place", _place(findings.place, findings.resident)
+    if findings.storage is not None:
+        yield "storage", _storage(findings, findings.storage)
+    yield from _cpu(findings)
+    if findings.environment is not None:
+        yield "machine", _machine(findings.environment)
+        kind, share = max(
+            findings.environment.pressure.items(), key=lambda i: i[1], default=("", 0.0)
+        )
         if share > _PRESSED:
             busy = {"io": "the disks", "cpu": "the CPUs"}.get(kind, kind)
             waited = f"somebody waited for them {share:.0%} of the time"
             yield "note", f"other programs keep {busy} busy ({waited}): here is what they leave"
-    for note in dict.fromkeys(found.notes):
+    for note in dict.fromkeys(findings.notes):
         yield "note", printable(note)
 
 
@@ -155,9 +157,9 @@ def _place(place: Place, resident: float | None) -> str:
     return text
 
 
-def _storage(found: Findings, storage: Storage) -> str:
-    assert found.data is not None
-    what = "whole samples" if found.data.in_place else "blocks"
+def _storage(findings: Findings, storage: Storage) -> str:
+    assert findings.data is not None
+    what = "whole samples" if findings.data.in_place else "blocks"
     if not storage.cold:
         head = f"random reads of {what}, from memory (the disk was not asked):"
     else:
@@ -169,10 +171,10 @@ def _storage(found: Findings, storage: Storage) -> str:
             f"  {at:<14}{rough_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
             f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
         )
-    if found.opens is not None:
+    if findings.opens is not None:
         rows.append(
-            f"opening files: {rough_text(found.opens.one_per_s)}/s one at a time, "
-            f"{rough_text(found.opens.many_per_s)}/s by {found.opens.threads} threads"
+            f"opening files: {rough_text(findings.opens.one_per_s)}/s one at a time, "
+            f"{rough_text(findings.opens.many_per_s)}/s by {findings.opens.threads} threads"
         )
     if storage.opened is not None and storage.small is not None:
         rows.append(
@@ -182,8 +184,8 @@ def _storage(found: Findings, storage: Storage) -> str:
     return "\n".join(rows)
 
 
-def _cpu(found: Findings) -> Iterator[tuple[str, str]]:
-    decode, environment, cpu = found.decode, found.environment, found.cpu
+def _cpu(findings: Findings) -> Iterator[tuple[str, str]]:
+    decode, environment, cpu = findings.decode, findings.environment, findings.cpu
     if environment is None:
         return
     cpus = f"{environment.cpus:g} CPU{'s' * (environment.cpus != 1)}"
@@ -219,8 +221,8 @@ def _machine(environment: Environment) -> str:
     gpus: dict[str, int] = {}
     for name in environment.gpus:
         gpus[name] = gpus.get(name, 0) + 1
-    told = [f"{count} x {name}" if count > 1 else name for name, count in gpus.items()]
-    parts.append(", ".join(told) or "no GPU seen")
+    names = [f"{count} x {name}" if count > 1 else name for name, count in gpus.items()]
+    parts.append(", ".join(names) or "no GPU seen")
     return ", ".join(parts)
 
 
@@ -297,41 +299,43 @@ _PICTURED: Final = frozenset({"storage"})
 
 def doctor_page(diagnosis: Diagnosis) -> str:
     """The page."""
-    found = diagnosis.findings
-    name = found.data.path if found.data is not None else "the data"
-    over = "interrupted after" if found.interrupted else "looked at for"
+    findings = diagnosis.findings
+    name = findings.data.path if findings.data is not None else "the data"
+    over = "interrupted after" if findings.interrupted else "looked at for"
     parts = [
         f"<h1>{safe(name)}</h1>",
-        f'<p class="soft">{over} {found.seconds:.0f} s; nothing was written there</p>',
+        f'<p class="soft">{over} {findings.seconds:.0f} s; nothing was written there</p>',
         f"<p><strong>{safe(diagnosis.verdict)}</strong></p>",
         _cards(diagnosis),
         *_page_advice(diagnosis.advice),
         *_page_expected(diagnosis),
-        *_page_storage(found),
+        *_page_storage(findings),
         *_facts(diagnosis),
     ]
     return document(f"Doctor: {name}", parts)
 
 
 def _cards(diagnosis: Diagnosis) -> str:
-    found = diagnosis.findings
-    unit = unit_of(found)
-    told: list[tuple[str, str]] = []
-    if found.data is not None:
-        many = f"{'' if found.data.exact else '~'}{count_text(found.data.samples)}"
-        told += [(many, "samples"), (bytes_text(found.data.nbytes), "in all")]
+    findings = diagnosis.findings
+    unit = unit_of(findings)
+    figures_shown: list[tuple[str, str]] = []
+    if findings.data is not None:
+        many = f"{'' if findings.data.exact else '~'}{count_text(findings.data.samples)}"
+        figures_shown += [(many, "samples"), (bytes_text(findings.data.nbytes), "in all")]
     for each in diagnosis.expected:
         if not each.when:
-            told.append(
+            figures_shown.append(
                 (
                     f"{rough_text(each.per_s)}/s",
                     f"{unit} expected now, with {_LOADERS[each.loader][0]}",
                 )
             )
     if diagnosis.wanted_per_s is not None:
-        told.append((f"{rough_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for"))
+        figures_shown.append(
+            (f"{rough_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for")
+        )
     drawn = "".join(
-        f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in told
+        f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in figures_shown
     )
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
 
@@ -369,8 +373,8 @@ def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
         )  # fmt: skip
         title, scene = _TITLES.get(when, (f"What loaders would deliver: {when}", ""))
         workers = f"{diagnosis.workers} worker{'s' * (diagnosis.workers != 1)}"
-        said = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
-        yield figure(title, bars(f"{title}, {unit} a second", parts, words=210), behind, said)
+        caption = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
+        yield figure(title, bars(f"{title}, {unit} a second", parts, words=210), behind, caption)
 
 
 def _rate(expected: Expected) -> str:
@@ -378,9 +382,9 @@ def _rate(expected: Expected) -> str:
     return f"{rate}, waits {expected.stall:.0%}" if expected.stall else rate
 
 
-def _page_storage(found: Findings) -> Iterator[str]:
+def _page_storage(findings: Findings) -> Iterator[str]:
     """The curves: by how many reads at a time, and by how much each reads."""
-    storage, data = found.storage, found.data
+    storage, data = findings.storage, findings.data
     if storage is None or data is None or not storage.points:
         return
     what = "whole samples" if data.in_place else "blocks"
@@ -399,10 +403,10 @@ def _page_storage(found: Findings) -> Iterator[str]:
     drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."
     yield figure(title, drawn, behind, f"Random reads of {what}{place}")
-    yield _sizes(found, storage)
+    yield _sizes(findings, storage)
 
 
-def _sizes(found: Findings, storage: Storage) -> str:
+def _sizes(findings: Findings, storage: Storage) -> str:
     """What bytes cost, and what opening does."""
     if storage.opened is None or storage.small is None:
         return ""
@@ -412,8 +416,8 @@ def _sizes(found: Findings, storage: Storage) -> str:
         ("whole, open", storage.opened.per_s, storage.opened.bytes_per_s),
         ("opened, whole", deepest.per_s, deepest.bytes_per_s),
     ]
-    if found.opens is not None:
-        rows.append(("only opened", found.opens.many_per_s, 0.0))
+    if findings.opens is not None:
+        rows.append(("only opened", findings.opens.many_per_s, 0.0))
     parts = [Part(name, per_s, f"{rough_text(per_s)}/s", "c1") for name, per_s, _ in rows]
     behind = table(
         ["what is read", "reads/s", "bytes/s"],
@@ -423,16 +427,16 @@ def _sizes(found: Findings, storage: Storage) -> str:
         ],
     )
     title = "What bytes cost, and what opening costs"
-    said = (
+    caption = (
         f"{deepest.depth} reads at a time: of files that are open already, 4 kB or whole; and of files that "
         "are opened for it."
     )
-    return figure(title, bars(f"{title}, reads a second", parts), behind, said)
+    return figure(title, bars(f"{title}, reads a second", parts), behind, caption)
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.findings.data is None:
         return
-    told = [(name, text) for name, text in facts_of(diagnosis) if name not in _PICTURED]
+    facts = [(name, text) for name, text in facts_of(diagnosis) if name not in _PICTURED]
     yield "<h2>What was found</h2>"
-    yield table(["what", "found"], told).replace("<table>", '<table class="words">', 1)
+    yield table(["what", "found"], facts).replace("<table>", '<table class="words">', 1)

@@ -94,27 +94,27 @@ def walk(
     Raises:
         OSError: the folder itself cannot be listed.
     """
-    found = Walk(os.fsencode(root))
+    walk = Walk(os.fsencode(root))
     begun = time.monotonic()
     until = begun + seconds
     dice = random.Random(seed)  # noqa: S311 - a draw, no secret
-    draw = _Draw(found.drawn, dice)
+    draw = _Draw(walk.drawn, dice)
     pending: list[tuple[bytes, Ancestors]] = [(b"", ())]
-    while pending and not found.cut and time.monotonic() < until and not stop():
+    while pending and not walk.cut and time.monotonic() < until and not stop():
         at = dice.randrange(len(pending))
         pending[at], pending[-1] = pending[-1], pending[at]
         folder, ancestors = pending.pop()
         try:
-            _enter(found, (folder, ancestors), pending, draw, until)
+            _enter(walk, (folder, ancestors), pending, draw, until)
         except OSError as e:
             if not folder:
                 raise
-            found.unreadable += 1
-            found.first_unreadable = found.first_unreadable or f"{_text(folder)}: {e.strerror}"
-    found.pending += len(pending)
-    found.complete = not found.pending and not found.cut
-    found.seconds = time.monotonic() - begun
-    return found
+            walk.unreadable += 1
+            walk.first_unreadable = walk.first_unreadable or f"{_text(folder)}: {e.strerror}"
+    walk.pending += len(pending)
+    walk.complete = not walk.pending and not walk.cut
+    walk.seconds = time.monotonic() - begun
+    return walk
 
 
 class _Draw:
@@ -143,49 +143,49 @@ class _Draw:
 
 
 def _enter(
-    found: Walk,
+    walk: Walk,
     place: tuple[bytes, Ancestors],
     pending: list[tuple[bytes, Ancestors]],
     draw: _Draw,
     until: float,
 ) -> None:
     folder, ancestors = place
-    path = os.path.join(found.root, folder) if folder else found.root
+    path = os.path.join(walk.root, folder) if folder else walk.root
     status = os.stat(path)
     identity = (status.st_dev, status.st_ino)
     if identity in ancestors or len(ancestors) >= _DEPTH_MAX:
-        found.loops += 1
+        walk.loops += 1
         return
     below = (*ancestors, identity)
     files = seen = 0
     with os.scandir(path) as entries:
-        found.entered += 1
+        walk.entered += 1
         for entry in entries:
             seen += 1
             if seen % _LOOK_EVERY == 0 and time.monotonic() > until:
-                found.cut = True
+                walk.cut = True
                 break
             name = entry.name
             if name.startswith(b"."):
-                found.hidden += 1
+                walk.hidden += 1
             elif _is_folder(entry):
-                found.folders += 1
+                walk.folders += 1
                 if len(pending) < _FOLDERS_MAX:
                     pending.append((os.path.join(folder, name), below))
                 else:
-                    found.pending += 1
+                    walk.pending += 1
             elif _is_file(entry):
                 files += 1
                 draw(folder, name)
-                _note_suffix(found.suffixes, name)
+                _note_suffix(walk.suffixes, name)
             else:
-                found.odd += 1
-                found.first_odd = found.first_odd or _text(os.path.join(folder, name))
-    found.files += files
+                walk.odd += 1
+                walk.first_odd = walk.first_odd or _text(os.path.join(folder, name))
+    walk.files += files
     if files and folder:
-        found.tops.add(folder.split(b"/", 1)[0])
+        walk.tops.add(folder.split(b"/", 1)[0])
     elif files:
-        found.loose += files
+        walk.loose += files
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:

@@ -43,7 +43,7 @@ def records_of(path: str, size: int) -> list[tuple[int, int]]:
 
 def _of_tar(path: str) -> list[tuple[int, int]]:
     """WebDataset's rule: members that share a name up to its first dot are one sample."""
-    found: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     last = None
     with tarfile.open(path, "r:") as archive:
         for member in archive:
@@ -53,27 +53,27 @@ def _of_tar(path: str) -> list[tuple[int, int]]:
             key = os.path.join(folder, name.split(".", 1)[0])
             end = member.offset_data + member.size
             if key == last:
-                found[-1] = (found[-1][0], end - found[-1][0])
-            elif len(found) == _RECORDS_MAX:
+                extents[-1] = (extents[-1][0], end - extents[-1][0])
+            elif len(extents) == _RECORDS_MAX:
                 break
             else:
-                found.append((member.offset, end - member.offset))
+                extents.append((member.offset, end - member.offset))
             last = key
-    return found
+    return extents
 
 
 def _of_tfrecord(path: str, size: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     with open(path, "rb", buffering=0) as f:
         at = 0
-        while at + 16 <= size and len(found) < _RECORDS_MAX:
+        while at + 16 <= size and len(extents) < _RECORDS_MAX:
             (length,) = struct.unpack("<Q", os.pread(f.fileno(), 12, at)[:8])
             nbytes = length + 16
             if nbytes > size - at:
                 return []
-            found.append((at, nbytes))
+            extents.append((at, nbytes))
             at += nbytes
-    return found
+    return extents
 
 
 # -- saves -------------------------------------------------------------------------------------------

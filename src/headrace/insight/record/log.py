@@ -277,7 +277,7 @@ class Visit:
 
 def visits_of(log: ProcessLog) -> list[Visit]:
     """All visits of a process, in the order of their opens."""
-    found: list[Visit] = []
+    visits: list[Visit] = []
     open_now: dict[int, Visit] = {}
     names = ("kind", "flags", "thread", "begin_ns", "offset", "nbytes", "seconds", "fd")
     columns = (log.slots[name].tolist() for name in names)
@@ -290,7 +290,7 @@ def visits_of(log: ProcessLog) -> list[Visit]:
                 continue
             visit = Visit(path, log.process, begin_ns, seconds, nbytes, flags, max(0, offset))
             visit.end_ns = begin_ns + int(seconds * 1e9)
-            found.append(visit)
+            visits.append(visit)
             open_now[fd] = visit
             continue
         if (now := open_now.get(fd)) is None:
@@ -299,4 +299,4 @@ def visits_of(log: ProcessLog) -> list[Visit]:
             del open_now[fd]
         else:
             now.note(kind, offset, nbytes, begin_ns, seconds, thread)
-    return found
+    return visits

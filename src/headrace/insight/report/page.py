@@ -76,18 +76,18 @@ def cards(run: RunFigures) -> list[tuple[str, str, str]]:
         return []
     seconds = run.seconds or 1e-9
     samples, nbytes = run.of("samples"), sum(run.of(tier) for tier in _TIERS)
-    found = [
+    parts = [
         (f"{100 * stall_of(run.total):.1f}", "%", "of the ranks' time waited for data"),
         (*_value(axis_text(samples / seconds)), "samples/s, all ranks"),
     ]
     if nbytes > 0:
-        found.append((*_value(f"{bytes_text(nbytes / seconds)}/s"), "delivered, all ranks"))
-    found += [
+        parts.append((*_value(f"{bytes_text(nbytes / seconds)}/s"), "delivered, all ranks"))
+    parts += [
         (*_value(duration_text(run.of("waited_s"))), "waited, all ranks added up"),
         (f"{run.of('steps'):,.0f}", "", "steps, all ranks"),
         (str(len(run.main.epochs())), "", "epochs begun"),
     ]
-    return found
+    return parts
 
 
 def _value(told: str) -> tuple[str, str]:
@@ -116,11 +116,11 @@ def _verdict(run: RunFigures) -> str:
         Part(cause_word(cause), seconds, percent_text(seconds / waited_s), colours[cause])
         for cause, seconds in named
     ]
-    found = ["<h2>Why it waited</h2>", stacked("What was waited for, by cause", parts)]
+    sections = ["<h2>Why it waited</h2>", stacked("What was waited for, by cause", parts)]
     main = next(iter(run.causes))
-    found.append(f"<p>{safe(main.sentence)}</p>")
+    sections.append(f"<p>{safe(main.sentence)}</p>")
     if verdict.evidence:
-        found.append(
+        sections.append(
             "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
         )
     if verdict.action:
@@ -132,9 +132,9 @@ def _verdict(run: RunFigures) -> str:
                 f" Expected to save {seconds_text(verdict.gain_s)} of the {seconds_text(verdict.stall_s)} that "
                 f"this rank waited{how}."
             )
-        found.append(f"<p><strong>What to do:</strong> {marked(f'{action}.{gain}')}</p>")
+        sections.append(f"<p><strong>What to do:</strong> {marked(f'{action}.{gain}')}</p>")
     sure = f"{100 * verdict.confidence:.0f} %"
-    found.append(
+    sections.append(
         f'<p class="soft">Confidence {sure}; evidence and advice are those of the rank that waited most, over '
         "its last steps.</p>"
     )
@@ -148,12 +148,12 @@ def _verdict(run: RunFigures) -> str:
         for cause, seconds in named
     ]
     behind = table(["cause", "waited", "of the wait", "what that means"], rows)
-    found.append(
+    sections.append(
         "<details><summary>As a table</summary>"
         + behind.replace("<table>", '<table class="words">', 1)
         + "</details>"
     )
-    return "".join(found)
+    return "".join(sections)
 
 
 def _about(run: RunFigures) -> Iterator[str]:

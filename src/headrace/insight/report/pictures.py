@@ -65,28 +65,28 @@ def stall_strip(run: RunFigures) -> str:
     edges, sums = run.main.by_step(STEP_BINS)
     total = run.main.total
     whole = float(columns_of(total, "waited_s")[0])
-    found = [(c, spent) for c, spent in causes_of(total).items() if spent > _CAUSE_SEEN * whole]
-    if not found:
+    causes = [(c, spent) for c, spent in causes_of(total).items() if spent > _CAUSE_SEEN * whole]
+    if not causes:
         return ""
     colours = cause_colours(run.causes)
-    parts = [Part(cause_word(cause), spent, "", colours[cause]) for cause, spent in found]
-    shares = _cause_shares(sums, [c for c, _ in found])
+    parts = [Part(cause_word(cause), spent, "", colours[cause]) for cause, spent in causes]
+    shares = _cause_shares(sums, [c for c, _ in causes])
     top = _top(float(shares.sum(axis=1).max()))
     ranks = len({curve.rank for curve in run.main.curves})
-    told = list(zip(_stretches(edges), shares, strict=True))
+    stretches = list(zip(_stretches(edges), shares, strict=True))
     drawn = areas(
         "Share of each step's time that went to waiting for data, by cause", parts, shares.T / top,
         count_axis(float(edges[-1]), "step of the run"), share_axis("of a step's time", top),
-        [f"steps {steps}: {_causes_told(row, found)}" for steps, row in told],
+        [f"steps {steps}: {_causes_told(row, causes)}" for steps, row in stretches],
         _beginnings(run.main.epochs(), ranks),
     )  # fmt: skip
-    said = (
+    caption = (
         f"Of each step's time, over {counted(ranks, 'rank')}, by why it waited: the rest is the "
         "training's own work."
     )
     if Cause.SLOW_RANK in run.causes:
-        said += " Waiting for a slower rank is part of that work here: it comes after the batch."
-    return figure("Stall by step", drawn, _stall_tables(run, edges, sums, found), said)
+        caption += " Waiting for a slower rank is part of that work here: it comes after the batch."
+    return figure("Stall by step", drawn, _stall_tables(run, edges, sums, causes), caption)
 
 
 _CAUSE_SEEN: Final = 0.0005
@@ -110,10 +110,10 @@ def _stretches(edges: NDArray[np.float64]) -> list[str]:
     ]
 
 
-def _causes_told(shares: NDArray[np.float64], found: Sequence[tuple[Cause, float]]) -> str:
+def _causes_told(shares: NDArray[np.float64], causes: Sequence[tuple[Cause, float]]) -> str:
     most = [
         f", {cause_word(cause)} {percent_text(share)}"
-        for (cause, _), share in zip(found, shares, strict=True)
+        for (cause, _), share in zip(causes, shares, strict=True)
         if share >= _CAUSE_SEEN
     ]
     return f"{percent_text(shares.sum())} waited" + "".join(most[:4])
@@ -123,19 +123,19 @@ def _stall_tables(
     run: RunFigures,
     edges: NDArray[np.float64],
     sums: NDArray[np.float64],
-    found: Sequence[tuple[Cause, float]],
+    causes: Sequence[tuple[Cause, float]],
 ) -> str:
     """By cause over the steps, and what batches were doing meanwhile."""
     assert run.main is not None
     every = -(-len(sums) // TABLE_ROWS)
     begins = np.arange(0, len(sums), every)
-    shares = _cause_shares(np.add.reduceat(sums, begins), [cause for cause, _ in found])
+    shares = _cause_shares(np.add.reduceat(sums, begins), [cause for cause, _ in causes])
     steps = _stretches(np.append(edges[begins], edges[-1]))
     rows = [
         (at, percent_text(row.sum()), *map(percent_text, row))
         for at, row in zip(steps, shares, strict=True)
     ]
-    by_step = table(["steps", "waited", *(cause_word(cause) for cause, _ in found)], rows)
+    by_step = table(["steps", "waited", *(cause_word(cause) for cause, _ in causes)], rows)
     whole = float(columns_of(run.main.total, "waited_s")[0])
     phases = [
         (PHASE_WORDS[phase], seconds_text(spent), percent_text(spent / whole))
@@ -145,14 +145,14 @@ def _stall_tables(
     return by_step + table(["what the batch was doing", "waited, all ranks", "of the wait"], phases)
 
 
-def _beginnings(found: Sequence[Epoch], ranks: int) -> list[tuple[float, str]]:
+def _beginnings(epochs: Sequence[Epoch], ranks: int) -> list[tuple[float, str]]:
     """Where epochs begin, as shares of all steps; none where there are too many."""
-    steps = np.cumsum([one.of("steps") / ranks for one in found])
-    if not 1 < len(found) <= _EPOCHS_MARKED:
+    steps = np.cumsum([one.of("steps") / ranks for one in epochs])
+    if not 1 < len(epochs) <= _EPOCHS_MARKED:
         return []
     return [
         (float(before / steps[-1]), f"epoch {one.epoch}")
-        for before, one in zip(steps[:-1], found[1:], strict=True)
+        for before, one in zip(steps[:-1], epochs[1:], strict=True)
     ]
 
 
@@ -230,14 +230,14 @@ def latency_map(run: RunFigures) -> str:
     whole = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, whole, out=np.zeros_like(counts), where=whole > 0)
     shades = np.where(whole > 0, np.searchsorted(_READS_SHARES, shares, side="left"), -1)
-    said = ["none", *(f"up to {100 * to:g} %" for to in _READS_SHARES[1:-1]), "more"]
+    legend = ["none", *(f"up to {100 * to:g} %" for to in _READS_SHARES[1:-1]), "more"]
     rows = Axis("", [
         ((bucket - low) / (high - low), _bucket_text(bucket))
         for bucket in range(low, high + 1) if bucket % 4 == 0
     ], crowded=True)  # fmt: skip
     drawn = heat(
         "Reads by how long they took, over time", np.flipud(shades.T).astype(np.int64),
-        time_axis(run.seconds), _flipped(rows), said, height=min(300.0, max(90.0, 12.0 * (high - low))),
+        time_axis(run.seconds), _flipped(rows), legend, height=min(300.0, max(90.0, 12.0 * (high - low))),
     )  # fmt: skip
     total = counts.sum(axis=0)
     table_rows = [
@@ -262,7 +262,7 @@ _READS_SHARES: Final = np.array([0.0, 0.02, 0.08, 0.2, 0.5, 1.0])
 
 def _flipped(axis: Axis) -> Axis:
     """Marks for a grid whose first row is the last."""
-    return Axis(axis.name, [(1.0 - share, told) for share, told in axis.ticks], axis.crowded)
+    return Axis(axis.name, [(1.0 - share, label) for share, label in axis.ticks], axis.crowded)
 
 
 def decisions(run: RunFigures) -> str:
@@ -271,12 +271,12 @@ def decisions(run: RunFigures) -> str:
         return ""
     first, last = run.span_s
     seconds = max(last - first, 1e-9)
-    found = []
+    knob_lines = []
     for colour, (name, points) in zip(("l1", "l2", "l3"), sorted(run.knobs.items()), strict=False):
         most = max(value for _, value in points)
-        told = bytes_text(most) if name.endswith("bytes") else number_text(most)
+        top = bytes_text(most) if name.endswith("bytes") else number_text(most)
         shown = _thinned([((at - first) / seconds, value / most) for at, value in points])
-        found.append(StepLine(f"{name.replace('_', ' ')} (top: {told})", shown, colour))
+        knob_lines.append(StepLine(f"{name.replace('_', ' ')} (top: {top})", shown, colour))
     marks = [
         (
             _inside((one.at_s - first) / seconds),
@@ -292,16 +292,18 @@ def decisions(run: RunFigures) -> str:
         for one in run.decisions[:_DECISIONS_SHOWN]
     ]  # fmt: skip
     drawn = lines(
-        "Knobs over time, and decisions of the tuner", found, marks, time_axis(seconds),
+        "Knobs over time, and decisions of the tuner", knob_lines, marks, time_axis(seconds),
         Axis("", [(0.0, "0"), (1.0, "top")]),
     )  # fmt: skip
     heads = ["after", "rank", "decision", "what it turned", "why", "evidence"]
     behind = table(heads, rows).replace("<table>", '<table class="words">', 1)
     hidden = len(run.decisions) - len(rows)
-    said = f"{counted(len(run.decisions), 'decision')}, upright bars; knobs are those of one rank."
+    caption = (
+        f"{counted(len(run.decisions), 'decision')}, upright bars; knobs are those of one rank."
+    )
     if hidden > 0:
-        said += f" The table has the first {len(rows)}."
-    return figure("What the tuner did", drawn, behind, said)
+        caption += f" The table has the first {len(rows)}."
+    return figure("What the tuner did", drawn, behind, caption)
 
 
 _MARKS_MOST: Final = 400
@@ -336,10 +338,10 @@ def rank_map(run: RunFigures) -> str:
     names = [run.ranks[at].rank for at in range(0, len(shares), together)]
     every = max(1, -(-len(names) // 16))
     ticks = [((at + 0.5) / len(names), f"rank {names[at]}") for at in range(0, len(names), every)]
-    said = ["under 1 %", "to 5 %", "to 15 %", "to 30 %", "to 60 %", "more"]
+    legend = ["under 1 %", "to 5 %", "to 15 %", "to 30 %", "to 60 %", "more"]
     drawn = heat(
         "Share of each rank's time that was waited, over time", shades.astype(np.int64),
-        time_axis(run.seconds), Axis("rank", ticks, crowded=len(names) > FEW_ROWS), said,
+        time_axis(run.seconds), Axis("rank", ticks, crowded=len(names) > FEW_ROWS), legend,
     )  # fmt: skip
     order = sorted(run.ranks, key=lambda rank: -stall_of(rank.total))
     table_rows = [
@@ -371,10 +373,10 @@ def epochs(run: RunFigures) -> str:
     """Epoch over epoch."""
     if run.main is None:
         return ""
-    found = run.main.epochs()
-    if len(found) < 2:
+    epochs = run.main.epochs()
+    if len(epochs) < 2:
         return ""
-    shown = found if len(found) <= EPOCHS_MOST else _chosen(found)
+    shown = epochs if len(epochs) <= EPOCHS_MOST else _chosen(epochs)
     parts = [Part(str(one.epoch), 100 * one.stall, percent_text(one.stall), "h4") for one in shown]
     drawn = columns(
         "Share of each epoch that was waited", parts, lambda value: f"{value:.1f} %", below="epoch"
@@ -388,24 +390,24 @@ def epochs(run: RunFigures) -> str:
         for one in shown
     ]  # fmt: skip
     behind = table(["epoch", "took", "waited", "samples/s", "bytes from"], rows)
-    said = "Share of all ranks' time that went to waiting for data."
-    if len(shown) < len(found):
-        said += f" {len(shown)} of {len(found):,} epochs, evenly chosen."
-    return figure("Epoch over epoch", drawn, behind, said)
+    caption = "Share of all ranks' time that went to waiting for data."
+    if len(shown) < len(epochs):
+        caption += f" {len(shown)} of {len(epochs):,} epochs, evenly chosen."
+    return figure("Epoch over epoch", drawn, behind, caption)
 
 
-def _chosen(found: list[Epoch]) -> list[Epoch]:
-    return [found[at] for at in np.linspace(0, len(found) - 1, EPOCHS_MOST).round().astype(int)]
+def _chosen(epochs: list[Epoch]) -> list[Epoch]:
+    return [epochs[at] for at in np.linspace(0, len(epochs) - 1, EPOCHS_MOST).round().astype(int)]
 
 
 def slowest(run: RunFigures) -> str:
     """The longest waits, as a table."""
     if run.main is None:
         return ""
-    found = [(curve, row) for curve in run.main.curves for row in curve.slowest]
-    found.sort(key=lambda one: float(one[1]["asked_s"] - one[1]["delivered_s"]))
+    waits = [(curve, row) for curve in run.main.curves for row in curve.slowest]
+    waits.sort(key=lambda one: float(one[1]["asked_s"] - one[1]["delivered_s"]))
     rows = []
-    for curve, row in found[:12]:
+    for curve, row in waits[:12]:
         waited_s = float(row["delivered_s"] - row["asked_s"])
         if waited_s <= 0:
             break
