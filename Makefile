@@ -6,8 +6,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 JOBS ?= $(shell nproc)
-# Processes that share the Python tests out: make test TEST_JOBS=3
-TEST_JOBS ?= 1
+# Processes that share the Python tests out, a module each: many tests wait for clusters and guests.
+TEST_JOBS ?= 3
 SHARED_OUT = --numprocesses=$(TEST_JOBS) --dist=loadgroup --no-loadscope-reorder
 # Extra arguments: make test PYTEST="-k order", make demo DATA=folder DEMO="--epochs 2"
 PYTEST ?=

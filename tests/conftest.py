@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 # With several processes, a long module that begins last is what all wait for: these folders go first.
-LONG = ("cluster", "frameworks", "insight", "recipes", "demo", "node", "posix", "control")
+LONG = ("recipes", "cluster", "frameworks", "insight", "demo", "node", "posix", "control")
+SPLIT = {"tests/recipes/test_torch_recipes.py"}
+"""Modules of several minutes whose parameters share nothing but what each process makes for itself."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,7 +50,10 @@ def _share_out(items: list[pytest.Item]) -> None:
     """A module's tests run in one process, one after the other; the longest modules begin first."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(ROOT).as_posix()))
+            group = item.path.relative_to(ROOT).as_posix()
+            if group in SPLIT:
+                group += item.name.partition("[")[2]
+            item.add_marker(pytest.mark.xdist_group(group))
     place = {folder: at for at, folder in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(place)))
 

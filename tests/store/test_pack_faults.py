@@ -120,7 +120,8 @@ def test_kills_at_random_times(tmp_path):
     mid_pack = 0
     slow = (
         "import sys, time, os; sys.path.insert(0, sys.argv[3]); import packer; "
-        "from headrace.store.pack import pack; f = os.fdatasync; os.fdatasync = lambda fd: (time.sleep(0.01), f(fd));"
+        "from headrace.store.pack import pack; f = os.fdatasync; "
+        "os.fdatasync = lambda fd: (time.sleep(0.01), f(fd));"
         "print('go', flush=True); pack(sys.argv[1], sys.argv[2], options=packer.OPTIONS)"
     )
     target = tmp_path / "out.hr"
