@@ -6,9 +6,8 @@ from collections import Counter
 
 from headrace.node import session
 from headrace.node.jobs import Job, Tally
-from headrace.node.requests import WindowBudget
 from headrace.node.served import Outcome
-from headrace.node.session import Session
+from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
     Ask,
     Buffers,
@@ -84,7 +83,7 @@ class Client:
         self.buffers = set()
         self.replied = Counter()
 
-    def send(self, message, fds=(), owner=None):  # noqa: ARG002 - as `Send` has it
+    def send(self, message, fds=(), owner=None):  # noqa: ARG002 - as the server's
         assert not self.session.closed
         self.said.append(message)
         match message:
@@ -171,15 +170,13 @@ class Host:
         for client in self.clients:
             s = client.session
             leased = sum(lease.held_bytes for lease in s.leases.values())
-            reserved = sum(asked.reserved_bytes for asked in s.requests)
+            reserved = sum(asked.reserved_bytes for asked in s.requests.values())
             if s.closed:  # what is read for it still is held until it comes
                 assert leased == reserved == 0 <= s.held_bytes
             else:
                 assert s.held_bytes == leased + reserved >= 0
-            assert s.requests.waiting_bytes == sum(
-                asked.indices.nbytes for asked in s.requests.waiting
-            )
-            assert all(not asked.reserved_bytes for asked in s.requests.waiting)
+            assert s.waiting_bytes == sum(asked.indices.nbytes for asked in s.waiting)
+            assert all(not asked.reserved_bytes for asked in s.waiting)
         for job in self.jobs.values():
             mine = [c.session.held_bytes for c in self.clients if c.session.job is job]
             assert job.held_bytes == sum(mine) >= 0
@@ -214,7 +211,7 @@ class Host:
         for client in self.living():
             s = client.session
             if s.waiting:
-                size = s.requests.waiting[0].size_bytes
+                size = s.waiting[0].size_bytes
                 mine = s.held_bytes and s.held_bytes + size > WINDOW
                 jobs = s.job.held_bytes and s.job.held_bytes + size > JOB_WINDOW
                 room = self.budget.held_bytes and self.budget.held_bytes + size > ROOM

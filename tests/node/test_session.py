@@ -92,7 +92,7 @@ class Sessions(RuleBasedStateMachine):
         mine = client.session
         if mine.closed or not mine.waiting:
             return
-        ticket = mine.requests.waiting[0].ticket
+        ticket = mine.waiting[0].ticket
         assert self.host.say(client, Hurry(ticket))
         if mine.job.reading >= READS_MAX:
             assert client.said[-1].status is Status.WORKING
@@ -136,10 +136,10 @@ class Sessions(RuleBasedStateMachine):
         """Others of its own stand before it: if none of them is read, none will go by itself."""
         client = self.host.clients[number]
         mine = client.session
-        if mine.closed or mine.waiting < 2 or mine.job.reading >= READS_MAX:
+        if mine.closed or len(mine.waiting) < 2 or mine.job.reading >= READS_MAX:
             return
-        ticket = mine.requests.waiting[-1].ticket
-        read = any(asked.reserved_bytes for asked in mine.requests)
+        ticket = mine.waiting[-1].ticket
+        read = any(asked.reserved_bytes for asked in mine.requests.values())
         assert self.host.say(client, Hurry(ticket))
         assert client.said[-1].status is (Status.WORKING if read else Status.BUSY)
 

@@ -30,13 +30,11 @@ from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import Job, Tally
 from headrace.node.limits import ControlledLimits
-from headrace.node.requests import WindowBudget
-from headrace.node.session import Session
+from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
     PROTOCOL,
-    Files,
     Open,
     Splitter,
     Status,
@@ -213,8 +211,8 @@ class Server:
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
         self._datasets = OpenDatasets(options, self._working, self.call_soon)
-        self._files = FileService(options, self.call_soon, self._datasets.share)
-        self._datasets.sharers = self._files.sharers
+        self.files = FileService(options, self.call_soon, self._datasets.share)
+        self._datasets.sharers = self.files.sharers
         self._connections: dict[Connection, Session] = {}
         self._behind: set[Connection] = set()  # they have said more than was handled
         self._jobs: dict[str, Job] = {}
@@ -452,18 +450,6 @@ class Server:
 
         self._datasets.open(request, answer)
 
-    def files(self, session: Session, request: Files) -> None:
-        """Serve an unmodified program."""
-        self._files.files(session, request)
-
-    def files_report(self, session: Session) -> bytes:
-        """The figures of the session's program as JSON."""
-        return self._files.report(session)
-
-    def files_end(self, session: Session) -> None:
-        """The session's program is not served any more."""
-        self._files.end(session)
-
     def set_job_quotas(self, quotas: dict[str, int]) -> None:
         """Memory for the samples of some jobs, as the controller wants it."""
         if quotas != self._datasets.quotas_of_jobs:
@@ -485,7 +471,7 @@ class Server:
 
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
-        datasets, files = self._datasets.reports(), self._files.describe()
+        datasets, files = self._datasets.reports(), self.files.describe()
         self._prune_jobs()
         return {
             "pid": os.getpid(),
@@ -504,7 +490,7 @@ class Server:
                     "window_bytes": job.window_bytes,
                     "leases": sum(len(s.leases) for s in job.sessions),
                     "leased_samples": sum(s.leased_samples for s in job.sessions),
-                    "waiting": sum(s.waiting for s in job.sessions),
+                    "waiting": sum(len(s.waiting) for s in job.sessions),
                     "totals": job.totals.as_dict() if job.counted else None,
                 }
                 for job in self._jobs.values()
@@ -512,7 +498,7 @@ class Server:
             "sessions": [
                 {
                     "number": s.number, "pid": s.pid, "job": s.job.name if s.job else "",
-                    "leases": len(s.leases), "held_bytes": s.held_bytes, "waiting": s.waiting,
+                    "leases": len(s.leases), "held_bytes": s.held_bytes, "waiting": len(s.waiting),
                     "batches": s.batches, "busy": s.busy,
                 }
                 for s in self._connections.values()
@@ -536,7 +522,7 @@ class Server:
                 connection.flush()
             self._hang_up(connection, "")
         self._listener.close()
-        self._files.close()
+        self.files.close()
         self._datasets.close()
         self._working.shutdown(wait=False, cancel_futures=True)
         self._selector.close()

@@ -3,20 +3,23 @@
 Knows no sockets: messages in, `send` out. A client's requests are answered in any order; those that
 would make it (or its job) hold more than the window wait until leases come back. A request larger
 than the window is begun when nothing else is held, so that it always comes to its turn.
+
+All clients together hold no more than a part of the machine's memory, or of the control group's
+(`WindowBudget`): what would not fit is not begun, and clients read those batches directly.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.machine.host import available_memory
-from headrace.node.requests import REQUESTS_MAX, Asked, MappedSlabs, Requests
 from headrace.node.wire import (
     FDS_MAX,
     INDICES_MAX,
@@ -24,9 +27,11 @@ from headrace.node.wire import (
     Abandon,
     Ask,
     Buffers,
+    Cache,
     Dropped,
     Files,
     FilesAsked,
+    Gone,
     Hello,
     Hurry,
     Note,
@@ -50,13 +55,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from msgspec import Struct
+    from numpy.typing import NDArray
 
     from headrace import _native
     from headrace.node.jobs import Job, JobTotals
+    from headrace.node.limits import Charge
     from headrace.node.served import Outcome, ServedData
     from headrace.node.server import Server
 
-__all__ = ["Send", "Session"]
+__all__ = ["Session", "WindowBudget"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -64,11 +71,62 @@ READS_MAX = 64
 """Batches of one job that are read at a time: how many others may stand before one's own."""
 
 
-class Send(Protocol):
-    """Queues messages for a client."""
+REQUESTS_MAX: Final = 4096
+"""Requests of one client without an answer. A client that keeps to it needs no more memory than their
+indices take."""
 
-    def __call__(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
-        """Queue one, with descriptors that stay open as long as `owner` lives."""
+WAITING_BYTES_MAX: Final = 64 << 20
+"""Bytes of the indices of those that wait."""
+
+ALL_SHARE: Final = 4
+"""All clients' windows are a quarter of the memory: samples that are kept have half of it."""
+
+WINDOW_MIN: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class WindowBudget:
+    """What all clients hold together.
+
+    Attributes:
+        starved: somebody waits for what clients of other jobs hold.
+    """
+
+    bytes_max: int
+    held_bytes: int = 0
+    starved: bool = False
+
+    @classmethod
+    def within(cls, available_bytes: int) -> WindowBudget:
+        """A part of the memory that is available when the daemon starts."""
+        return cls(max(WINDOW_MIN, available_bytes // ALL_SHARE))
+
+    def window(self, given_bytes: int) -> int:
+        """A client's or a job's window: as given, but no more than half of all."""
+        return max(WINDOW_MIN, min(given_bytes, self.bytes_max // 2))
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much more may be held; something always may where nothing is."""
+        if not self.held_bytes or self.held_bytes + size_bytes <= self.bytes_max:
+            return True
+        self.starved = True
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request for a batch that has no answer yet."""
+
+    ticket: int
+    data: ServedData
+    indices: NDArray[np.int64]
+    size_bytes: int
+    asked_s: float
+    reserved_bytes: int = 0
+    """0: it waits."""
+    charge: Charge | None = None
+    """What was paid for it."""
+    begun_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +144,16 @@ class Session:
         host: the daemon.
         number: names it in logs and reports.
         pid: the client's process; 0 where it is not known.
-        send: queues a message for it.
+        send: queues a message for it, with descriptors that stay open as long as an owner lives.
 
     Attributes:
         reading: how many requests are begun and have no answer.
-        requests: all that have no answer.
+        requests: all that have no answer, by ticket.
+        waiting: those of them that are not begun, the oldest first.
+        waiting_bytes: of their indices.
     """
 
-    def __init__(
-        self,
-        host: Server,
-        number: int,
-        pid: int,
-        send: Send,
-    ) -> None:
+    def __init__(self, host: Server, number: int, pid: int, send: Callable[..., None]) -> None:
         self._host = host
         self.number = number
         self.pid = pid
@@ -110,11 +164,13 @@ class Session:
         self.held_bytes = 0
         self._last_ticket = 0
         self._data: dict[int, ServedData] = {}
-        self.requests = Requests()
+        self.requests: dict[int, _Asked] = {}
+        self.waiting: deque[_Asked] = deque()
+        self.waiting_bytes = 0
         self._pumping = False
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
-        self._mapped_slabs = MappedSlabs(send)
+        self._announced: dict[int, set[int]] = {}  # slabs that it may have mapped, by data set
         self._behind: set[int] = set()  # data sets of which it has not been told everything
         self.reading = 0
         self._read_at_s = self._limited_since_s = 0.0
@@ -129,15 +185,10 @@ class Session:
             Dropped: self._dropped,
             Note: self._note,
             Files: self._files,
-            FilesAsked: lambda request: self._report(request.ticket, host.files_report(self)),
+            FilesAsked: lambda request: self._report(request.ticket, host.files.report(self)),
             StatusAsked: lambda request: self._report(request.ticket, host.report()),
             StopAsked: self._stop,
         }
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for memory within the window."""
-        return len(self.requests.waiting)
 
     @property
     def leased_samples(self) -> int:
@@ -205,7 +256,7 @@ class Session:
         if self._has_files:
             raise WireError("a second request for files")
         self._has_files = True
-        self._host.files(self, request)
+        self._host.files.serve(self, request)
 
     def say(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
         """Queue a message for the client, with descriptors that stay open as long as `owner` lives."""
@@ -240,8 +291,25 @@ class Session:
     def announce(self) -> None:
         """Tell the client of memory that came or went."""
         for number in self._behind:
-            self._mapped_slabs.announce(self._data[number])
+            self._announce(self._data[number])
         self._behind.clear()
+
+    def _announce(self, data: ServedData) -> None:
+        announced = self._announced.setdefault(data.number, set())
+        slabs = data.slabs()
+        gone = announced - {slab.identity for slab in slabs}
+        if gone:
+            announced -= gone
+            self._send(Gone(data.number, sorted(gone)))
+        new = [slab for slab in slabs if slab.identity not in announced]
+        for at in range(0, len(new), FDS_MAX):
+            some = new[at : at + FDS_MAX]
+            for slab in some:
+                announced.add(slab.identity)
+                data.mapped_by(self, slab)
+            named = [(slab.identity, slab.number, slab.bytes) for slab in some]
+            message = Cache(data.number, data.samples_count, len(data.part_names), named)
+            self._send(message, [slab.fd for slab in some], some)
 
     def _used(self, request: Used) -> None:
         assert self.job is not None
@@ -251,7 +319,9 @@ class Session:
         self.batches += request.batches
 
     def _dropped(self, request: Dropped) -> None:
-        self._mapped_slabs.dropped(self._of(request.dataset), request.identities)
+        data = self._of(request.dataset)
+        for identity in request.identities:
+            data.dropped_by(self, identity)
         self._host.share()
 
     def _of(self, dataset: int) -> ServedData:
@@ -268,12 +338,17 @@ class Session:
         data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
-        self.requests.admit(len(request.indices))
+        waiting_bytes = self.waiting_bytes + len(request.indices)
+        if len(self.requests) >= REQUESTS_MAX or waiting_bytes > WAITING_BYTES_MAX:
+            raise WireError(f"more than {REQUESTS_MAX} requests wait")
         indices = np.frombuffer(request.indices, "<i8").astype(np.int64, copy=False)
         if len(indices) and not 0 <= indices.min() <= indices.max() < data.samples_count:
             raise WireError(f"indices {indices.min()} to {indices.max()} of {data.samples_count}")
         size = max(1, data.bytes_of(indices))
-        self.requests.add(Asked(request.ticket, data, indices, size, time.monotonic()))
+        asked = _Asked(request.ticket, data, indices, size, time.monotonic())
+        self.requests[asked.ticket] = asked
+        self.waiting.append(asked)
+        self.waiting_bytes = waiting_bytes
         self.pump()
 
     def pump(self) -> None:
@@ -288,8 +363,8 @@ class Session:
 
     def _begin_waiting(self) -> None:
         job = self.job
-        while self.requests.waiting and not self.closed and job is not None:
-            asked = self.requests.waiting[0]
+        while self.waiting and not self.closed and job is not None:
+            asked = self.waiting[0]
             size = asked.size_bytes
             mine = not self.held_bytes or self.held_bytes + size <= self._host.window_bytes
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
@@ -297,9 +372,10 @@ class Session:
                 return
             if not self._paid(job, asked):
                 return
-            self.requests.begin()
+            self.waiting.popleft()
+            self.waiting_bytes -= asked.indices.nbytes
             if size > self._host.window_bytes and size > available_memory() // 2:
-                self.requests.end(asked)
+                del self.requests[asked.ticket]
                 self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
                 continue
             asked.reserved_bytes = size
@@ -308,7 +384,7 @@ class Session:
             job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
-    def _paid(self, job: Job, asked: Asked) -> bool:
+    def _paid(self, job: Job, asked: _Asked) -> bool:
         """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
         rate_limits = self._host.rate_limits
         if rate_limits is None:
@@ -325,7 +401,7 @@ class Session:
         rate_limits = self._host.rate_limits
         return rate_limits is not None and rate_limits.holds(self)
 
-    def _begun(self, asked: Asked, totals: JobTotals) -> None:
+    def _begun(self, asked: _Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
         if self._limited_since_s:
             totals.took(Cause.POLICY, asked.begun_s - self._limited_since_s)
@@ -340,7 +416,7 @@ class Session:
         self.job.held_bytes += size
         self._host.budget.held_bytes += size
 
-    def _done(self, asked: Asked, outcome: Outcome) -> None:
+    def _done(self, asked: _Asked, outcome: Outcome) -> None:
         """A read ended; the client may be gone."""
         self._hold(-asked.reserved_bytes)
         assert self.job is not None
@@ -349,7 +425,7 @@ class Session:
             self._pump_others()
         if self.closed:
             return
-        self.requests.end(asked)
+        del self.requests[asked.ticket]
         self._count(asked, outcome)
         batch = outcome.batch
         if asked.charge is not None and outcome.bytes_read is not None:
@@ -369,7 +445,7 @@ class Session:
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
 
-    def _count(self, asked: Asked, outcome: Outcome) -> None:
+    def _count(self, asked: _Asked, outcome: Outcome) -> None:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
         # Of reads at a time, each moment counts once; and not while the next is held back by a limit.
@@ -389,13 +465,15 @@ class Session:
         assert self.job is not None
         # Who waits for others' reads, or behind requests of its own that are read, comes to its turn.
         comes = self.job.reading >= READS_MAX or self.limited
-        if asked is not None and not asked.reserved_bytes and asked is not self.requests.waiting[0]:
-            comes = comes or any(a.reserved_bytes for a in self.requests)
+        if asked is not None and not asked.reserved_bytes and asked is not self.waiting[0]:
+            comes = comes or any(a.reserved_bytes for a in self.requests.values())
         if asked is None or asked.reserved_bytes or comes:
             self._send(Working(ticket, Status.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
-        self.requests.withdraw(asked)
+        del self.requests[ticket]
+        self.waiting.remove(asked)
+        self.waiting_bytes -= asked.indices.nbytes
         self.busy += 1
         self.job.totals.busy += 1
         self.job.totals.took(Cause.WINDOW, time.monotonic() - asked.asked_s)
@@ -434,7 +512,7 @@ class Session:
         """The client is gone. What it holds may be looked at still, by it or its children."""
         self.closed = True
         if self._has_files:
-            self._host.files_end(self)
+            self._host.files.end(self)
         if self._host.rate_limits is not None:
             self._host.rate_limits.forget(self)
         for lease in self.leases.values():
@@ -443,12 +521,14 @@ class Session:
         self.leases.clear()
         # What is being read for it is held until it comes: who comes and goes gets no more than others.
         self.requests.clear()
+        self.waiting.clear()
+        self.waiting_bytes = 0
         job = self.job
         if job is None:
             return
         job.sessions.discard(self)
         for data in self._data.values():
-            self._mapped_slabs.close(data)
+            data.forget(self)
             data.users[job.name] -= 1
             if not data.users[job.name]:
                 del data.users[job.name]

@@ -128,12 +128,12 @@ def program(folder):
 
 def run_of(server, nth=0):
     """A run of a daemon in this process."""
-    return list(server._files._served.values())[nth].run
+    return list(server.files._served.values())[nth].run
 
 
 def copies_of(server, nth=0):
     """The copies of a root."""
-    return list(server._files._roots.values())[nth].copies
+    return list(server.files._roots.values())[nth].copies
 
 
 def bytes_of(copy, copies):

@@ -201,7 +201,7 @@ def test_a_program_that_ends_leaves_nothing_behind(served):
     server, one, _ = served
     run = run_of(server)
     one.close()
-    until(lambda: not server._files._served)
+    until(lambda: not server.files._served)
     until(lambda: not run._thread.is_alive())
     assert len(copies_of(server)) == 10  # kept for the next run
     until(lambda: server.describe()["files"]["ended"])  # once its last figures are taken

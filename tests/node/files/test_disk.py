@@ -158,7 +158,7 @@ def test_what_memory_does_not_hold_goes_to_disk_within_its_quota(tmp_path, folde
         for path in copies.paths():
             with open(path, "rb") as f:
                 assert bytes_of(copies.find(path), copies) == f.read()
-        assert server._files.describe()["roots"][0]["disk_stopped"] == ""
+        assert server.files.describe()["roots"][0]["disk_stopped"] == ""
 
 
 def test_a_killed_daemons_copies_are_used_by_the_next_and_checked(

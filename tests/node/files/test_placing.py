@@ -51,12 +51,12 @@ def test_two_runs_share_the_copies(tmp_path, folder, program):
         until(lambda: len(copies) == 60)
         for one in both:
             until(lambda one=one: not one.close() or True)
-        until(lambda: not server._files._served)
+        until(lambda: not server.files._served)
         later = program(tmp_path / "data", job="c", simulate="nfs")
         later.ready()
         assert all(run_of(server).board.placed(k) for k in range(60))
         assert copies.figures.source_bytes == total(paths)
-        assert len(server._files._roots) == 1
+        assert len(server.files._roots) == 1
 
 
 def test_a_jobs_quota_holds(tmp_path, folder, program):
@@ -171,15 +171,15 @@ def test_memory_that_is_short_is_given_back(tmp_path, folder, program):
         assert len(copies) == 10
         assert copies.figures.given_back_files == 40
         assert sum(run.board.placed(k) for k in range(50)) == 10
-        assert server._files._descriptors.taken == 10
+        assert server.files._descriptors.taken == 10
 
 
 def test_descriptors_that_are_short_leave_files_alone(tmp_path, folder, program):
     make_files(tmp_path / "data", 50)
     settle()
     with serving(folder) as server:
-        server._files._descriptors_limit = 20
+        server.files._descriptors_limit = 20
         program(tmp_path / "data", simulate="nfs").ready()
         copies = copies_of(server)
         until(lambda: len(copies) == 20)
-        assert server._files.describe()["descriptors"] == 20
+        assert server.files.describe()["descriptors"] == 20

@@ -110,7 +110,7 @@ class FileService:
 
     # -- what sessions ask ------------------------------------------------------------------------
 
-    def files(self, session: Session, request: Files) -> None:
+    def serve(self, session: Session, request: Files) -> None:
         """Serve a program; answers by `session.say`, now and later."""
         assert session.job is not None
         served = self._served[session] = _Served(session, request, session.job.name)
