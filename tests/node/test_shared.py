@@ -32,8 +32,7 @@ def data_of(server):
 def cache_of(loader):
     """What a loader has of the daemon's cache."""
     (node,) = [s for s in loader.stages if s.name == "node"]
-    attached = node._attached
-    return attached.link.caches[attached.dataset]
+    return node._link.cache
 
 
 @pytest.fixture
@@ -67,8 +66,8 @@ def test_what_is_held_takes_no_message_and_is_the_same(folder, store, order):
 def _held(loader):
     """Samples that the client finds by itself; takes in what the daemon says."""
     (node,) = [s for s in loader.stages if s.name == "node"]
-    node.drain(node._attached)
-    view = cache_of(loader).view if node._attached.link.caches else None
+    node.drain(node._link)
+    view = cache_of(loader).view
     if view is None:
         return 0
     return SAMPLES - view.look_up(np.arange(SAMPLES)).missing_count
@@ -126,7 +125,7 @@ def test_memory_that_is_given_back_is_unmapped_though_the_consumer_sleeps(folder
         server.call_soon(lambda: server._datasets._data[_key(server)].set_quota(1))
         until(lambda: cache_of(loader).view is None)  # nobody asks for anything meanwhile
         until(lambda: data_of(server)["lingering_bytes"] == 0)
-        assert node._attached is not None
+        assert node._link is not None
         assert [i for b in seen(loader) for i in b[2]]
         loader.close()
 

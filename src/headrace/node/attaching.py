@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import NodeError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.opening import Recipe
 
-__all__ = ["Attached", "Attaching"]
+__all__ = ["Attaching"]
 
 _log = logging.getLogger("headrace")
 
@@ -35,14 +34,6 @@ RETRY_MAX_S = 5.0
 HOPELESS_S = 60.0
 OPEN_S = 600.0
 """Listing a folder of millions of files takes minutes."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Attached:
-    """A link on which the data set is open."""
-
-    link: Link
-    dataset: int
 
 
 class Attaching:
@@ -57,6 +48,7 @@ class Attaching:
     Attributes:
         attachments: how often it was attached.
         why: why it is not.
+        ended: set when nobody wants a daemon any more.
     """
 
     def __init__(
@@ -69,10 +61,10 @@ class Attaching:
         self._part_names = list(part_names)
         recipe = recipe_of(store)
         self._recipe: Recipe | None = None if isinstance(recipe, str) else recipe
-        self._ready: Attached | None = None
+        self._ready: Link | None = None
         self._lock = threading.Lock()
         self._tried = threading.Event()  # something is known: attached, or not for now
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._thread: threading.Thread | None = None
         if self._recipe is None:
             self.why = f"{recipe}"
@@ -81,8 +73,8 @@ class Attaching:
         else:
             self.again()
 
-    def take(self, wait_s: float = 0.0) -> Attached | None:
-        """What was attached, once; waits so long for a daemon that is being asked."""
+    def take(self, wait_s: float = 0.0) -> Link | None:
+        """A link on which the data set is open, once; waits so long for a daemon that is being asked."""
         if wait_s:
             self._tried.wait(wait_s)
         if self._ready is None:
@@ -94,7 +86,7 @@ class Attaching:
     def again(self) -> None:
         """Begin to look for a daemon."""
         with self._lock:
-            if self._ended.is_set() or self._recipe is None:
+            if self.ended.is_set() or self._recipe is None:
                 return
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -106,40 +98,45 @@ class Attaching:
 
     def close(self) -> None:
         """Stop looking."""
-        self._ended.set()
+        self.ended.set()
         with self._lock:
             ready, self._ready = self._ready, None
         if ready is not None:
-            ready.link.close()
+            ready.close()
 
     def __del__(self) -> None:
-        self._ended.set()
+        self.ended.set()
 
     # -- in the thread ----------------------------------------------------------------------------
 
     def attempt(self) -> float | None:
         """Try once; returns the seconds until the next attempt, 0.0 for the usual; None: it is done."""
+        link, why, pause_s = None, "", 0.0
         try:
             link = Link(self.folder, self.job)
-        except FileNotFoundError:
-            return self._failed("no node daemon runs")
-        except (LinkLost, OSError) as e:
-            return self._failed(str(e))
-        except NodeError as e:
-            return self._failed(e.message, HOPELESS_S, loud=True)
-        try:
             opened = self._open(link)
-        except LinkLost as e:
-            link.close(str(e))
-            return self._failed(str(e))
-        if opened.status is not Status.OK:
-            link.close(opened.message)
-            return self._failed(opened.message, HOPELESS_S, loud=True)
+            if opened.status is not Status.OK:
+                why, pause_s = opened.message, HOPELESS_S
+        except FileNotFoundError:
+            why = "no node daemon runs"
+        except (LinkLost, OSError) as e:
+            why = str(e)
+        except NodeError as e:
+            why, pause_s = e.message, HOPELESS_S
+        if why or link is None:
+            if link is not None:
+                link.close(why)
+            if pause_s and why != self.why:
+                _log.warning("the node daemon does not serve this loader: %s", why)
+            self.why = why
+            self._tried.set()
+            return pause_s
         with self._lock:
-            if not self._ended.is_set():
-                self._ready = Attached(link, opened.dataset)
+            if not self.ended.is_set():
+                link.dataset = opened.dataset
+                self._ready = link
                 self.attachments += 1
-        if self._ended.is_set():
+        if self.ended.is_set():
             link.close()
         self.why = ""
         self._tried.set()
@@ -148,13 +145,12 @@ class Attaching:
     def _open(self, link: Link) -> Opened:
         assert self._recipe is not None
         recipe, direct = self._recipe, None
-        if recipe.direct is not None:
-            given = recipe.direct
+        if (source := recipe.direct) is not None:
             direct = Direct(
-                None if given.extensions is None else list(given.extensions),
-                given.prefix_names,
-                None if given.column is None else list(given.column),
-                given.label,
+                None if source.extensions is None else list(source.extensions),
+                source.prefix_names,
+                None if source.column is None else list(source.column),
+                source.label,
             )
         ticket = link.new_ticket()
         link.send(
@@ -165,18 +161,6 @@ class Attaching:
         )  # fmt: skip
         opened: Opened = link.wait(Opened, OPEN_S, ping=Hurry(ticket))
         return opened
-
-    def _failed(self, why: str, pause_s: float = 0.0, *, loud: bool = False) -> float:
-        if loud and why != self.why:
-            _log.warning("the node daemon does not serve this loader: %s", why)
-        self.why = why
-        self._tried.set()
-        return pause_s
-
-    @property
-    def ended(self) -> threading.Event:
-        """Set when nobody wants a daemon any more."""
-        return self._ended
 
 
 def _attach(ref: weakref.ref[Attaching]) -> None:

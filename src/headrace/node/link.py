@@ -84,6 +84,8 @@ class Link:
 
     Attributes:
         lost: why the connection is of no use any more; '' while it is.
+        dataset: the one that was opened on it; 0: none.
+        cache: what the daemon holds of it.
 
     Raises:
         FileNotFoundError: no daemon runs here.
@@ -105,10 +107,10 @@ class Link:
         self._fds: deque[int] = deque()
         self._ticket = 0
         self.heard_s = time.monotonic()
-        self.caches: dict[int, SharedCache] = {}
-        # By data set: (batches, samples, bytes) that were gathered, and how much of it was said.
-        self._gathered: dict[int, tuple[int, int, int]] = {}
-        self._said: dict[int, tuple[int, int, int]] = {}
+        self.dataset = 0
+        self.cache = SharedCache()
+        # (batches, samples, bytes) that were gathered from it, and how much of it was said.
+        self._gathered = self._reported = (0, 0, 0)
         self._ended = threading.Event()
         self._sock = connect(str(folder.socket))
         self._sock.setblocking(False)
@@ -196,10 +198,10 @@ class Link:
             if released:
                 self.send(Release(released))
 
-    def gathered(self, dataset: int, batches: int, samples: int, nbytes: int) -> None:
+    def gathered(self, batches: int, samples: int, nbytes: int) -> None:
         """Count what was gathered from the shared cache; for one thread."""
-        before = self._gathered.get(dataset, (0, 0, 0))
-        self._gathered[dataset] = before[0] + batches, before[1] + samples, before[2] + nbytes
+        before = self._gathered
+        self._gathered = before[0] + batches, before[1] + samples, before[2] + nbytes
 
     def say_used(self) -> None:
         """Tell the daemon what was gathered.
@@ -207,13 +209,12 @@ class Link:
         Raises:
             LinkLost: the daemon is gone.
         """
-        for dataset, now in tuple(self._gathered.items()):
-            reported = self._said.get(dataset, (0, 0, 0))
-            if now != reported:
-                self._said[dataset] = now
-                self.send(
-                    Used(dataset, now[0] - reported[0], now[1] - reported[1], now[2] - reported[2])
-                )
+        now, before = self._gathered, self._reported
+        if now != before:
+            self._reported = now
+            self.send(
+                Used(self.dataset, now[0] - before[0], now[1] - before[1], now[2] - before[2])
+            )
 
     # -- looking after -----------------------------------------------------------------------------
 
@@ -236,12 +237,7 @@ class Link:
             self.give_back()
             self.say_used()
         except LinkLost:
-            self.drop_caches()
-
-    def drop_caches(self) -> None:
-        """Let go of the shared caches: who comes after the daemon takes memory anew."""
-        for cache in tuple(self.caches.values()):
-            cache.clear()
+            self.cache.clear()  # who comes after the daemon takes memory anew
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -326,10 +322,9 @@ class Link:
             self.mappings.retire(message.buffers)
         elif isinstance(message, Cache):
             with self._taken_fds(len(message.slabs)) as fds:
-                self.caches.setdefault(message.dataset, SharedCache()).add(message, fds)
+                self.cache.add(message, fds)
         elif isinstance(message, Gone):
-            if message.dataset in self.caches:
-                self.caches[message.dataset].drop(message.identities)
+            self.cache.drop(message.identities)
             self.send(Dropped(message.dataset, message.identities))
         else:
             self.on_reply(message)
@@ -372,7 +367,7 @@ class Link:
                 self.say_used()
         self._lose(reason)
         self._ended.set()
-        self.drop_caches()
+        self.cache.clear()
         with self._send_lock:
             self._sock.close()
         while self._fds:

@@ -22,7 +22,7 @@ import numpy as np
 from headrace import _native
 from headrace.base.job import job_name
 from headrace.errors import CorruptStore
-from headrace.node.attaching import Attached, Attaching
+from headrace.node.attaching import Attaching
 from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
 from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.node.attaching import Attached
+    from headrace.node.link import Link
     from headrace.node.wire import Note
     from headrace.plane.pipeline import Stages
     from headrace.plane.stage import PendingReads, Reads
@@ -48,14 +48,14 @@ class Pending:
     """A batch that was submitted.
 
     Attributes:
-        attached: who was asked.
+        link: who was asked.
         indices: what was submitted.
         begun: it is gathered or was asked for; a ticket is a request's.
         hits: what is held of it, where only the rest was asked for.
     """
 
-    def __init__(self, taker: NodeReads, attached: Attached, indices: NDArray[np.int64]) -> None:
-        self.attached = attached
+    def __init__(self, taker: NodeReads, link: Link, indices: NDArray[np.int64]) -> None:
+        self.link = link
         self.begun = False
         self.ticket = 0
         self.indices = indices
@@ -95,13 +95,13 @@ class Pending:
         if self._job is not None:
             return self._job.done
         if self.waiting:
-            self._taker.drain(self.attached)
+            self._taker.drain(self.link)
         return self._below.done if self._below is not None else self._reply is not None
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
         if self.waiting:
-            self._taker.wait(self, self.attached)
+            self._taker.wait(self, self.link)
         if self._job is not None:
             job, self._job = self._job, None
             return self._taker.gathered(self, job)
@@ -113,7 +113,7 @@ class Pending:
 
     def __del__(self) -> None:
         if self._reply is not None and self._reply.status is Status.OK:  # it was never taken
-            self.attached.link.ledger.end(self.ticket)
+            self.link.ledger.end(self.ticket)
 
 
 def join_pieces(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:
@@ -228,7 +228,7 @@ class NodeReads(ReadStage):
         self._batch_bytes = 0.0  # of a batch, lately
         self._busy = 0
         self._around_until = 0.0
-        self._attached: Attached | None = None
+        self._link: Link | None = None
         self._attaching = Attaching(store, part_names, folder, job)
         self._first = True
         self._batches = self._gathered = self._direct = self._refused = 0
@@ -248,21 +248,20 @@ class NodeReads(ReadStage):
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; returns at once."""
-        attached = self._attached or self._attach()
-        if attached is not None and attached.link.lost:  # its thread has noticed
-            self.lose(attached, attached.link.lost)
-            attached = None
-        if attached is None or not self._askable(indices):
+        link = self._link or self._attach()
+        if link is not None and link.lost:  # its thread has noticed
+            self.lose(link, link.lost)
+            link = None
+        if link is None or not self._askable(indices):
             self._direct += 1
             return self._below.submit(indices)
-        pending = Pending(self, attached, indices)
+        pending = Pending(self, link, indices)
         self._unsent.append(weakref.ref(pending))
-        self._begin(attached)
+        self._begin(link)
         return pending
 
-    def _begin(self, attached: Attached) -> None:
+    def _begin(self, link: Link) -> None:
         """Begin what may be under way: as many bytes ahead of the consumer as without a daemon."""
-        link = attached.link
         ahead = AHEAD_FIRST
         if self._batch_bytes > 0.0:
             ahead = max(AHEAD_MIN, 1 + int(self._budget_bytes / self._batch_bytes))
@@ -271,16 +270,15 @@ class NodeReads(ReadStage):
             while self._unsent and len(self._under_way) < ahead:
                 pending = self._unsent.popleft()()
                 if pending is not None and not pending.begun:
-                    self._begin_one(attached, pending)
+                    self._begin_one(link, pending)
         except LinkLost as e:
-            self.lose(attached, str(e))
+            self.lose(link, str(e))
 
-    def _begin_one(self, attached: Attached, pending: Pending) -> None:
+    def _begin_one(self, link: Link, pending: Pending) -> None:
         """Gather what is held, or ask for what is not."""
         pending.begun = True
         self._under_way.add(pending)
-        cache = attached.link.caches.get(attached.dataset)
-        view = None if cache is None else cache.view
+        view = link.cache.view
         if view is not None and view.samples == self._samples_count and view.parts == self._parts:
             hits = view.look_up(pending.indices)
             if not hits.missing_count:
@@ -288,11 +286,10 @@ class NodeReads(ReadStage):
                 return
             if hits.missing_count < len(pending.indices):
                 pending.hits = hits
-        link = attached.link
         pending.ticket = link.new_ticket()
         self._asked[pending.ticket] = weakref.ref(pending)
         released = link.take_released()
-        link.send(Ask(pending.ticket, attached.dataset, pending.asked.tobytes(), released))
+        link.send(Ask(pending.ticket, link.dataset, pending.asked.tobytes(), released))
 
     def _askable(self, indices: NDArray[np.int64]) -> bool:
         if not len(indices) or len(indices) * self._parts > INDICES_MAX:
@@ -302,17 +299,17 @@ class NodeReads(ReadStage):
         # Of others, those below say what is wrong.
         return bool(0 <= indices.min() <= indices.max() < self._samples_count)
 
-    def _attach(self) -> Attached | None:
+    def _attach(self) -> Link | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""
         wait_s, self._first = (FIRST_S if self._first else 0.0), False
         self._waits_since = time.monotonic()
-        self._attached = attached = self._attaching.take(wait_s)
+        self._link = link = self._attaching.take(wait_s)
         self._count_wait()
-        if attached is not None:
-            attached.link.on_reply = self._on_reply
-            attached.link.tend()
+        if link is not None:
+            link.on_reply = self._on_reply
+            link.tend()
             self._busy, self._around_until = 0, 0.0
-        return attached
+        return link
 
     # -- answers ----------------------------------------------------------------------------------
 
@@ -324,28 +321,27 @@ class NodeReads(ReadStage):
             pending = ref()
             if pending is not None:
                 pending.answer(message)
-            elif message.status is Status.OK and self._attached is not None:
+            elif message.status is Status.OK and self._link is not None:
                 # Nobody takes it any more.
-                self._attached.link.ledger.end(message.ticket)
+                self._link.ledger.end(message.ticket)
         elif not isinstance(message, Working):
             raise WireError(f"a {type(message).__name__} that was not asked for")
 
-    def drain(self, attached: Attached) -> None:
+    def drain(self, link: Link) -> None:
         """Take in answers that have come."""
         try:
-            while attached is self._attached and attached.link.receive(0.0):
+            while link is self._link and link.receive(0.0):
                 pass
         except LinkLost as e:
-            self.lose(attached, str(e))
+            self.lose(link, str(e))
 
-    def wait(self, pending: Pending, attached: Attached) -> None:
+    def wait(self, pending: Pending, link: Link) -> None:
         """Take in answers until this one has come, or the daemon is lost."""
         began = hurried_s = self._waits_since = time.monotonic()
         pause_s = HURRY_AFTER_S
-        link = attached.link
         try:
             if not pending.begun:  # others that were submitted before it are not taken yet
-                self._begin_one(attached, pending)
+                self._begin_one(link, pending)
             link.give_back()  # it may wait for what we hold
             while pending.waiting and not link.lost:
                 link.receive(pause_s, lambda: pending.waiting)
@@ -358,16 +354,16 @@ class NodeReads(ReadStage):
                 link.send(Hurry(pending.ticket))
                 hurried_s, pause_s = now, HURRY_AGAIN_S
         except LinkLost as e:
-            self.lose(attached, str(e))
+            self.lose(link, str(e))
         finally:
             self._count_wait()
         if pending.waiting:  # another thread has lost it
-            self.lose(attached, link.lost)
+            self.lose(link, link.lost)
 
-    def lose(self, attached: Attached, reason: str) -> None:
+    def lose(self, link: Link, reason: str) -> None:
         """The daemon is lost: what it has not answered is read below, in order, from now on."""
-        if attached is self._attached:
-            self._attached = None
+        if link is self._link:
+            self._link = None
             self._why = reason
             _log.warning("the node daemon is lost (%s): reading directly.", reason)
         begun = [ref() for ref in (*self._asked.values(), *self._unsent)]
@@ -377,7 +373,7 @@ class NodeReads(ReadStage):
             if pending is not None and pending.waiting:
                 self._direct += 1
                 pending.go_below(self._below)
-        attached.link.close(reason)
+        link.close(reason)
         self._attaching.again()
 
     def finish(self, pending: Pending, reply: Samples) -> _native.Batch:
@@ -385,9 +381,9 @@ class NodeReads(ReadStage):
         self._taken(pending)
         if reply.status is Status.OK:
             try:
-                batch = pending.attached.link.mappings.batch(reply, pending.asked, self._parts)
+                batch = pending.link.mappings.batch(reply, pending.asked, self._parts)
             except WireError as e:
-                self.lose(pending.attached, str(e))
+                self.lose(pending.link, str(e))
             else:
                 self._busy = 0
                 self._ram_bytes += reply.ram_bytes
@@ -403,7 +399,7 @@ class NodeReads(ReadStage):
 
     def _joined(self, pending: Pending, batch: NodeBatch) -> _native.Batch:
         """What came, and what was held of the same batch. What came is given back at once then."""
-        size, hits, attached = int(batch.lengths.sum()), pending.hits, pending.attached
+        size, hits = int(batch.lengths.sum()), pending.hits
         if hits is None:
             self._count(batch.samples, size)
             return cast("_native.Batch", batch)
@@ -414,19 +410,18 @@ class NodeReads(ReadStage):
         except CorruptStore as e:
             return self._distrust(pending, e)
         held = len(hits.indices) - hits.missing_count
-        attached.link.gathered(attached.dataset, 0, held, hits.bytes)
+        pending.link.gathered(0, held, hits.bytes)
         self._ram_bytes += hits.bytes
         self._count(joined.samples, size + hits.bytes)
         return joined
 
     def gathered(self, pending: Pending, job: _native.GatherJob) -> _native.Batch:
         """The batch that was gathered."""
-        attached = pending.attached
         try:
             batch = job.take()
         except CorruptStore as e:
             return self._distrust(pending, e)
-        attached.link.gathered(attached.dataset, 1, batch.samples, job.bytes)
+        pending.link.gathered(1, batch.samples, job.bytes)
         self._gathered += 1
         self._ram_bytes += job.bytes
         self._count(batch.samples, job.bytes)
@@ -435,15 +430,15 @@ class NodeReads(ReadStage):
 
     def _distrust(self, pending: Pending, error: CorruptStore) -> _native.Batch:
         """The daemon's memory is not what it should be: nothing more is believed."""
-        self.lose(pending.attached, error.message)
+        self.lose(pending.link, error.message)
         self._direct += 1
         return self._below.submit(pending.indices).take()
 
     def _taken(self, pending: Pending) -> None:
         """A batch is taken: others may be begun."""
         self._under_way.discard(pending)
-        if self._attached is pending.attached:
-            self._begin(pending.attached)
+        if self._link is pending.link:
+            self._begin(pending.link)
 
     def _count(self, samples: int, nbytes: int) -> None:
         self._batches += 1
@@ -462,9 +457,9 @@ class NodeReads(ReadStage):
     def close(self) -> None:
         """Let go of the daemon, and close what is below. Batches that were taken stay valid."""
         self._attaching.close()
-        attached, self._attached = self._attached, None
-        if attached is not None and os.getpid() == self._pid:
-            attached.link.close()
+        link, self._link = self._link, None
+        if link is not None and os.getpid() == self._pid:
+            link.close()
         self._asked.clear()
         self._unsent.clear()
         self._gatherer.close()
@@ -499,11 +494,11 @@ class NodeReads(ReadStage):
 
     def note(self, note: Note) -> bool:
         """Tell the daemon how the consumer fares; whether there was one to tell. Thread-safe."""
-        attached = self._attached
-        if attached is None or not self.usable:
+        link = self._link
+        if link is None or not self.usable:
             return False
         try:
-            attached.link.send(note)
+            link.send(note)
         except LinkLost:  # the next batch finds it out too, and what to do
             return False
         return True
@@ -511,6 +506,6 @@ class NodeReads(ReadStage):
     def report(self) -> NodeReport:
         """How this loader fares with the daemon."""
         return NodeReport(
-            self._attached is not None, self._attaching.attachments, self._batches,
+            self._link is not None, self._attaching.attachments, self._batches,
             self._gathered, self._direct, self._refused, self._why or self._attaching.why,
         )  # fmt: skip
