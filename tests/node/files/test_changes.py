@@ -45,7 +45,7 @@ def test_a_file_opened_for_writing_loses_its_copy(served):
     one.opened([3], WRITING)
     until(lambda: copies.figures.withdrawn_files == 1)  # counted last
     assert not run.board.placed(3)
-    assert copies.find(os.fsencode(paths[3])) is None
+    assert copies.by_path.get(os.fsencode(paths[3])) is None
     run._read_rest()  # it is not placed again: it may be written to still
     time.sleep(0.05)
     assert not run.board.placed(3)
@@ -77,7 +77,7 @@ def test_a_changed_file_is_copied_anew_for_the_next_run(served, program, tmp_pat
     copies = copies_of(server)
     until(lambda: len(copies) == 11)
     for path in (*paths, new):
-        assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+        assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
     assert not run_of(server).board.placed(4)  # the first run's board knows the file as it was
 
 

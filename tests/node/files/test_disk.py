@@ -155,9 +155,9 @@ def test_what_memory_does_not_hold_goes_to_disk_within_its_quota(tmp_path, folde
         until(lambda: len(copies) == 40)
         assert copies.held_bytes <= 10 * 10_240
         assert copies.disk_bytes == 30 * 8192
-        for path in copies.paths():
+        for path in list(copies.by_path):
             with open(path, "rb") as f:
-                assert bytes_of(copies.find(path), copies) == f.read()
+                assert bytes_of(copies.by_path.get(path), copies) == f.read()
         assert server.files.describe()["roots"][0]["disk_stopped"] == ""
 
 
@@ -188,7 +188,7 @@ def test_a_killed_daemons_copies_are_used_by_the_next_and_checked(
         assert figures.reused_files >= 19
         assert figures.source_files + figures.reused_files == 40
         for path in paths:
-            assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+            assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
 
 
 def test_a_full_disk_is_said_and_stops_nothing(tmp_path, folder, program):
@@ -218,9 +218,9 @@ def test_a_full_disk_is_said_and_stops_nothing(tmp_path, folder, program):
             state = json.loads(server.report())["files"]["roots"][0]
             assert state["failures"] >= 1
             assert any("No space left" in text for text in state["errors"])
-            for path in copies.paths():
+            for path in list(copies.by_path):
                 with open(path, "rb") as f:
-                    assert bytes_of(copies.find(path), copies) == f.read()
+                    assert bytes_of(copies.by_path.get(path), copies) == f.read()
         assert len(paths) == 40
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)

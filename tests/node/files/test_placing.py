@@ -35,7 +35,7 @@ def test_far_files_are_copied_once_and_shown_on_the_board(tmp_path, folder, prog
         for k, path in enumerate(paths):
             assert run.find(os.fsencode(path)) == k
             assert run.board.placed(k)
-            assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+            assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
         assert copies.figures.source_bytes == total(paths)
 
 
@@ -156,7 +156,7 @@ def test_larger_files_wait_for_an_open_and_too_large_ones_are_left_alone(tmp_pat
         one.opened([0, 1], ORIGINAL)
         until(lambda: run.board.placed(0))
         path = data / "a-large"
-        assert bytes_of(copies.find(os.fsencode(path)), copies) == path.read_bytes()
+        assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
         assert not run.board.placed(1)
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Bytes = bytes | memoryview | mmap.mmap | NDArray[np.uint8]
     """Of a file."""
-    from collections.abc import Iterable
-
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
     from headrace.node.files.run import ProgramRun
 
@@ -149,7 +147,20 @@ ERRORS_MAX = 16
 
 
 @dataclass(slots=True)
-class AheadFigures:
+class _Failures:
+    failures: int = 0
+    errors: list[str] = field(default_factory=list)
+    """The first ones."""
+
+    def failed(self, error: object) -> None:
+        """Count an error, and keep the first ones."""
+        self.failures += 1
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(str(error))
+
+
+@dataclass(slots=True)
+class AheadFigures(_Failures):
     """Of reading ahead into the page cache."""
 
     read_files: int = 0
@@ -161,18 +172,10 @@ class AheadFigures:
     """Of those that were read ahead: opened afterwards."""
     wasted_files: int = 0
     wasted_bytes: int = 0
-    failures: int = 0
-    errors: list[str] = field(default_factory=list)
-
-    def failed(self, error: OSError) -> None:
-        """Count an error, and keep the first ones."""
-        self.failures += 1
-        if len(self.errors) < ERRORS_MAX:
-            self.errors.append(str(error))
 
 
 @dataclass(slots=True)
-class CopyFigures:
+class CopyFigures(_Failures):
     """Of the copies of one root's files, all runs together."""
 
     source_files: int = 0
@@ -193,14 +196,6 @@ class CopyFigures:
     wasted_files: int = 0
     wasted_bytes: int = 0
     """Of those that went: never opened."""
-    failures: int = 0
-    errors: list[str] = field(default_factory=list)
-
-    def failed(self, text: str) -> None:
-        """Count an error, and keep the first ones."""
-        self.failures += 1
-        if len(self.errors) < ERRORS_MAX:
-            self.errors.append(text)
 
 
 @dataclass(slots=True)
@@ -270,6 +265,7 @@ class Copies:
         disk: the local disk tier; None: there is none.
 
     Attributes:
+        by_path: the copies, by the path of the original.
         quota_bytes: for copies in memory.
         held_bytes: what they take, with those that are being read.
         spoiled: files that were changed, until there is a newer board.
@@ -279,7 +275,7 @@ class Copies:
         self._descriptors = descriptors
         self._disk = disk
         self._views: list[ProgramRun] = []
-        self._copies: dict[bytes, Copy] = {}
+        self.by_path: dict[bytes, Copy] = {}
         self._reserved: dict[bytes, tuple[Tier, int]] = {}
         self._lock = threading.RLock()
         self._disk_reserved = 0
@@ -291,14 +287,14 @@ class Copies:
         self.figures = CopyFigures()
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return len(self.by_path)
 
     # -- runs -------------------------------------------------------------------------------------
 
     def attach(self, view: ProgramRun) -> None:
         """Put all copies on a run's board; those of files that have changed go."""
         with self._lock:
-            for path, copy in list(self._copies.items()):
+            for path, copy in list(self.by_path.items()):
                 file = view.find(path)
                 if file < 0:
                     continue
@@ -316,24 +312,16 @@ class Copies:
             if view not in self._views:
                 return
             self._views.remove(view)
-            for copy in self._copies.values():
+            for copy in self.by_path.values():
                 file = view.find(copy.path)
                 if file >= 0 and view.hide(file):
                     copy.used = True
 
     # -- what is there ----------------------------------------------------------------------------
 
-    def find(self, path: bytes) -> Copy | None:
-        """A file's copy."""
-        return self._copies.get(path)
-
     def wanted(self, path: bytes) -> bool:
         """Whether a file has no copy, is not being read, and may be."""
-        return path not in self._copies and path not in self._reserved and path not in self.spoiled
-
-    def paths(self) -> Iterable[bytes]:
-        """Files that have copies."""
-        return tuple(self._copies)
+        return path not in self.by_path and path not in self._reserved and path not in self.spoiled
 
     def left_on_disk(self, path: bytes, row: tuple[int, ...]) -> DiskCopy | None:
         """A copy that an earlier daemon left, and that was not checked."""
@@ -349,11 +337,6 @@ class Copies:
     def disk_path(self) -> bytes | None:
         """Where copies on the local disk lie."""
         return self._disk.path if self._disk is not None else None
-
-    def on_disk(self) -> tuple[bytes, ...]:
-        """Files that have copies on the local disk, checked or not."""
-        with self._lock:
-            return tuple(self._disk.copies) if self._disk is not None else ()
 
     # -- placing ----------------------------------------------------------------------------------
 
@@ -462,7 +445,7 @@ class Copies:
             if tier == "disk":
                 self._disk_reserved -= cost
                 self.disk_bytes += copy.cost_bytes
-            self._copies[copy.path] = copy
+            self.by_path[copy.path] = copy
             if copy.path in self.spoiled:  # it was written to while it was read
                 self._drop(copy)
                 return
@@ -494,7 +477,7 @@ class Copies:
         """The original is written to, or has changed: no copy until there is a newer board."""
         with self._lock:
             self.spoiled.add(path)
-            copy = self._copies.get(path)
+            copy = self.by_path.get(path)
             if copy is None:
                 return False
             self._drop(copy)
@@ -509,7 +492,7 @@ class Copies:
                 return
             for view in self._views:
                 self._evict(0, view, -1)
-            for copy in reversed(list(self._copies.values())):
+            for copy in reversed(list(self.by_path.values())):
                 if self.held_bytes <= quota_bytes:
                     return
                 if copy.tier == "ram":
@@ -521,16 +504,16 @@ class Copies:
         until = view.until(file) if file >= 0 else 0
         if until is None:
             return
-        files, needed = view.needed_last(len(self._copies) // 4)
+        files, needed = view.needed_last(len(self.by_path) // 4)
         spare = self.quota_bytes // EVICT_SHARE  # so that not each file looks for its own victim
         for other, later in zip(files.tolist(), (needed - until).tolist(), strict=True):
             if later <= 0:
                 return
             free = self._descriptors.limit > self._descriptors.taken
-            enough = cost + spare if later > len(self._copies) else cost
+            enough = cost + spare if later > len(self.by_path) else cost
             if free and self.held_bytes + enough <= self.quota_bytes:
                 return
-            copy = self._copies.get(view.paths[other])
+            copy = self.by_path.get(view.paths[other])
             if copy is None or copy.tier != "ram" or self._needed_soon(copy, view):
                 continue
             self._drop(copy)
@@ -550,7 +533,7 @@ class Copies:
             file = view.find(copy.path)
             if file >= 0 and view.hide(file):
                 copy.used = True
-        del self._copies[copy.path]
+        del self.by_path[copy.path]
         if not copy.used:
             self.figures.wasted_files += 1
             self.figures.wasted_bytes += copy.row[2]
@@ -566,10 +549,10 @@ class Copies:
     def close(self) -> None:
         """Let go of all copies in memory; those on disk stay for the next daemon."""
         with self._lock:
-            for copy in list(self._copies.values()):
+            for copy in list(self.by_path.values()):
                 if copy.tier == "ram":
                     self._drop(copy)
-            self._copies.clear()
+            self.by_path.clear()
             if self._disk is not None:
                 self._disk.close()
                 self._disk = None

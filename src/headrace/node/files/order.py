@@ -239,11 +239,6 @@ class Follower:
         """Positions by which opens may be out of order."""
         return min(SLACK_MAX, max(SLACK_MIN, len(self._now) // SLACK_SHARE))
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the program is in."""
-        return self._number
-
     def note(self, opened: NDArray[np.int64]) -> None:
         """Take in what was opened, in order."""
         if not len(self._now):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -369,7 +369,8 @@ class FarReader:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             try:
-                self._pay_open()
+                if self._model is not None:
+                    self._model.open_delay()
                 _same(fd, row)
                 pieces = range(0, row[2], PIECE_BYTES)
                 with ThreadPoolExecutor(PIECES, "headrace-node-piece") as pool:
@@ -396,10 +397,6 @@ class FarReader:
             if not data:
                 raise OSError(errno.ESTALE, "the file became shorter")
             at += os.pwrite(copy, data, at)
-
-    def _pay_open(self) -> None:
-        if self._model is not None:
-            self._model.open_delay()
 
 
 def _same(fd: int, row: tuple[int, ...]) -> None:
@@ -508,11 +505,7 @@ class RootFiles:
             "disk_bytes": copies.disk_bytes,
             "disk_stopped": copies.disk_stopped,
             "in_flight": self.reader.in_flight,
-            **{
-                name: getattr(figures, name)
-                for name in figures.__slots__
-                if name != "errors"
-            },
+            **{name: count for name, count in asdict(figures).items() if name != "errors"},
         }  # fmt: skip
 
     def close(self) -> None:

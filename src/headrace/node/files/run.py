@@ -21,7 +21,7 @@ from headrace.node.files.copies import OpenFigures
 from headrace.node.files.order import Foresight, GivenOrder
 from headrace.node.files.page_cache import PageCacheAhead
 from headrace.node.files.root_files import BIG_BYTES
-from headrace.node.files.tree import joined, stat_row
+from headrace.node.files.tree import STAT_COLUMNS, stat_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,9 @@ class ProgramRun:
         self.job = job
         trees = [root.tree for root in roots if root.tree is not None]
         assert len(trees) == len(self.roots)
-        self.paths, self.stats = joined(trees)
+        self.paths = [path for tree in trees for path in tree.paths]
+        empty = np.empty((0, len(STAT_COLUMNS)), np.int64)
+        self.stats = np.concatenate([empty, *(tree.stats for tree in trees)])
         ends = np.cumsum([len(tree) for tree in trees]).tolist()
         self._ranges = list(zip([0, *ends[:-1]], ends, strict=True))
         self._far = np.zeros(len(self.paths), bool)

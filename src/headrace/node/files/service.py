@@ -62,14 +62,6 @@ class _Served:
     scans: list[Scan] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    """The order of a run, and the files that it numbers."""
-
-    trees: tuple[FileTree | None, ...]
-    order: NDArray[Any]
-
-
 class FileService:
     """Serves unmodified programs.
 
@@ -103,7 +95,10 @@ class FileService:
         self._folder_error = ""
         self._roots: dict[tuple[bytes, str | None], RootFiles] = {}
         self._served: dict[Session, _Served] = {}
-        self._orders: dict[tuple[str, tuple[bytes, ...]], _Kept] = {}
+        # Of a job on some roots: the files that the order numbers, and the order of the last run.
+        self._orders: dict[
+            tuple[str, tuple[bytes, ...]], tuple[tuple[FileTree | None, ...], NDArray[Any]]
+        ] = {}
         self._ended: list[dict[str, Any]] = []
         self._closed = False
         self.sharers: list[RootFiles] = []
@@ -124,9 +119,7 @@ class FileService:
             self._say(served, FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
         self._share()
-        threading.Thread(
-            target=self._scan, args=(served,), name="headrace-node-scan", daemon=True
-        ).start()
+        self._in_thread(self._scan, served, "headrace-node-scan")
 
     def end(self, session: Session) -> None:
         """A session's program has ended."""
@@ -238,6 +231,18 @@ class FileService:
 
     # -- scans and boards -------------------------------------------------------------------------
 
+    def _in_thread(self, work: Callable[[_Served], None], served: _Served, name: str) -> None:
+        def run() -> None:
+            try:
+                work(served)
+            except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
+                _log.exception("no board can be made")
+                text = f"{type(e).__name__}: {e}"
+                failed = FilesReady(served.request.ticket, Status.FAILED, text)
+                self._call_soon(lambda: self._say(served, failed))
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
     def _scan(self, served: _Served) -> None:
         """Runs in a thread: look at all roots, and give the program a board if there is news.
 
@@ -248,8 +253,7 @@ class FileService:
         patience.start()
         try:
             if all(root.tree is not None for root in served.roots):
-                known = self._make_run(served, complete=False)
-                self._call_soon(lambda: self._begin(known))
+                self._board(served, complete=False)
             fresh = {}
             for root in served.roots:
                 scan = root.scan()
@@ -258,10 +262,6 @@ class FileService:
                     return
                 fresh[root] = scan.run()
             self._call_soon(lambda: self._scanned(served, fresh))
-        except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
-            _log.exception("roots cannot be scanned")
-            text = f"{type(e).__name__}: {e}"
-            self._call_soon(lambda: self._refuse(served, text))
         finally:
             patience.cancel()
 
@@ -269,9 +269,6 @@ class FileService:
         """The scan takes its time: the program begins without a board."""
         if served.run is None and not served.ended:
             self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
-
-    def _refuse(self, served: _Served, text: str) -> None:
-        self._say(served, FilesReady(served.request.ticket, Status.FAILED, text))
 
     def _scanned(self, served: _Served, fresh: dict[RootFiles, FileTree]) -> None:
         if served.ended or self._closed:
@@ -285,22 +282,10 @@ class FileService:
         if not news:
             return
         # Boards of millions of files take their time.
-        threading.Thread(
-            target=self._board, args=(served,), name="headrace-node-board", daemon=True
-        ).start()
+        self._in_thread(self._board, served, "headrace-node-board")
 
-    def _board(self, served: _Served) -> None:
-        """Runs in a thread."""
-        try:
-            prepared = self._make_run(served, complete=True)
-        except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
-            _log.exception("no board can be made")
-            text = f"{type(e).__name__}: {e}"
-            self._call_soon(lambda: self._refuse(served, text))
-            return
-        self._call_soon(lambda: self._begin(prepared))
-
-    def _make_run(self, served: _Served, *, complete: bool) -> _Made:
+    def _board(self, served: _Served, *, complete: bool = True) -> None:
+        """Runs in a thread: makes a run with its board."""
         run = ProgramRun(
             served.roots, served.spellings, job=served.job, immutable=served.request.immutable
         )
@@ -320,19 +305,17 @@ class FileService:
                     notes.append(f"{order.unknown} lines of the order name no file: {first}")
         kept = self._orders.get(self._key(served))
         trees = tuple(root.tree for root in served.roots)
-        earlier = kept.order if kept is not None and kept.trees == trees else None
-        run.begin(given, earlier)
-        return _Made(served, run, "; ".join(notes), complete)
+        run.begin(given, kept[1] if kept is not None and kept[0] == trees else None)
+        self._call_soon(lambda: self._begin(served, run, "; ".join(notes), complete=complete))
 
-    def _begin(self, prepared: _Made) -> None:
+    def _begin(self, served: _Served, run: ProgramRun, note: str, *, complete: bool) -> None:
         """Give the program its board, in the place of the one before."""
-        served, run = prepared.served, prepared.run
         if served.ended or self._closed:
             run.close()
             return
         before, served.run = served.run, run
         ready = FilesReady(
-            served.request.ticket, Status.OK, prepared.note, len(run.paths), run.nbytes, prepared.complete,
+            served.request.ticket, Status.OK, note, len(run.paths), run.nbytes, complete,
             run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)
@@ -355,7 +338,7 @@ class FileService:
         order = run.order_to_keep()
         if order is not None:
             trees = tuple(root.tree for root in served.roots)
-            self._orders[self._key(served)] = _Kept(trees, order)
+            self._orders[self._key(served)] = trees, order
             while len(self._orders) > ROOTS_MAX:
                 self._orders.pop(next(iter(self._orders)))
         self._ended = [*self._ended, self._describe(served)][-ENDED_KEPT:]
@@ -369,16 +352,6 @@ class FileService:
             **served.run.describe(),
             "of_roots": [root.describe() for root in served.roots],
         }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """A run whose board is ready."""
-
-    served: _Served
-    run: ProgramRun
-    note: str
-    complete: bool
 
 
 def _within(path: bytes, others: set[bytes]) -> bool:

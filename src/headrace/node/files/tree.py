@@ -11,20 +11,17 @@ import os
 import stat
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from headrace import _native
 
-__all__ = ["STAT_COLUMNS", "FileTree", "Scan", "is_far", "joined", "pay", "stat_row"]
+__all__ = ["STAT_COLUMNS", "FileTree", "Scan", "is_far", "stat_row"]
 
 STAT_COLUMNS = (
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_nlink", "st_uid", "st_gid",
@@ -39,6 +36,9 @@ FILES_MAX = 1 << 24
 FAR_THREADS = 16
 ERRORS_MAX = 16
 """Messages that are kept."""
+
+_Folder = tuple[bytes, frozenset[tuple[int, int]]]
+"""A folder's path, and the (device, inode) of each folder above it."""
 
 _REMOTE_TYPES = frozenset(
     {
@@ -80,11 +80,6 @@ class FileTree:
     def __len__(self) -> int:
         return len(self.paths)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        return int(self.stats[:, 2].sum())
-
     def same_as(self, other: FileTree) -> bool:
         """Whether both have the same files, unchanged."""
         mine, theirs = self.stats[:, :4], other.stats[:, :4]
@@ -110,15 +105,6 @@ def is_far(path: bytes) -> bool:
     return buffer[0] & 0xFFFFFFFF in _REMOTE_TYPES
 
 
-@dataclass(slots=True)
-class _Found:
-    """What a scan has so far."""
-
-    entries: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
-    unread: int = 0
-    errors: list[str] = field(default_factory=list)
-
-
 class Scan:
     """Looks at everything below a root.
 
@@ -132,100 +118,89 @@ class Scan:
     def __init__(
         self, root: bytes, *, threads: int = 1, model: _native.SlowModel | None = None
     ) -> None:
-        self.root = root
+        self._root = root
         self._threads_max = threads
         self._model = model
-        self._found = _Found()
-        self._todo: deque[tuple[bytes, frozenset[tuple[int, int]]]] = deque()
-        self._busy = 0
-        self._changed = threading.Condition()
+        self._files: list[tuple[bytes, tuple[int, ...]]] = []
+        self._unread = 0
+        self._errors: list[str] = []
+        self._lock = threading.Lock()
         self._ended = False
-
-    @property
-    def files(self) -> int:
-        """Files found so far."""
-        return len(self._found.entries)
 
     def stop(self) -> None:
         """End the scan early; what it found is not used."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._ended = True
 
     def run(self) -> FileTree:
         """Look at everything; blocks until all is seen, or `stop`."""
+        folders: list[_Folder] = []
         try:
-            status = os.stat(self.root)
+            status = os.stat(self._root)
         except OSError as e:
             self._failed(e)
         else:
             if stat.S_ISDIR(status.st_mode):
-                self._todo.append((self.root, frozenset({(status.st_dev, status.st_ino)})))
+                folders.append((self._root, frozenset({(status.st_dev, status.st_ino)})))
             elif stat.S_ISREG(status.st_mode):
-                self._found.entries.append((self.root, stat_row(status)))
-        others = [
-            threading.Thread(target=self._work, name="headrace-node-scan", daemon=True)
-            for _ in range(self._threads_max - 1)
+                self._files.append((self._root, stat_row(status)))
+        while folders and not self._ended:  # one level of the tree after the other
+            folders = self._level(folders)
+        self._files.sort()
+        stats = np.array([row for _, row in self._files], np.int64)
+        return FileTree(
+            self._root, [path for path, _ in self._files], stats.reshape(-1, len(STAT_COLUMNS)),
+            self._unread, tuple(self._errors),
+        )  # fmt: skip
+
+    def _level(self, folders: list[_Folder]) -> list[_Folder]:
+        """Look at some folders; returns those in them."""
+        inner: list[_Folder] = []
+
+        def work() -> None:
+            while True:
+                with self._lock:
+                    if self._ended or not folders:
+                        return
+                    folder = folders.pop()
+                inner.extend(self._look(folder))
+
+        others = [  # daemons: a look may never return
+            threading.Thread(target=work, name="headrace-node-scan", daemon=True)
+            for _ in range(min(self._threads_max, len(folders)) - 1)
         ]
         for thread in others:
             thread.start()
-        self._work()
+        work()
         for thread in others:
             thread.join()
-        return self._tree()
+        return inner
 
-    def _tree(self) -> FileTree:
-        listing = self._found
-        listing.entries.sort()
-        stats = np.array([row for _, row in listing.entries], np.int64).reshape(
-            -1, len(STAT_COLUMNS)
-        )
-        paths = [path for path, _ in listing.entries]
-        return FileTree(self.root, paths, stats, listing.unread, tuple(listing.errors))
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._todo and self._busy and not self._ended:
-                    self._changed.wait()
-                if self._ended or not self._todo:
-                    self._changed.notify_all()
-                    return
-                folder, above = self._todo.pop()
-                self._busy += 1
-            try:
-                self._look(folder, above)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._changed.notify_all()
-
-    def _look(self, folder: bytes, above: frozenset[tuple[int, int]]) -> None:
-        """Look at one folder."""
+    def _look(self, folder: _Folder) -> list[_Folder]:
+        """Look at one folder; returns those in it."""
         files: list[tuple[bytes, tuple[int, ...]]] = []
-        folders: list[tuple[bytes, frozenset[tuple[int, int]]]] = []
+        folders: list[_Folder] = []
+        path, above = folder
         try:
-            with os.scandir(folder) as entries:
+            with os.scandir(path) as entries:
                 for entry in entries:
                     self._entry(entry, above, files, folders)
         except OSError as e:
             self._failed(e)
-        self._pay(1 + len(files))
-        with self._changed:
-            room = FILES_MAX - len(self._found.entries)
-            if len(files) > room:
-                self._found.unread += len(files) - room
-                self._ended = self._ended or not room
-            self._found.entries += files[:room]
-            self._todo.extend(folders)
-            self._changed.notify_all()
+        if self._model is not None:
+            _pay(self._model, 1 + len(files))
+        with self._lock:
+            room = FILES_MAX - len(self._files)
+            self._unread += max(0, len(files) - room)
+            self._ended = self._ended or (len(files) > room and not room)
+            self._files += files[:room]
+        return folders
 
     def _entry(
         self,
         entry: os.DirEntry[bytes],
         above: frozenset[tuple[int, int]],
         files: list[tuple[bytes, tuple[int, ...]]],
-        folders: list[tuple[bytes, frozenset[tuple[int, int]]]],
+        folders: list[_Folder],
     ) -> None:
         try:
             if entry.is_dir():
@@ -239,29 +214,14 @@ class Scan:
             self._failed(e)
 
     def _failed(self, error: OSError) -> None:
-        with self._changed:
-            self._found.unread += 1
-            if len(self._found.errors) < ERRORS_MAX:
-                self._found.errors.append(str(error))
-
-    def _pay(self, looks: int) -> None:
-        """Take as long as the simulated storage would for so many look-ups in flight together."""
-        if self._model is not None:
-            pay(self._model, looks)
+        with self._lock:
+            self._unread += 1
+            if len(self._errors) < ERRORS_MAX:
+                self._errors.append(str(error))
 
 
-def pay(model: _native.SlowModel, looks: int) -> None:
+def _pay(model: _native.SlowModel, looks: int) -> None:
     """Sleep until so many look-ups that began together are done."""
     now = model.now_ns()
     due = max((model.admit_open(now) for _ in range(looks)), default=now)
     time.sleep(max(0, due - model.now_ns()) / 1e9)
-
-
-def joined(trees: Iterable[FileTree]) -> tuple[list[bytes], NDArray[np.int64]]:
-    """All files of some trees: paths, and their rows."""
-    paths: list[bytes] = []
-    rows = [np.empty((0, len(STAT_COLUMNS)), np.int64)]
-    for tree in trees:
-        paths += tree.paths
-        rows.append(tree.stats)
-    return paths, np.concatenate(rows)
