@@ -4,5 +4,6 @@
 * `files`: opens, creates, replaces, locks and publishes what other users may have touched.
 * `text`: numbers, sizes and times as people read them, names that are safe to print.
 * `checksum`, `documents`: CRC-32C, and JSON that carries its own.
+* `loop`: one thread that waits for descriptors and for other threads.
 * `causes`: why training waits, in one closed list with a sentence and a remedy each.
 """

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import selectors
 import socket
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.base import peers
+from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.chap_exchange import GROUPS, HASHES
@@ -29,7 +27,7 @@ from headrace.fabric.connection import Associations, Connection, Joined
 from headrace.fabric.pdu import DDGST, HDGST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from headrace.fabric.chap import DhGroup
     from headrace.fabric.identity import Hash
@@ -115,8 +113,7 @@ class Target(Closing):
             self._subsystems, self.options, self._traffic, self._end
         )
         self._joined = self._associations.joined
-        self._soon: deque[Callable[[], None]] = deque()
-        self._stopping = False
+        self._loop = Loop()
         self._listener = _listen(address)
         peers.hold()
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -125,10 +122,7 @@ class Target(Closing):
             readers=self.options.readers,
             cache_bytes=self.options.cache_bytes or 0,
         )
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._loop.register(self._listener, self._accept)
         for subsystem in self._subsystems.values():
             subsystem.on_change(self._namespace_changed)
         self._thread = threading.Thread(target=self._run, name="headrace-target", daemon=True)
@@ -145,47 +139,29 @@ class Target(Closing):
 
     def close(self) -> None:
         """Closes all connections and ends the threads."""
-        if self._stopping:
+        if self._loop.stopping:
             return
-        self._stopping = True
-        self._call_soon(lambda: None)
+        self._loop.stop()
         self._thread.join()
         for line in list(self._peers.values()):
             self._close(line)
         self._queues.close()
         self._listener.close()
         peers.release()
-        self._selector.close()
-        os.close(self._wake)
+        self._loop.close()
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         ticked_s = time.monotonic()
-        while not self._stopping:
-            for key, events in self._selector.select(_TICK_S if self._peers else None):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj == self._wake:
-                    self._run_soon()
-                else:
-                    self._handle(key.data, events)
+        while not self._loop.stopping:
+            self._loop.wait(_TICK_S if self._peers else None)
             now_s = time.monotonic()
             if now_s - ticked_s >= _TICK_S:
                 ticked_s = now_s
                 self._tick(now_s)
 
-    def _call_soon(self, function: Callable[[], None]) -> None:
-        self._soon.append(function)
-        os.eventfd_write(self._wake, 1)
-
-    def _run_soon(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-        while self._soon:
-            self._soon.popleft()()
-
-    def _accept(self) -> None:
+    def _accept(self, _: int) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:  # the peer has gone, or no descriptors are left: the next tick closes some
@@ -198,7 +174,7 @@ class Target(Closing):
             sock, Connection(partial(self._associations.admit, sock), digests), time.monotonic()
         )
         self._peers[sock.fileno()] = line
-        self._selector.register(sock, selectors.EVENT_READ, line)
+        self._loop.register(sock, partial(self._handle, line))
         self._shaking[line] = None
         if len(self._shaking) > self.options.handshakes_max:
             self._close(next(iter(self._shaking)))
@@ -206,7 +182,7 @@ class Target(Closing):
     def _handle(self, line: _Peer, events: int) -> None:
         if self._peers.get(line.socket.fileno()) is not line:
             return  # closed by an event before
-        if events & selectors.EVENT_READ:
+        if events & EVENT_READ:
             try:
                 received = line.socket.recv(_RECEIVE_BYTES)
             except BlockingIOError:
@@ -240,9 +216,9 @@ class Target(Closing):
             self._close(line)
             return
         if connection.output:
-            self._selector.modify(line.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, line)
+            self._loop.modify(line.socket, EVENT_READ | EVENT_WRITE)
             return
-        self._selector.modify(line.socket, selectors.EVENT_READ, line)
+        self._loop.modify(line.socket, EVENT_READ)
         if connection.handed_over:
             self._hand_over(line)
         elif connection.closing and line.close_at_s is None:
@@ -277,8 +253,7 @@ class Target(Closing):
             _log.info("NVMe/TCP connection closed: %s", line.connection.why)
         self._peers.pop(line.socket.fileno(), None)
         self._shaking.pop(line, None)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(line.socket)
+        self._loop.unregister(line.socket)
         line.socket.close()
         joined = self._joined.get(line.cntlid)
         if joined is None:
@@ -326,7 +301,7 @@ class Target(Closing):
             return
         before = connection.left()
         del self._peers[line.socket.fileno()]
-        self._selector.unregister(line.socket)
+        self._loop.unregister(line.socket)
         self._queues.adopt(
             fd=line.socket.detach(),
             entries=connection.request.entries,
@@ -352,8 +327,8 @@ class Target(Closing):
                     joined.line.connection.send_events()
                     self._flush(joined.line)
 
-        if not self._stopping:
-            self._call_soon(tell)
+        if not self._loop.stopping:
+            self._loop.call_soon(tell)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

@@ -16,7 +16,6 @@ import errno
 import json
 import logging
 import os
-import selectors
 import socket
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.base.causes import Cause
+from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.machine.host import available_memory
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
@@ -46,7 +46,7 @@ from headrace.node.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from msgspec import Struct
 
@@ -202,11 +202,9 @@ class Server:
         self.job_window_bytes = self.budget.window(options.job_window_bytes)
         self._folder = claim.folder
         self._started_s = time.monotonic()
-        self._stopping = False
-        self._selector = selectors.DefaultSelector()
+        self._loop = Loop()
+        self.call_soon, self.stop = self._loop.call_soon, self._loop.stop
         self._spare_fd = _spare_fd()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._soon: deque[Callable[[], None]] = deque()
         self._working = ThreadPoolExecutor(
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
@@ -224,8 +222,7 @@ class Server:
         )
         self.rate_limits = self.controlled.rate_limits if self.controlled else None
         self._listener = _listen(str(claim.folder.socket))
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._loop.register(self._listener, self._accept)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -234,13 +231,11 @@ class Server:
         ticked = time.monotonic()
         if self.controlled is not None:
             self.controlled.start()
-        while not self._stopping:
-            for key, events in self._selector.select(self._pause_s()):
-                key.data(events)
+        while not self._loop.stopping:
+            self._loop.wait(self._pause_s())
             for connection in tuple(self._behind):
                 if not connection.choked:
                     self._serve(connection, connection.rest())
-            self._run_soon()
             if self.rate_limits is not None:
                 self.rate_limits.let_go()
             self._retire()
@@ -252,17 +247,6 @@ class Server:
                 ticked = now
                 self._tick(now)
 
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Run a function in the loop. Thread-safe."""
-        self._soon.append(function)
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
-    def stop(self) -> None:
-        """End the loop, from within it or from a signal handler."""
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-
     def _pause_s(self) -> float | None:
         if any(not connection.choked for connection in self._behind):
             return 0.0
@@ -272,17 +256,6 @@ class Server:
 
     def _hasty(self) -> bool:
         return any(not connection.greeted for connection in self._connections)
-
-    def _woken(self, _: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-
-    def _run_soon(self) -> None:
-        for _ in range(len(self._soon)):
-            try:
-                self._soon.popleft()()
-            except Exception:  # noqa: BLE001 - a mistake of ours must not cost everybody the daemon
-                _log.exception("something failed that should not")
 
     def _tick(self, now: float) -> None:
         for connection in tuple(self._connections):
@@ -341,15 +314,9 @@ class Server:
         self._connections[connection] = Session(
             self, self._sessions_made, connection.pid, connection.send
         )
-        self._selector.register(
-            sock, selectors.EVENT_READ, lambda events: self._ready(connection, events)
-        )
+        self._loop.register(sock, lambda events: self._ready(connection, events))
         if connection.pidfd >= 0:
-            self._selector.register(
-                connection.pidfd,
-                selectors.EVENT_READ,
-                lambda _: self._hang_up(connection, "it died"),
-            )
+            self._loop.register(connection.pidfd, lambda _: self._hang_up(connection, "it died"))
 
     def _turn_away(self, error: OSError) -> None:
         """Hang up on a client that cannot be served, so that it reads directly at once."""
@@ -366,7 +333,7 @@ class Server:
             time.sleep(0.05)  # it cannot even be turned away
 
     def _ready(self, connection: Connection, events: int) -> None:
-        if not events & selectors.EVENT_READ or connection not in self._connections:
+        if not events & EVENT_READ or connection not in self._connections:
             return
         if connection not in self._behind:  # else it has had its turn
             self._serve(connection, connection.receive())
@@ -400,12 +367,10 @@ class Server:
         except OSError as e:
             self._hang_up(connection, str(e))
             return
-        wanted = 0 if connection.choked else selectors.EVENT_READ
+        wanted = 0 if connection.choked else EVENT_READ
         if connection.sending:
-            wanted |= selectors.EVENT_WRITE
-        key = self._selector.get_key(connection.sock)
-        if key.events != wanted:
-            self._selector.modify(connection.sock, wanted, key.data)
+            wanted |= EVENT_WRITE
+        self._loop.modify(connection.sock, wanted)
 
     def _hang_up(self, connection: Connection, reason: str) -> None:
         self._behind.discard(connection)
@@ -416,9 +381,9 @@ class Server:
             _log.info("client %d (process %d): %s", session.number, session.pid, reason)
             with contextlib.suppress(OSError):
                 connection.flush()  # what was said about it
-        self._selector.unregister(connection.sock)
+        self._loop.unregister(connection.sock)
         if connection.pidfd >= 0:
-            self._selector.unregister(connection.pidfd)
+            self._loop.unregister(connection.pidfd)
         session.close()
         connection.close()
         if session.job is not None and not session.job.sessions:
@@ -525,12 +490,11 @@ class Server:
         self.files.close()
         self._datasets.close()
         self._working.shutdown(wait=False, cancel_futures=True)
-        self._selector.close()
         ended = self._datasets.join(JOIN_S)
-        for fd in (self._spare_fd, self._wake):
-            if fd >= 0:
-                os.close(fd)
-        self._spare_fd = self._wake = -1
+        self._loop.close()
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+        self._spare_fd = -1
         return ended
 
 
