@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import Target, TargetOptions
-    from headrace.job.nodes import JobStatus
+    from headrace.job.nodes import StagingStatus
 
 
 def image(
@@ -310,7 +310,7 @@ def job(*, meet: Meet = None, output: JsonOutput) -> int:
     return exit_codes.FINDING if bad else exit_codes.OK
 
 
-def _print_job(output: Output, status: JobStatus) -> None:
+def _print_job(output: Output, status: StagingStatus) -> None:
     name = status.job or status.session
     output.line(
         f"job {name}: {status.state}, {count_text(status.samples)} samples of {status.source}, "

@@ -25,11 +25,12 @@ import numpy as np
 from headrace import _native
 from headrace.closing import Closing
 from headrace.config import ReaderOptions
-from headrace.errors import HeadraceError, JobError, VolumeError
+from headrace.errors import FabricError, HeadraceError, JobError, VolumeError
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions
 from headrace.fabric.identity import HostIdentity
 from headrace.io.batch_reader import BatchReader
+from headrace.store.directory import write_all
 from headrace.store.format import DATA_OFFSET
 from headrace.store.segment import Volumes
 from headrace.store.sources.extents import read_fully
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JobEngine",
-    "JobFigures",
     "JobVolumes",
     "SharePart",
     "SourceReads",
     "connect_options",
+    "copy_namespace",
     "identity_of",
     "volume_name",
 ]
@@ -275,8 +276,47 @@ def connect_options() -> EngineOptions:
     )
 
 
-class JobFigures(dict[str, int]):
-    """Reads and bytes by who served them; see `JobEngine.figures`."""
+_READ_BYTES = 1 << 20
+_ROUND_READS = 16
+_COPY_S = 120.0
+
+
+def copy_namespace(
+    fabric: FabricEngine,
+    url: str,
+    size: int,
+    fd: int,
+    *,
+    what: str,
+    go_on: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Copies the first `size` bytes of a namespace into a file; False if it was stopped.
+
+    Args:
+        fabric: on which it is open, or opened here.
+        url: of the namespace.
+        size: bytes.
+        fd: the file.
+        what: of an error's message: "the share cannot be copied".
+        go_on: asked between reads; False stops.
+
+    Raises:
+        FabricError: the target does not answer any more, or has fewer bytes.
+    """
+    fabric.open(url)
+    data = np.empty(min(size, _READ_BYTES * _ROUND_READS), np.uint8)
+    for start in range(0, size, len(data) or 1):
+        if not go_on():
+            return False
+        stop = min(start + len(data), size)
+        offsets = np.arange(start, stop, _READ_BYTES, dtype=np.int64)
+        lengths = np.minimum(_READ_BYTES, stop - offsets)
+        got = fabric.read_many(url, offsets, lengths, data[: stop - start], _COPY_S)
+        if not np.array_equal(got, lengths):
+            code = -int(got.min()) if int(got.min()) < 0 else 0
+            raise FabricError(f"{url}: {what}: {os.strerror(code) if code else 'it is shorter'}.")
+        write_all(fd, data[: stop - start], start)
+    return True
 
 
 class _Live:
@@ -377,7 +417,7 @@ class JobEngine(Closing):
             )
         return got
 
-    def figures(self) -> JobFigures:
+    def figures(self) -> dict[str, int]:
         """What this process has read, by who served it.
 
         `reads` and `bytes`: the first place that was asked. `*_elsewhere`: another node. `*_last`: the
@@ -385,7 +425,7 @@ class JobEngine(Closing):
         """
         with self._lock:
             live = self._live if self._live is not None and self._live.pid == os.getpid() else None
-        return JobFigures({} if live is None else live.native.figures())
+        return {} if live is None else live.native.figures()
 
     def stats(self) -> Any:
         """The same, in the words of loaders' statistics."""

@@ -10,13 +10,12 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.closing import Closing
-from headrace.errors import CorruptSample, FabricError
+from headrace.errors import CorruptSample
 from headrace.fabric.engine import FabricEngine
 from headrace.fabric.subsystem import Subsystem
 from headrace.fabric.target import Target, TargetOptions
-from headrace.job.engine import connect_options, identity_of
+from headrace.job.engine import connect_options, copy_namespace, identity_of
 from headrace.job.local_files import LocalFile
-from headrace.store.directory import write_all
 from headrace.store.segment import directory_class
 
 if TYPE_CHECKING:
@@ -75,9 +74,6 @@ class NodeExports(Closing):
         self.subsystem.close()
 
 
-_READ_BYTES = 1 << 20
-_ROUND_READS = 16
-_DEADLINE_S = 120.0
 _SAMPLES = 4096
 
 
@@ -112,9 +108,9 @@ def copy_share(
                 (place.directory, entry.directory_bytes),
                 (place.volumes[0], int(entry.volumes[0].bytes or 0)),
             ):
-                fabric.open(url)
                 files.append(LocalFile(local, size))
-                if not _copy(fabric, url, size, files[-1].fd, go_on):
+                what = "the share cannot be copied"
+                if not copy_namespace(fabric, url, size, files[-1].fd, what=what, go_on=go_on):
                     for file in files:
                         file.close()
                     return None
@@ -124,24 +120,6 @@ def copy_share(
                 file.close()
             raise
     return files[0], files[1]
-
-
-def _copy(fabric: FabricEngine, url: str, size: int, fd: int, go_on: Callable[[], bool]) -> bool:
-    data = np.empty(min(size, _READ_BYTES * _ROUND_READS), np.uint8)
-    for start in range(0, size, len(data) or 1):
-        if not go_on():
-            return False
-        stop = min(start + len(data), size)
-        offsets = np.arange(start, stop, _READ_BYTES, dtype=np.int64)
-        lengths = np.minimum(_READ_BYTES, stop - offsets)
-        got = fabric.read_many(url, offsets, lengths, data[: stop - start], _DEADLINE_S)
-        if not np.array_equal(got, lengths):
-            code = -int(got.min()) if int(got.min()) < 0 else 0
-            raise FabricError(
-                f"{url}: the share cannot be copied: {os.strerror(code) if code else 'it is shorter'}."
-            )
-        write_all(fd, data[: stop - start], start)
-    return True
 
 
 def _check(directory_file: LocalFile, volume: LocalFile) -> None:

@@ -29,7 +29,7 @@ from headrace.errors import CorruptStore, JobError, StoreNotFound, VolumeError
 from headrace.store.segment import open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from headrace.store.manifest import Segment
     from headrace.store.segment import Directory
@@ -54,16 +54,23 @@ class LocalFile(Closing):
 
     def __init__(self, folder: str, size: int = 0, name: str | None = None) -> None:
         self.name = None if name is None else f"{folder}/{name}"
+        self.fd = -1
         try:
-            self.fd = _unnamed(folder) if self.name is None else _named(self.name)
-        except OSError as e:
-            raise _refused(folder, size, e) from e
-        try:
+            if self.name is None:
+                self.fd = _unnamed(folder)
+            else:
+                Path(self.name).unlink(missing_ok=True)
+                self.fd = create_file(self.name, mode=0o600)
             if size:
                 _allocate(self.fd, size)
         except OSError as e:
             self.close()
-            raise _refused(folder, size, e) from e
+            raise VolumeError(
+                f"{folder}: a file of {size:,} bytes cannot be made: {e.strerror}.",
+                path=folder,
+                errno=e.errno,
+                next_step="Free some space, or name a folder on a larger local disk: --local.",
+            ) from e
 
     @property
     def path(self) -> str:
@@ -85,11 +92,6 @@ def _unnamed(folder: str) -> int:
     return fd
 
 
-def _named(path: str) -> int:
-    Path(path).unlink(missing_ok=True)
-    return create_file(path, mode=0o600)
-
-
 def _allocate(fd: int, size: int) -> None:
     try:
         os.posix_fallocate(fd, 0, size)
@@ -97,15 +99,6 @@ def _allocate(fd: int, size: int) -> None:
         if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
         os.ftruncate(fd, size)
-
-
-def _refused(folder: str, size: int, e: OSError) -> VolumeError:
-    return VolumeError(
-        f"{folder}: a file of {size:,} bytes cannot be made: {e.strerror}.",
-        path=folder,
-        errno=e.errno,
-        next_step="Free some space, or name a folder on a larger local disk: --local.",
-    )
 
 
 PREFIX = "headrace-job-"
@@ -146,7 +139,9 @@ class Directories(Closing):
         path = self.folder / f"{entry.uuid}.hrd"
         if (directory := self._opened(path, entry, reference=reference)) is not None:
             return directory
-        with self._fetching(entry):
+        fetching = lock_path(self.folder / f"{entry.uuid}.lock", wait_s=None)
+        assert fetching is not None
+        try:
             if (directory := self._opened(path, entry, reference=reference)) is not None:
                 return directory
             with NewFile(path, mode=0o600) as new:
@@ -154,6 +149,8 @@ class Directories(Closing):
                 fetch(new.fd)
                 new.publish(sync=False)
             self.fetched += 1
+        finally:
+            os.close(fetching)
         return open_directory(str(path), entry, reference=reference)
 
     def close(self) -> None:
@@ -174,15 +171,6 @@ class Directories(Closing):
         with contextlib.suppress(StoreNotFound, CorruptStore, VolumeError):
             return open_directory(str(path), entry, reference=reference)
         return None
-
-    @contextlib.contextmanager
-    def _fetching(self, entry: Segment) -> Iterator[None]:
-        fd = lock_path(self.folder / f"{entry.uuid}.lock", wait_s=None)
-        assert fd is not None
-        try:
-            yield
-        finally:
-            os.close(fd)
 
 
 def sweep(local: Path) -> list[Path]:

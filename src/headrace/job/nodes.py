@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from headrace.job.meeting import Meeting, NodeDocument
 
 __all__ = [
-    "JobStatus",
     "NodeStatus",
     "Registrar",
+    "StagingStatus",
     "answers",
     "compose",
     "job_status",
@@ -210,8 +210,8 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
-    """The job.
+class StagingStatus:
+    """A job that stages.
 
     Attributes:
         folder: where it meets.
@@ -238,7 +238,7 @@ class JobStatus:
     nodes: tuple[NodeStatus, ...]
 
 
-def job_status(meeting: Meeting) -> JobStatus:
+def job_status(meeting: Meeting) -> StagingStatus:
     """Looks into the folder and asks every node.
 
     Raises:
@@ -270,7 +270,7 @@ def job_status(meeting: Meeting) -> JobStatus:
         )  # fmt: skip
     document = meeting.job()
     state = "meeting" if document is None else document.state
-    return JobStatus(
+    return StagingStatus(
         str(meeting.folder), session, head.get("job"),
         "ended" if meeting.ended(session) else state, str(head.get("source", "")),
         sum(n.samples for n in nodes), sum(n.bytes for n in nodes), sum(n.written for n in nodes),

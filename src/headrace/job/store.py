@@ -14,18 +14,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from headrace.base.job import job_id, which_node
 from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
 from headrace.fabric.engine import FabricEngine
-from headrace.job.engine import JobEngine, JobVolumes, SharePart, connect_options, identity_of
+from headrace.job.engine import (
+    JobEngine,
+    JobVolumes,
+    SharePart,
+    connect_options,
+    copy_namespace,
+    identity_of,
+)
 from headrace.job.local_files import Directories
 from headrace.job.meeting import POLL_S, Meeting, meeting_folder
 from headrace.job.nodes import answers
 from headrace.job.share import plan_share, write_share_directory
 from headrace.store import Store, open_store
-from headrace.store.directory import write_all
 from headrace.store.manifest import Manifest
 from headrace.store.segment import OpenSegment, directory_class
 
@@ -41,9 +45,6 @@ __all__ = ["SCHEME", "JobStore", "open_job", "own_node"]
 SCHEME = "headrace://"
 WAIT_S = 60.0
 """How long opening waits for the job to begin."""
-
-_PIECE_BYTES = 1 << 20
-_FETCH_S = 120.0
 
 
 def open_job(
@@ -197,24 +198,23 @@ class _Opening:
                 self._listing.close()
 
     def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
-        segments: list[tuple[Segment, Directory]] = []
+        entries: list[Segment] = []
+        parts: list[SharePart] = []
         base = 0
         for segment in self._document.segments:
-            segments.append(self._directory(directories, segment, base))
-            base += segment.entry.samples
-        parts, base = [], 0
-        for entry, directory in segments:
+            entry, directory = self._directory(directories, segment, base)
+            entries.append(entry)
             parts.append(SharePart(directory, base))
             base += entry.samples
         engine = JobEngine(self._meeting, self._document, self._own, parts, self._open_source)
         opened = []
-        for k, (entry, directory) in enumerate(segments):
+        for k, (entry, part) in enumerate(zip(entries, parts, strict=True)):
             fd = self._local_volume(own, entry)
             volumes = JobVolumes(self._document.session, k, entry, engine, fd)
-            opened.append(OpenSegment(entry, parts[k].base, directory, volumes))
+            opened.append(OpenSegment(entry, part.base, part.directory, volumes))
         manifest = Manifest(
             f"{self._document.session:0>32}", self._document.fingerprint,
-            tuple(entry for entry, _ in segments),
+            tuple(entries),
         )  # fmt: skip
         store = JobStore(
             self._where,
@@ -251,28 +251,17 @@ class _Opening:
             if target in self._silent:
                 continue
             try:
-                self._fetch_from(place.directory, segment.entry.directory_bytes, fd)
+                if self._fabric is None:
+                    identity = identity_of(self._document.session)
+                    self._fabric = FabricEngine(identity, connect_options())
+                size, what = segment.entry.directory_bytes, "the directory cannot be read"
+                copy_namespace(self._fabric, place.directory, size, fd, what=what)
             except VolumeError as e:
                 self._silent.add(target)
                 failure = e
             else:
                 return
         raise failure or FabricError(f"{segment.places}: no node answers.")
-
-    def _fetch_from(self, url: str, size: int, fd: int) -> None:
-        if self._fabric is None:
-            self._fabric = FabricEngine(identity_of(self._document.session), connect_options())
-        self._fabric.open(url)
-        pieces = -(-size // _PIECE_BYTES)
-        for first in range(0, pieces, 64):
-            offsets = np.arange(first, min(first + 64, pieces), dtype=np.int64) * _PIECE_BYTES
-            lengths = np.minimum(_PIECE_BYTES, size - offsets)
-            data = np.empty(int(lengths.sum()), np.uint8)
-            got = self._fabric.read_many(url, offsets, lengths, data, _FETCH_S)
-            if not np.array_equal(got, lengths):
-                code = -int(got.min()) if int(got.min()) < 0 else 0
-                raise FabricError(f"{url}: the directory cannot be read: {os.strerror(code)}.")
-            write_all(fd, data, int(offsets[0]))
 
     def _planned(self, base: int, samples: int) -> tuple[Segment, Directory]:
         """A share's directory as its node planned it: it is a function of the listing."""
