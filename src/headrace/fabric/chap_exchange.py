@@ -87,17 +87,14 @@ class ChapHost:
     hashes: tuple[Hash, ...] = HASHES
     groups: tuple[DhGroup, ...] = GROUPS
 
-    def begin(self, tid: int) -> Exchange:
-        """A queue's exchange.
-
-        Args:
-            tid: T_ID: another one for each exchange of an association.
-        """
-        return Exchange(self, tid)
-
 
 class Exchange:
-    """One exchange. See the module."""
+    """One queue's exchange. See the module.
+
+    Args:
+        chap: what all queues of the association have in common.
+        tid: T_ID: another one for each exchange of an association.
+    """
 
     def __init__(self, chap: ChapHost, tid: int) -> None:
         self._chap = chap
@@ -228,10 +225,6 @@ class ChapTarget:
     secrets: HostSecret
     hashes: tuple[Hash, ...] = HASHES
     groups: tuple[DhGroup, ...] = GROUPS
-
-    def gate(self) -> Gate:
-        """A queue's."""
-        return Gate(self)
 
 
 class Gate:

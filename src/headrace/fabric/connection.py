@@ -24,7 +24,7 @@ from headrace.fabric.chap import (
     SPSP_CHAP,
     Parties,
 )
-from headrace.fabric.chap_exchange import ChapTarget
+from headrace.fabric.chap_exchange import ChapTarget, Gate
 from headrace.fabric.command import (
     ADMIN_CAPSULE_DATA_MAX,
     AUTHREQ_ATR,
@@ -67,7 +67,6 @@ from headrace.fabric.pdu import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.fabric.chap_exchange import Gate
     from headrace.fabric.pdu import Pdu
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import TargetOptions
@@ -186,7 +185,7 @@ class Associations(Generic[_LineT]):
         )
         chap = self._chap(subsystem, request) if subsystem else None
         self.joined[cntlid] = Joined(controller, subsystem, chap, peer)
-        return Admission(result=cntlid, controller=controller, gate=chap.gate() if chap else None)
+        return Admission(result=cntlid, controller=controller, gate=Gate(chap) if chap else None)
 
     def _is_twin(self, hostid: bytes, hostnqn: str) -> bool:
         """Whether another host with this identifier is connected."""
@@ -246,7 +245,7 @@ class Associations(Generic[_LineT]):
         if request.qid > QUEUES_MAX or request.qid in joined.queues:
             return Admission(invalid, _INVALID_AT_QID)
         joined.queues.add(request.qid)
-        gate = joined.chap.gate() if joined.chap else None
+        gate = Gate(joined.chap) if joined.chap else None
         return Admission(result=request.cntlid, controller=joined.controller, gate=gate)
 
     def _free_cntlid(self) -> int:

@@ -4,10 +4,15 @@ A volume may be a window of a namespace: `...?ns=1#offset+length`, in bytes. Rea
 (`headrace._native.FabricInitiator`). A thread of ours waits for queues that end, and connects anew with a
 growing pause; what was in flight is read again. A target that does not come back within `give_up_s`
 fails its reads, and is still tried.
+
+`storage_options=` of such URLs are one mapping, because users think of one thing (`options_of`). One engine
+serves all who name the same host, options and targets (`borrow`): who borrows gives back, the last one closes
+the engine, and what is left at the interpreter's end is closed then.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import itertools
 import os
@@ -15,8 +20,10 @@ import re
 import select
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
@@ -28,7 +35,7 @@ from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.identity import HostIdentity, check_nqn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,7 +45,11 @@ __all__ = [
     "EngineOptions",
     "FabricAddress",
     "FabricEngine",
+    "FabricOptions",
     "NamespaceChanged",
+    "borrow",
+    "give_back",
+    "options_of",
     "parse_url",
     "split_window",
 ]
@@ -387,3 +398,150 @@ def _check_unchanged(peer: _Peer, host: Host) -> None:
                 f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is {found}, "
                 f"was {known}."
             )
+
+
+# -- options of URLs -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricOptions:
+    """How a store is read over the fabric.
+
+    Attributes:
+        identity: who we are to targets; by default what is the same on this machine after every start.
+        engine: queues, deadlines, digests.
+        directory_cache: a local folder that keeps sample directories between runs.
+    """
+
+    identity: HostIdentity = field(default_factory=HostIdentity.of_machine)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    directory_cache: str | None = None
+    other_roots: ClassVar[bool] = False
+    """A namespace never sends its readers to objects elsewhere."""
+
+
+def options_of(given: Mapping[str, Any] | None) -> FabricOptions:
+    """The options that a mapping stands for.
+
+    Keys beside the fields' names: `hostnqn` and `hostid` (32 hexadecimal digits or a UUID), and
+    `deadline_s`, how long a read may take while a target is gone.
+
+    Raises:
+        ValueError: an unknown key, or a value that makes no sense.
+    """
+    left = dict(given or {})
+    identity = _identity(left.pop("hostnqn", None), left.pop("hostid", None))
+    cache = left.pop("directory_cache", None)
+    if "deadline_s" in left:
+        left["give_up_s"] = left.pop("deadline_s")
+    host = HostOptions(**_take(left, HostOptions))
+    engine = EngineOptions(host=host, **_take(left, EngineOptions))
+    if left:
+        known = sorted(
+            {f.name for kind in (HostOptions, EngineOptions) for f in fields(kind)} - {"host"}
+        )
+        raise ValueError(
+            f"storage_options has {min(left)!r}, expected hostnqn, hostid, directory_cache, deadline_s, "
+            f"{', '.join(known)}"
+        )
+    if engine.queues < 1 or engine.give_up_s <= 0 or engine.command_timeout_s <= 0:
+        raise ValueError(
+            f"queues is {engine.queues}, deadline_s {engine.give_up_s}, command_timeout_s "
+            f"{engine.command_timeout_s}, expected numbers above 0"
+        )
+    return FabricOptions(
+        identity=identity, engine=engine, directory_cache=None if cache is None else str(cache)
+    )
+
+
+def _identity(nqn: str | None, number: str | bytes | None) -> HostIdentity:
+    own = HostIdentity.of_machine()
+    if number is None:
+        return HostIdentity(nqn or own.nqn, own.id)
+    try:
+        raw = number if isinstance(number, bytes) else uuid.UUID(number).bytes
+    except ValueError:
+        raise ValueError(f"hostid is {number!r}, expected a UUID") from None
+    return HostIdentity(nqn or own.nqn, raw)
+
+
+def _take(left: dict[str, Any], kind: type[HostOptions | EngineOptions]) -> dict[str, Any]:
+    """The values of `kind`'s fields, taken out of `left`."""
+    found = {}
+    for each in fields(kind):
+        if each.name in left and each.name != "host":
+            found[each.name] = _value(each.name, str(each.type), left.pop(each.name))
+    return found
+
+
+def _value(name: str, kind: str, value: Any) -> Any:
+    if not isinstance(value, str) or kind not in ("int", "float", "bool"):
+        return value
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False}[value.lower()]
+        return int(value) if kind == "int" else float(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} is {value!r}, expected {kind}") from None
+
+
+# -- one engine for all who name the same host, options and targets ------------------------------------
+
+
+class _Shared:
+    """Engines of this process, and how many borrowed each. A forked child has an empty one."""
+
+    def __init__(self) -> None:
+        # Reentrant: a store that is dropped gives back from wherever its collector runs.
+        self.lock = threading.RLock()
+        self.engines: dict[FabricOptions, FabricEngine] = {}
+        self.borrowers: Counter[FabricOptions] = Counter()
+
+
+_shared = _Shared()
+# Their threads do not exist in this process, and destroying them could touch what the parent uses.
+_inherited: list[_Shared] = []
+
+
+def borrow(options: FabricOptions) -> FabricEngine:
+    """The engine of this process for these options."""
+    with _shared.lock:
+        if options not in _shared.engines:
+            _shared.engines[options] = FabricEngine(options.identity, options.engine)
+        _shared.borrowers[options] += 1
+        return _shared.engines[options]
+
+
+def give_back(options: FabricOptions, engine: FabricEngine) -> None:
+    """Ends one loan; the last one closes the engine."""
+    with _shared.lock:
+        if _shared.engines.get(options) is not engine:
+            return  # a parent's, or closed at the interpreter's end
+        _shared.borrowers[options] -= 1
+        if _shared.borrowers[options]:
+            return
+        del _shared.engines[options], _shared.borrowers[options]
+    if engine.owns(threading.current_thread()):
+        # The collector ran on one of its own threads, which cannot wait for itself.
+        threading.Thread(target=engine.close, name="headrace-fabric-close", daemon=True).start()
+    else:
+        engine.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    with _shared.lock:
+        left = list(_shared.engines.values())
+        _shared.engines.clear()
+        _shared.borrowers.clear()
+    for engine in left:
+        engine.close()
+
+
+def _after_fork() -> None:
+    global _shared  # noqa: PLW0603 - a child's own
+    _inherited.append(_shared)
+    _shared = _Shared()
+
+
+os.register_at_fork(after_in_child=_after_fork)

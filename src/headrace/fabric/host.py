@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.closing import Closing
 from headrace.errors import AuthenticationFailed, FabricError
 from headrace.fabric.chap import Parties
-from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, Exchange
 from headrace.fabric.command import (
     AUTHREQ_ASCR,
     AUTHREQ_ATR,
@@ -270,7 +270,7 @@ class Host(Closing):
                 next_step=f"Set HostOptions(dhchap_secret=...), {HOST_VARIABLE} or {HOST_VARIABLE}_FILE.",
             )
         if asked and self._chap is not None:
-            queue.authenticate(self._chap.begin(next(self._tids) & 0xFFFF))
+            queue.authenticate(Exchange(self._chap, next(self._tids) & 0xFFFF))
         elif self._must_prove:
             raise AuthenticationFailed(
                 f"{queue} was to prove who it is, and does not authenticate at all.",

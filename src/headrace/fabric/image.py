@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from headrace import _native
+from headrace.base.checksum import crc32c
 from headrace.base.files import lock
 from headrace.errors import CorruptStore, SourceError, StoreExists, StoreNotFound, VolumeError
 
@@ -214,8 +212,8 @@ def pack_catalog(entries: Sequence[CatalogEntry]) -> bytes:
     """The header page and the table, filled up to whole pages."""
     table = b"".join(map(_pack_entry, entries))
     head = bytearray(PAGE_BYTES)
-    _HEADER.pack_into(head, 0, MAGIC, VERSION, len(entries), len(table), _crc(table), 0)
-    struct.pack_into("<I", head, _CRC_AT, _crc(head))
+    _HEADER.pack_into(head, 0, MAGIC, VERSION, len(entries), len(table), crc32c(table), 0)
+    struct.pack_into("<I", head, _CRC_AT, crc32c(head))
     return bytes(head) + table.ljust(aligned(len(table)), b"\0")
 
 
@@ -239,7 +237,7 @@ def parse_header(page: bytes, where: str, *, namespace_bytes: int) -> CatalogHea
             offset_bytes=0,
             next_step="Write one with `headrace image`, or export one with `headrace export`.",
         )
-    computed = _crc(page[:_CRC_AT] + bytes(4) + page[_CRC_AT + 4 :])
+    computed = crc32c(page[:_CRC_AT] + bytes(4) + page[_CRC_AT + 4 :])
     _expect(crc == computed, where, "catalog header checksum", f"{computed:08x}", f"{crc:08x}", 28)
     _expect(version == VERSION, where, "catalog version", version, VERSION, 8)
     _expect(
@@ -272,7 +270,7 @@ def parse_table(
     Raises:
         CorruptStore: it is damaged or contradicts itself.
     """
-    crc = _crc(table)
+    crc = crc32c(table)
     _expect(crc == header.table_crc, where, "catalog table checksum", f"{crc:08x}",
             f"{header.table_crc:08x}", PAGE_BYTES)  # fmt: skip
     found: dict[str, CatalogEntry] = {}
@@ -348,10 +346,6 @@ def _pack_entry(entry: CatalogEntry) -> bytes:
         raise ValueError(f"{entry.name!r} cannot stand in a catalog, expected a relative path")
     fixed = _ENTRY.pack(entry.nsid, len(raw), entry.offset, entry.length)
     return (fixed + raw).ljust(_entry_bytes(entry.name), b"\0")
-
-
-def _crc(data: bytes | bytearray) -> int:
-    return _native.crc32c(np.frombuffer(data, np.uint8), 0)
 
 
 def _expect(  # noqa: PLR0917 - a sentence, in the order of its words

@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from headrace import _native
+from headrace.base.checksum import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,11 +166,6 @@ class Pdu(NamedTuple):
     def type(self) -> Type:
         """Its type."""
         return self.layout.type
-
-
-def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The digest of header or data."""
-    return int(_native.crc32c(np.frombuffer(data, np.uint8)))
 
 
 def _invalid(offset: int, what: str) -> Fault:

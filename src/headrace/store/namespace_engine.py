@@ -1,7 +1,7 @@
 """NamespaceEngine: reads the files of stores that lie on NVMe/TCP namespaces.
 
 Has the face of `ObjectEngine`, so that stores are opened alike over both. It owns no connection: those
-are the process's (`headrace.fabric.sharing`), borrowed when first needed. A forked child borrows its
+are the process's (`headrace.fabric.engine`), borrowed when first needed. A forked child borrows its
 own. What is sent by pickle is where things lie, not how they are connected.
 """
 
@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError, VolumeTimeout
-from headrace.fabric.engine import parse_url, split_window
+from headrace.fabric.engine import borrow, give_back, options_of, parse_url, split_window
 from headrace.fabric.image import (
     PAGE_BYTES,
     CatalogEntry,
     parse_header,
     parse_table,
 )
-from headrace.fabric.options import options_of
-from headrace.fabric.sharing import borrow, give_back
 from headrace.io.objects.faults import Failure, Fault
 from headrace.io.objects.transport import Found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text, transformed
 from headrace.fabric.chap import DhGroup, Parties
-from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, ChapTarget
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, ChapTarget, Exchange, Gate
 from headrace.fabric.identity import Hash, HostSecret, Secret
 
 HOST_VALUE, CONTROLLER_VALUE = bytes(range(32)), bytes(range(50, 98))
@@ -17,15 +17,16 @@ TID = 0x1234
 
 def host(*, both=False, secret=HOST_SECRET, controller=CONTROLLER_SECRET, parties=PARTIES,
          hashes=HASHES, groups=(DhGroup.NULL,)):  # fmt: skip
-    return ChapHost(
+    chap = ChapHost(
         parties=parties, secret=Secret(secret), hashes=hashes, groups=groups,
         controller_secret=Secret(controller) if both else None,
-    ).begin(TID)  # fmt: skip
+    )  # fmt: skip
+    return Exchange(chap, TID)
 
 
 def gate(*, controller=CONTROLLER_SECRET, secret=HOST_SECRET, hashes=HASHES, groups=GROUPS):
     secrets = HostSecret.read(secret, controller)
-    return ChapTarget(parties=PARTIES, secrets=secrets, hashes=hashes, groups=groups).gate()
+    return Gate(ChapTarget(parties=PARTIES, secrets=secrets, hashes=hashes, groups=groups))
 
 
 def converse(exchange, at_gate):

@@ -14,6 +14,7 @@ from fabric.conftest import HOST, NQN, OTHER_HOST, write_disk
 from fabric.faults.tally import count
 from headrace.errors import AuthenticationFailed, FabricError
 from headrace.fabric.chap import AUTH_DWORDS, DhGroup, Parties
+from headrace.fabric.chap_exchange import Exchange
 from headrace.fabric.command import (
     AUTHREQ_ASCR,
     AUTHREQ_ATR,
@@ -92,7 +93,7 @@ def test_an_engine_reads_and_reconnects(target, tmp_path):
         read = (np.array([777]), np.array([100_000]), dest)
         assert engine.read_many(url, *read).tolist() == [100_000]
         assert np.array_equal(dest, target.data[777:100_777])
-        target._call_soon(lambda: target._close(next(iter(target._joined.values())).line))
+        target._loop.call_soon(lambda: target._close(next(iter(target._joined.values())).line))
         until(lambda: engine.figures()["reconnects"] == 1, 10)
         assert engine.read_many(url, *read, 20.0).tolist() == [100_000]
 
@@ -257,7 +258,7 @@ def test_a_wrong_field_of_the_command_is_refused_and_the_exchange_lives(target, 
         assert status_of(queue, sqe) == status
     else:
         assert status_of(queue, sqe, NEGOTIATE) == status
-    queue.authenticate(options(dhchap_secret=A).chap(PARTIES).begin(5))
+    queue.authenticate(Exchange(options(dhchap_secret=A).chap(PARTIES), 5))
     queue.close()
 
 
@@ -285,7 +286,7 @@ def test_who_has_not_authenticated_stands_in_nobody_s_way(tmp_path):
             # One that connected before, and proves who it is meanwhile, comes too late.
             thief_chap = options(dhchap_secret=C).chap(PARTIES._replace(hostnqn=thief.nqn))
             with pytest.raises(FabricError):
-                idle[-1].authenticate(thief_chap.begin(1))
+                idle[-1].authenticate(Exchange(thief_chap, 1))
             assert host.namespaces()
         for queue in idle:
             queue.close()
@@ -293,11 +294,11 @@ def test_who_has_not_authenticated_stands_in_nobody_s_way(tmp_path):
 
 def test_authenticating_again_on_the_admin_queue(target):
     with Host(target.address, NQN, HOST, options(dhchap_secret=A)) as host:
-        host._admin.authenticate(host._chap.begin(9))
+        host._admin.authenticate(Exchange(host._chap, 9))
         assert host.namespaces()
         wrong = options(dhchap_secret=C).chap(host._chap.parties)
         with pytest.raises(AuthenticationFailed):
-            host._admin.authenticate(wrong.begin(10))
+            host._admin.authenticate(Exchange(wrong, 10))
         until(lambda: target.figures()["associations"] == 0, 5)
 
 
