@@ -55,11 +55,7 @@ _ATTEMPTS = 20
 
 
 def runtime_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
-    """The folder of this user's daemon: HEADRACE_RUNTIME_DIR, XDG_RUNTIME_DIR or /tmp/headrace-UID.
-
-    Args:
-        environment: defaults to `os.environ`.
-    """
+    """The folder of this user's daemon: HEADRACE_RUNTIME_DIR, XDG_RUNTIME_DIR or /tmp/headrace-UID."""
     environment = os.environ if environment is None else environment
     given = environment.get(FOLDER_VARIABLE)
     if given:
@@ -71,11 +67,7 @@ def runtime_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolde
 
 
 def control_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
-    """The folder of this user's controller: that of the node daemon with `-control` at its end.
-
-    Args:
-        environment: defaults to `os.environ`.
-    """
+    """The folder of this user's controller: that of the node daemon with `-control` at its end."""
     node = runtime_folder(environment).path
     return RuntimeFolder(node.with_name(f"{node.name}-control"), "control", "controller")
 

@@ -17,7 +17,7 @@ import secrets
 import struct
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.fabric.identity import Hash
 
@@ -43,10 +43,12 @@ __all__ = [
     "Reply",
     "Success1",
     "Success2",
-    "check_public",
+    "check_dhvlen",
     "parse",
     "sequence_number",
 ]
+
+_IdT = TypeVar("_IdT", bound=IntEnum)
 
 MESSAGE_BYTES_MAX = 4096
 """The largest that has a meaning, a Reply with ffdhe8192, has 1168."""
@@ -179,10 +181,11 @@ class Challenge(NamedTuple):
     def unpack(cls, data: bytes) -> Challenge:
         """From a message and what follows it in the buffer."""
         _, _, _, tid, hl, hash_id, group_id, dhvlen, sequence = _sized(_CHALLENGE, data)
-        hash_, group = _hash(hash_id), _group(group_id)
+        hash_ = _known(Hash, hash_id, Explanation.HASH_NOT_USABLE, "HashID")
+        group = _known(DhGroup, group_id, Explanation.GROUP_NOT_USABLE, "DHgID")
         if hl != hash_.nbytes:
             raise _payload(f"HL is {hl}, {hash_.name} has {hash_.nbytes}")
-        _check_dhvlen(dhvlen, group)
+        check_dhvlen(dhvlen, group)
         value, public = _values(data, _CHALLENGE.size, hl, dhvlen)
         return cls(tid, hash_, group, sequence, value, public)
 
@@ -335,32 +338,22 @@ def _values(data: bytes, at: int, *sizes: int) -> list[bytes]:
     return out
 
 
-def _hash(number: int) -> Hash:
+def _known(kind: type[_IdT], number: int, explanation: Explanation, what: str) -> _IdT:
+    """The hash function or group with an identifier."""
     try:
-        return Hash(number)
+        return kind(number)
     except ValueError:
-        raise MessageFault(Explanation.HASH_NOT_USABLE, f"HashID {number}") from None
+        raise MessageFault(explanation, f"{what} {number}") from None
 
 
-def _group(number: int) -> DhGroup:
-    try:
-        return DhGroup(number)
-    except ValueError:
-        raise MessageFault(Explanation.GROUP_NOT_USABLE, f"DHgID {number}") from None
-
-
-def _check_dhvlen(dhvlen: int, group: DhGroup) -> None:
-    if bool(dhvlen) != bool(group) or dhvlen > group.nbytes or dhvlen % 4:
-        raise _payload(f"DHVLEN is {dhvlen}, {group.name} has {group.nbytes}")
-
-
-def check_public(public: bytes, group: DhGroup) -> None:
-    """Judges a Reply's DHVLEN: what it must be is known from the Challenge.
+def check_dhvlen(dhvlen: int, group: DhGroup) -> None:
+    """Judges a DHVLEN: of a Reply, what it must be is known from the Challenge.
 
     Raises:
-        MessageFault: it is not.
+        MessageFault: it is another.
     """
-    _check_dhvlen(len(public), group)
+    if bool(dhvlen) != bool(group) or dhvlen > group.nbytes or dhvlen % 4:
+        raise _payload(f"DHVLEN is {dhvlen}, {group.name} has {group.nbytes}")
 
 
 _NUMBERS = struct.Struct("<IHB")  # S, T_ID, SC_C

@@ -30,7 +30,7 @@ from headrace.fabric.chap import (
     Reply,
     Success1,
     Success2,
-    check_public,
+    check_dhvlen,
     parse,
     sequence_number,
 )
@@ -50,11 +50,7 @@ GROUPS = (
 
 
 class ChapRefused(Exception):
-    """The controller said that it does not believe us.
-
-    Args:
-        failure: what it said.
-    """
+    """The controller said that it does not believe us."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -358,7 +354,7 @@ class Gate:
 
     def _agreed(self, message: Reply) -> Proof:
         assert self._proof is not None
-        check_public(message.public, self._key.group if self._key else DhGroup.NULL)
+        check_dhvlen(len(message.public), self._key.group if self._key else DhGroup.NULL)
         if self._key is None:
             return self._proof
         try:

@@ -501,12 +501,7 @@ class Cap:
 
 
 class Registers:
-    """A controller's properties.
-
-    Args:
-        cap: fixed.
-        version: VS.
-    """
+    """A controller's properties."""
 
     def __init__(self, cap: int, version: int) -> None:
         self.cap = cap

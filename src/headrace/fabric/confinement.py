@@ -196,11 +196,7 @@ def confine_files() -> Confinement:
 
 
 def confine_calls(so_far: Confinement) -> Confinement:
-    """Lets all threads of the process, and those to come, make only the calls that serving takes.
-
-    Args:
-        so_far: what `confine_files` returned.
-    """
+    """Lets all threads of the process, and those to come, make only the calls that serving takes."""
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None or not so_far.no_new_privileges:
         return so_far

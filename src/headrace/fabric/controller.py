@@ -95,12 +95,7 @@ _INVALID_OPCODE = Reply(Status.INVALID_OPCODE | DO_NOT_RETRY)
 
 
 class Controller:
-    """The controller of one association.
-
-    Args:
-        association: host and subsystem.
-        now_s: the time; so for every call that takes one.
-    """
+    """The controller of one association."""
 
     def __init__(self, association: Association, now_s: float) -> None:
         self.association = association

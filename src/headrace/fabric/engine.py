@@ -151,12 +151,7 @@ class _Peer:
 
 
 class FabricEngine(Closing):
-    """Reads namespaces of any number of targets. Thread-safe.
-
-    Args:
-        identity: who we are to them.
-        options: queues, deadlines, digests.
-    """
+    """Reads namespaces of any number of targets. Thread-safe."""
 
     def __init__(
         self, identity: HostIdentity | None = None, options: EngineOptions | None = None
@@ -330,7 +325,12 @@ class FabricEngine(Closing):
 
     def _watch(self) -> None:
         while True:
-            pause_s = min((self._until_try(p) for p in tuple(self._peers.values())), default=None)
+            # A living target is looked at now and then: its keep-alive may have failed.
+            pauses_s = (
+                1.0 if p.host is not None else max(0.0, p.next_try_s - time.monotonic())
+                for p in tuple(self._peers.values())
+            )
+            pause_s = min(pauses_s, default=None)
             select.select([self.native.lost_event, self._wake], [], [], pause_s)
             with self._lock:
                 if self._closing:
@@ -349,11 +349,6 @@ class FabricEngine(Closing):
                 ]
             for peer in due:
                 self._reconnect(peer)
-
-    @staticmethod
-    def _until_try(peer: _Peer) -> float:
-        # A living one is looked at now and then: its keep-alive may have failed.
-        return max(0.0, peer.next_try_s - time.monotonic()) if peer.host is None else 1.0
 
     def _gone(self, peer: _Peer, why: str) -> None:
         """A queue ended: the whole association is made anew, as a host's kernel does it."""

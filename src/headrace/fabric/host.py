@@ -128,12 +128,6 @@ class HostOptions:
 class Host(Closing):
     """Connects to a controller and enables it. Thread-safe.
 
-    Args:
-        address: host and port of the target.
-        subnqn: the subsystem.
-        identity: who we are.
-        options: digests, queue size, deadlines.
-
     Raises:
         AuthenticationFailed: it asks for a proof that we have not, or does not give its own.
         FabricError: it cannot be reached, refuses, or breaks the protocol.
@@ -271,15 +265,11 @@ class Host(Closing):
             )
         if asked and self._chap is not None:
             queue.authenticate(Exchange(self._chap, next(self._tids) & 0xFFFF))
-        elif self._must_prove:
+        elif self._chap is not None and self._chap.controller_secret is not None:
             raise AuthenticationFailed(
                 f"{queue} was to prove who it is, and does not authenticate at all.",
                 next_step="Give the target this host's secret, or unset dhchap_controller_secret.",
             )
-
-    @property
-    def _must_prove(self) -> bool:
-        return self._chap is not None and self._chap.controller_secret is not None
 
     def _enable(self) -> None:
         self.cap = self._get(Property.CAP, wide=True)

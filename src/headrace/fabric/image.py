@@ -194,11 +194,7 @@ def aligned(nbytes: int) -> int:
 
 
 def lay_out(files: Iterable[tuple[str, int]]) -> list[CatalogEntry]:
-    """Where files come to lie that share the catalog's namespace: each begins with a page.
-
-    Args:
-        files: names and bytes.
-    """
+    """Where files come to lie that share the catalog's namespace: each begins with a page."""
     listed = list(files)
     at = PAGE_BYTES + aligned(sum(_entry_bytes(name) for name, _ in listed))
     entries = []

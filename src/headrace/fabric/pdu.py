@@ -172,7 +172,7 @@ def _invalid(offset: int, what: str) -> Fault:
     return Fault(Fatal.INVALID_HEADER_FIELD, offset, what)
 
 
-def check_common(header: bytes, rules: Rules) -> Layout:
+def check_common(header: bytes, rules: Rules) -> Layout:  # noqa: C901 - a list of rules
     """Judges the first 8 bytes of a PDU.
 
     Raises:
@@ -197,16 +197,12 @@ def check_common(header: bytes, rules: Rules) -> Layout:
     if flags & SUCCESS and not flags & LAST:
         raise _invalid(1, "SUCCESS without LAST_PDU")
     if type_ in _ENDING:
-        return _term_layout(type_, plen, pdo)
+        if not hlen <= plen <= _TERM_BYTES_MAX:
+            raise _invalid(4, f"PLEN of a TermReq is {plen}")
+        if pdo:
+            raise _invalid(3, "PDO of a PDU without data is not 0")
+        return Layout(type_, 0, hlen, False, False, plen, 0, 0)
     return _lengths(Layout(type_, flags, hlen, hdgst, False, 0, 0, 0), kind, (plen, pdo), rules)
-
-
-def _term_layout(type_: Type, plen: int, pdo: int) -> Layout:
-    if not _KINDS[type_].hlen <= plen <= _TERM_BYTES_MAX:
-        raise _invalid(4, f"PLEN of a TermReq is {plen}")
-    if pdo:
-        raise _invalid(3, "PDO of a PDU without data is not 0")
-    return Layout(type_, 0, _KINDS[type_].hlen, False, False, plen, 0, 0)
 
 
 def _lengths(  # noqa: C901 - a list of rules
@@ -281,8 +277,10 @@ class Splitter:
         layout = self._layout
         start = layout.header_bytes + layout.pad_bytes
         end = start + layout.data_bytes
-        if len(self._bytes) >= layout.header_bytes:
-            self._check_header_digest(layout)
+        if layout.hdgst and len(self._bytes) >= layout.header_bytes:
+            found = int.from_bytes(self._bytes[layout.hlen : layout.header_bytes], "little")
+            if found != crc32c(self._bytes[: layout.hlen]):
+                raise Fault(Fatal.HEADER_DIGEST, found, "the header digest is wrong")
         if len(self._bytes) < end + (_DIGEST_BYTES if layout.ddgst else 0):
             return None
         data = bytes(self._bytes[start:end])
@@ -296,12 +294,6 @@ class Splitter:
         del self._bytes[:end]
         self._layout = None
         return pdu
-
-    def _check_header_digest(self, layout: Layout) -> None:
-        if layout.hdgst:
-            found = int.from_bytes(self._bytes[layout.hlen : layout.header_bytes], "little")
-            if found != crc32c(self._bytes[: layout.hlen]):
-                raise Fault(Fatal.HEADER_DIGEST, found, "the header digest is wrong")
 
 
 def _check_fields(pdu: Pdu) -> None:

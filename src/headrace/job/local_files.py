@@ -108,10 +108,6 @@ _TRIES = 20
 class Directories(Closing):
     """The directories of one session on this node.
 
-    Args:
-        local: a folder on the local disk.
-        session: of the job.
-
     Attributes:
         fetched: how many this process had to fetch.
 

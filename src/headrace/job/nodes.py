@@ -93,14 +93,7 @@ _LATER_S = 0.5
 
 
 class Registrar(Closing):
-    """A thread that looks into the folder until `close`.
-
-    Args:
-        meeting: the folder.
-        session: ours.
-        nodes: how many there are.
-        head: what `meeting.json` tells the nodes.
-    """
+    """A thread that looks into the folder until `close`."""
 
     def __init__(self, meeting: Meeting, session: str, nodes: int, head: Mapping[str, Any]) -> None:
         self._meeting = meeting

@@ -39,12 +39,6 @@ OPEN_S = 600.0
 class Attaching:
     """Attaches a data set to the daemon whenever it is not, until closed.
 
-    Args:
-        store: the data set.
-        part_names: the parts that are read.
-        folder: where the daemon is.
-        job: clients of one job share a quota.
-
     Attributes:
         attachments: how often it was attached.
         why: why it is not.

@@ -11,7 +11,6 @@ import errno
 import json
 import logging
 import os
-import resource
 import shlex
 import signal
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from headrace.control.metrics import address_of
 from headrace.errors import NodeError
 from headrace.latch import Latch
 from headrace.machine.host import available_memory
-from headrace.node.link import Link, LinkLost
+from headrace.node.files.copies import raise_descriptor_limit
+from headrace.node.link import Link, LinkLost, connect
 from headrace.node.server import Server
-from headrace.node.wire import Report, StatusAsked, StopAsked
+from headrace.node.wire import Report, StatusAsked, StopAsked, peer_of
 from headrace.plane.memory_tier import memory_quota
 from headrace.runtime import launch, wait_for_end
 
@@ -104,12 +104,7 @@ class NodeOptions:
 
 
 def systemd_unit(program: str, arguments: list[str]) -> str:
-    """A unit for `systemctl --user`.
-
-    Args:
-        program: the path of `headrace`.
-        arguments: of `headrace node start`.
-    """
+    """A unit for `systemctl --user`."""
     command = shlex.join([program, "node", "start", "--foreground", *arguments])
     return f"""\
 # ~/.config/systemd/user/headrace-node.service
@@ -152,7 +147,7 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     metrics = None
-    _allow_files()
+    raise_descriptor_limit()
     try:
         claim = folder.claim()
         try:
@@ -186,13 +181,6 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
             signal.signal(number, handler)
 
 
-def _allow_files() -> None:
-    """Samples in shared memory take a descriptor for each slab: all that we may have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def _serve_metrics(server: Server, address: str | None) -> MetricsServer | None:
     if address is None:
         return None
@@ -209,15 +197,12 @@ def _serve_metrics(server: Server, address: str | None) -> MetricsServer | None:
 def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
     """Start a daemon in the background, and return its state when it serves.
 
-    Args:
-        folder: where.
-        arguments: options of `headrace node start` for it.
-
     Raises:
         NodeError: one runs already, or it did not come up; the message has the end of its log.
     """
-    running = _pid_of(folder)
-    if running is not None:
+    with contextlib.suppress(FileNotFoundError):
+        running, pidfd = _open_pid(folder)
+        os.close(pidfd)
         raise NodeError(
             f"{folder.path}: a node daemon runs already, process {running}.",
             path=str(folder.path),
@@ -294,20 +279,8 @@ def _silent(folder: RuntimeFolder, pid: int, why: str) -> NodeError:
     )
 
 
-def _pid_of(folder: RuntimeFolder) -> int | None:
-    try:
-        pid, pidfd = _open_pid(folder)
-    except FileNotFoundError:
-        return None
-    os.close(pidfd)
-    return pid
-
-
 def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
     """The process that listens, as the kernel says, and a descriptor of it."""
-    from headrace.node.link import connect
-    from headrace.node.wire import peer_of
-
     folder.check()
     try:
         sock = connect(str(folder.socket))

@@ -135,11 +135,6 @@ class Sharer(Protocol):
 class OpenDatasets:
     """The daemon's data sets. All methods are for its loop alone.
 
-    Args:
-        options: memory, and how data is read.
-        working: threads that put batches together.
-        call_soon: runs a function in the daemon's loop; thread-safe.
-
     Attributes:
         sharers: who else gets a part of the memory.
     """

@@ -8,7 +8,7 @@ Figures never go down, whoever comes and goes, as Prometheus needs it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause
@@ -147,10 +147,7 @@ class JobTotals:
         }
 
 
-_COUNTS: Final = (
-    "batches", "samples", "bytes", "ram_bytes", "busy", "failed",
-    "consumed_batches", "consumed_samples", "consumed_bytes", "direct_batches", "worked_s",
-)  # fmt: skip
+_COUNTS: Final = tuple(f.name for f in fields(JobTotals) if f.name not in ("stall_s", "_served_s"))
 
 
 class Tally:
@@ -171,12 +168,7 @@ class Tally:
         self._forgotten = JobTotals()  # of those whose label is free again
 
     def begin(self, name: str, now: float) -> JobTotals:
-        """A job's first client has come.
-
-        Args:
-            name: of the job.
-            now: monotonic seconds.
-        """
+        """A job's first client has come."""
         self._forget(now)
         ended = self._ended.pop(name, None)
         totals = ended[1] if ended is not None else JobTotals()

@@ -17,10 +17,11 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.control.agent import Agent
 from headrace.control.messages import Flow, Grant, PlaneState
+from headrace.control.metrics import asked
 from headrace.plane.rate_limit import LIMITED, Cost, Limit
 
 if TYPE_CHECKING:
@@ -217,7 +218,11 @@ class RateLimits:
             if not self._leased:
                 return []
             return [
-                Grant(job, system, _three(flow.limit.rates))
+                Grant(
+                    job,
+                    system,
+                    cast("tuple[float | None, float | None, float | None]", flow.limit.rates),
+                )
                 for (job, system), flow in self._flows.items()
             ][:FLOWS_MAX]
 
@@ -322,30 +327,18 @@ class RateLimits:
             }  # fmt: skip
 
 
-def _three(rates: tuple[float | None, ...]) -> tuple[float | None, float | None, float | None]:
-    return rates[0], rates[1], rates[2]
-
-
-LOOK_S = 0.5
-"""The agent waits so long for the loop's figures, then reports without."""
-
 JOBS_MAX = 4096
 
 
 class ControlledLimits:
-    """What makes a daemon keep to policies.
-
-    Args:
-        endpoint: the controller.
-        host: the daemon.
-    """
+    """What makes a daemon keep to policies."""
 
     def __init__(self, endpoint: Endpoint, host: Server) -> None:
         self._host = host
         self.rate_limits = RateLimits()
         self.agent = Agent(endpoint, self.rate_limits, self._state, self._leased)
         self.rate_limits.poke = self.agent.poke
-        self.rate_limits.wake = lambda: host.call_soon(_nothing)
+        self.rate_limits.wake = lambda: host.call_soon(lambda: None)
         self._caches: dict[str, int] = {}
 
     def start(self) -> None:
@@ -363,25 +356,15 @@ class ControlledLimits:
     # -- in the agent's thread --------------------------------------------------------------------
 
     def _state(self) -> PlaneState:
-        looked = threading.Event()
-        states: list[PlaneState] = []
-
-        def look() -> None:
-            states.append(_plane_state(self._host.describe()))
-            looked.set()
-
-        self._host.call_soon(look)
-        looked.wait(LOOK_S)
-        return states[0] if states else PlaneState()
+        try:
+            return asked(self._host.call_soon, lambda: _plane_state(self._host.describe()))
+        except TimeoutError:  # reports without
+            return PlaneState()
 
     def _leased(self, lease: Lease) -> None:
         if lease.caches != self._caches:
             self._caches = lease.caches
             self._host.call_soon(lambda: self._host.set_job_quotas(dict(lease.caches)))
-
-
-def _nothing() -> None:
-    """Wakes the loop."""
 
 
 def _plane_state(described: dict[str, Any]) -> PlaneState:

@@ -99,10 +99,10 @@ class Link:
         self.lost = ""
         self.ledger = Ledger()
         self.mappings = Mappings(self.ledger)
-        self.on_reply: Callable[[Any], None] = self._keep
+        self._kept: deque[Any] = deque()
+        self.on_reply: Callable[[Any], None] = self._kept.append
         self.lock = threading.RLock()
         self._send_lock = threading.Lock()
-        self._kept: deque[Any] = deque()
         self._splitter = Splitter()
         self._fds: deque[int] = deque()
         self._ticket = 0
@@ -118,22 +118,18 @@ class Link:
         self._readable.register(self._sock, select.POLLIN)
         self._writable.register(self._sock, select.POLLOUT)
         try:
-            self._check_peer(folder)
+            self.peer_pid, uid = peer_of(self._sock)
+            if uid != os.geteuid():
+                raise NodeError(  # noqa: TRY301
+                    f"{folder.socket}: user {uid} listens there, expected {os.geteuid()}.",
+                    path=str(folder.socket),
+                    next_step="Remove the socket and start a daemon: headrace node start.",
+                )
             self._hello(job)
-            self._welcome(self.wait(Welcome, ALIVE_S))
         except BaseException:
             self.close("no hello")
             raise
         _links.add(self)
-
-    def _check_peer(self, folder: RuntimeFolder) -> None:
-        self.peer_pid, uid = peer_of(self._sock)
-        if uid != os.geteuid():
-            raise NodeError(
-                f"{folder.socket}: user {uid} listens there, expected {os.geteuid()}.",
-                path=str(folder.socket),
-                next_step="Remove the socket and start a daemon: headrace node start.",
-            )
 
     def _hello(self, job: str) -> None:
         try:
@@ -142,8 +138,7 @@ class Link:
             if not isinstance(e.__cause__, (BrokenPipeError, ConnectionResetError)):
                 raise
             self.lost = ""  # it hung up before we spoke; why, it has said already
-
-    def _welcome(self, welcome: Welcome) -> None:
+        welcome: Welcome = self.wait(Welcome, ALIVE_S)
         if welcome.status is not Status.OK:
             raise NodeError(
                 f"the node daemon refuses: {welcome.message}.",
@@ -167,22 +162,19 @@ class Link:
         Raises:
             LinkLost: the daemon is gone, or does not take it within the deadline.
         """
-        data = encode(message)
+        data = memoryview(encode(message))
         with self._send_lock:
             if self.lost:
                 raise LinkLost(self.lost)
             try:
-                self._send_all(memoryview(data))
+                while data:
+                    try:
+                        data = data[self._sock.send(data) :]
+                    except BlockingIOError:
+                        if not self._writable.poll(ALIVE_S * 1000):
+                            raise TimeoutError(f"nothing was taken for {ALIVE_S:g} s") from None
             except OSError as e:
                 raise self._lose(f"sending failed: {e}") from e
-
-    def _send_all(self, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[self._sock.send(data) :]
-            except BlockingIOError:
-                if not self._writable.poll(ALIVE_S * 1000):
-                    raise TimeoutError(f"nothing was taken for {ALIVE_S:g} s") from None
 
     def take_released(self) -> list[int]:
         """Leases to be given back with the next request; abandons those that must not be."""
@@ -349,9 +341,6 @@ class Link:
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def _keep(self, message: Any) -> None:
-        self._kept.append(message)
 
     # -- the end ----------------------------------------------------------------------------------
 

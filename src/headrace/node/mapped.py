@@ -136,11 +136,7 @@ class NodeBatch:
 
 
 class Mappings:
-    """The buffers that a client has mapped.
-
-    Args:
-        ledger: hears of leases.
-    """
+    """The buffers that a client has mapped."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger

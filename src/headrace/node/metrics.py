@@ -127,11 +127,7 @@ TABLE: Final = (
 
 
 def figures_of(state: Mapping[str, Any]) -> Figures:
-    """The figures of a daemon.
-
-    Args:
-        state: what `Server.describe` says.
-    """
+    """The figures of a daemon, from what `Server.describe` says."""
     figures = Figures(TABLE)
     figures.add("headrace_build_info", 1, version=__version__)
     figures.add("headrace_node_clients", len(state["sessions"]))
@@ -175,10 +171,6 @@ def _add_data(figures: Figures, data: Mapping[str, Any]) -> None:
 
 def serve_metrics(server: Server, address: str) -> MetricsServer:
     """Serve a daemon's metrics in a thread of their own.
-
-    Args:
-        server: the daemon; its loop need not run yet.
-        address: `[HOST:]PORT`.
 
     Raises:
         HeadraceError: nobody can listen there, or prometheus-client is not installed.

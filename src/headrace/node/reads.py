@@ -52,6 +52,9 @@ class Pending:
         indices: what was submitted.
         begun: it is gathered or was asked for; a ticket is a request's.
         hits: what is held of it, where only the rest was asked for.
+        job: gathers it: all of it is held.
+        reply: the daemon's answer.
+        direct: reads it, since the daemon is lost.
     """
 
     def __init__(self, taker: NodeReads, link: Link, indices: NDArray[np.int64]) -> None:
@@ -61,9 +64,9 @@ class Pending:
         self.indices = indices
         self.hits: _native.Hits | None = None
         self._taker = taker
-        self._job: _native.GatherJob | None = None
-        self._reply: Samples | None = None
-        self._below: PendingReads | None = None
+        self.job: _native.GatherJob | None = None
+        self.reply: Samples | None = None
+        self.direct: PendingReads | None = None
 
     @property
     def asked(self) -> NDArray[np.int64]:
@@ -73,46 +76,32 @@ class Pending:
     @property
     def waiting(self) -> bool:
         """Whether nobody has answered, nor gathers or reads it."""
-        return self._reply is None and self._below is None and self._job is None
-
-    def gather(self, job: _native.GatherJob) -> None:
-        """All of it is held."""
-        self._job = job
-
-    def answer(self, reply: Samples) -> None:
-        """The daemon has answered."""
-        self._reply = reply
-
-    def go_below(self, below: Reads) -> None:
-        """The daemon is lost."""
-        if self.waiting:
-            self.hits = None
-            self._below = below.submit(self.indices)
+        return self.reply is None and self.direct is None and self.job is None
 
     @property
     def done(self) -> bool:
         """Whether `take` would return at once."""
-        if self._job is not None:
-            return self._job.done
+        if self.job is not None:
+            return self.job.done
         if self.waiting:
             self._taker.drain(self.link)
-        return self._below.done if self._below is not None else self._reply is not None
+        return self.direct.done if self.direct is not None else self.reply is not None
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
         if self.waiting:
             self._taker.wait(self, self.link)
-        if self._job is not None:
-            job, self._job = self._job, None
+        if self.job is not None:
+            job, self.job = self.job, None
             return self._taker.gathered(self, job)
-        if self._below is not None:
-            return self._below.take()
-        assert self._reply is not None
-        reply, self._reply = self._reply, None
+        if self.direct is not None:
+            return self.direct.take()
+        assert self.reply is not None
+        reply, self.reply = self.reply, None
         return self._taker.finish(self, reply)
 
     def __del__(self) -> None:
-        if self._reply is not None and self._reply.status is Status.OK:  # it was never taken
+        if self.reply is not None and self.reply.status is Status.OK:  # it was never taken
             self.link.ledger.end(self.ticket)
 
 
@@ -282,7 +271,7 @@ class NodeReads(ReadStage):
         if view is not None and view.samples == self._samples_count and view.parts == self._parts:
             hits = view.look_up(pending.indices)
             if not hits.missing_count:
-                pending.gather(self._gatherer.submit(hits))
+                pending.job = self._gatherer.submit(hits)
                 return
             if hits.missing_count < len(pending.indices):
                 pending.hits = hits
@@ -320,7 +309,7 @@ class NodeReads(ReadStage):
                 raise WireError(f"batch {message.ticket} was not asked for")
             pending = ref()
             if pending is not None:
-                pending.answer(message)
+                pending.reply = message
             elif message.status is Status.OK and self._link is not None:
                 # Nobody takes it any more.
                 self._link.ledger.end(message.ticket)
@@ -372,7 +361,8 @@ class NodeReads(ReadStage):
         for pending in begun:
             if pending is not None and pending.waiting:
                 self._direct += 1
-                pending.go_below(self._below)
+                pending.hits = None
+                pending.direct = self._below.submit(pending.indices)
         link.close(reason)
         self._attaching.again()
 

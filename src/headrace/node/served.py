@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.config import ReaderOptions, TierOptions
     from headrace.node.datasets import Want
-    from headrace.plane.disk_tier import CacheReport
     from headrace.plane.stage import PendingReads
     from headrace.store import Store
 
@@ -346,7 +345,10 @@ class ServedData:
         """Its figures, for `headrace node status`."""
         source = self.chain.source.stats()
         reader = self.chain.active.stats()
-        ram, disk = self.chain.ram, self.chain.disk
+        ram, disk, cache = self.chain.ram, self.chain.disk, None
+        if disk is not None:
+            cached = disk.report()
+            cache = {"samples": cached.samples, "of_samples": cached.of_samples}
         tiers = {tier: int(count) for tier, count in source["bytes_by_tier"].items()}
         for stage in self.chain.stages:
             for tier, count in stage.stats().bytes_by_tier.items():
@@ -378,7 +380,7 @@ class ServedData:
             "failed_batches": self.failed,
             "reading": len(self._readings),
             "bytes_by_tier": tiers,
-            "cache": None if disk is None else _cached(disk.report()),
+            "cache": cache,
             "reads": {
                 "count": int(source["reads"]),
                 "seconds": float(source["in_flight_s"]),
@@ -409,7 +411,3 @@ def label_of(path: str, fingerprint: str) -> str:
     last = path.rstrip("/").rpartition("/")[2]
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in last)
     return f"{kept[:LABEL_MAX] or 'data'}-{fingerprint.rpartition(':')[2][:8]}"
-
-
-def _cached(report: CacheReport) -> dict[str, int]:
-    return {"samples": report.samples, "of_samples": report.of_samples}

@@ -83,12 +83,7 @@ _CHUNK_BYTES = 256 << 10
 
 
 class Connection:
-    """A client's connection.
-
-    Args:
-        sock: accepted; becomes the connection's own.
-        now: monotonic seconds.
-    """
+    """A client's connection."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         sock.setblocking(False)
@@ -188,12 +183,7 @@ class Connection:
 
 
 class Server:
-    """Serves clients until `stop`.
-
-    Args:
-        claim: the runtime folder.
-        options: what may be taken.
-    """
+    """Serves clients until `stop`."""
 
     def __init__(self, claim: Claim, options: NodeOptions) -> None:
         self.options = options
@@ -238,7 +228,9 @@ class Server:
                     self._serve(connection, connection.rest())
             if self.rate_limits is not None:
                 self.rate_limits.let_go()
-            self._retire()
+            if retired := _native.retired_buffers():
+                for session in self._connections.values():
+                    session.retire(retired)
             for connection in tuple(self._connections):
                 self._flush(connection)
             self._announce()
@@ -264,13 +256,6 @@ class Server:
         self._prune_jobs()
         if self._datasets.in_use:
             self._datasets.share()
-
-    def _retire(self) -> None:
-        """Tell clients of buffers that are gone."""
-        gone = _native.retired_buffers()
-        if gone:
-            for session in self._connections.values():
-                session.retire(gone)
 
     def _announce(self) -> None:
         """Tell clients of memory of caches that came or went.

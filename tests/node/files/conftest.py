@@ -140,7 +140,7 @@ def bytes_of(copy, copies):
     """What a copy holds."""
     if copy.tier == "ram":
         return os.pread(copy.fd, copy.row[2] + 1, 0)
-    with open(copies._disk.path_of(copy.on_disk), "rb") as f:
+    with open(copies.disk.path_of(copy.on_disk), "rb") as f:
         return f.read()
 
 

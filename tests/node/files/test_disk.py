@@ -209,12 +209,12 @@ def test_a_full_disk_is_said_and_stops_nothing(tmp_path, folder, program):
             one = program(tmp_path / "data", simulate="nfs")
             one.ready()
             copies = copies_of(server)
-            copies._disk.room = lambda: 1 << 30  # it was filled by others just now
+            copies.disk.room = lambda: 1 << 30  # it was filled by others just now
             until(lambda: copies.disk_stopped)
             assert "No space left" in copies.disk_stopped
             assert 0 < len(copies) < 40
             # Others may be at it still.
-            until(lambda: not [n for n in files_in(copies._disk) if n.startswith("tmp")])
+            until(lambda: not [n for n in files_in(copies.disk) if n.startswith("tmp")])
             state = json.loads(server.report())["files"]["roots"][0]
             assert state["failures"] >= 1
             assert any("No space left" in text for text in state["errors"])

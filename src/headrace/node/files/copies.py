@@ -44,6 +44,7 @@ __all__ = [
     "copy_bytes",
     "copy_of",
     "new_copy",
+    "raise_descriptor_limit",
     "seal",
 ]
 
@@ -109,7 +110,7 @@ class DescriptorBudget:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit = max(0, _raise_limit() - DESCRIPTORS_KEPT) if limit is None else limit
+        self.limit = max(0, raise_descriptor_limit() - DESCRIPTORS_KEPT) if limit is None else limit
         self.taken = 0
         self._lock = threading.Lock()
 
@@ -127,7 +128,7 @@ class DescriptorBudget:
             self.taken -= 1
 
 
-def _raise_limit() -> int:
+def raise_descriptor_limit() -> int:
     """Raise the limit of open files as far as the system lets this process; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     top = int(Path("/proc/sys/fs/nr_open").read_text())
@@ -260,11 +261,8 @@ class Copy:
 class Copies:
     """The copies of one root. Thread-safe.
 
-    Args:
-        descriptors: for copies in memory, of all roots.
-        disk: the local disk tier; None: there is none.
-
     Attributes:
+        disk: the local disk tier; None: there is none, or it is closed.
         by_path: the copies, by the path of the original.
         quota_bytes: for copies in memory.
         held_bytes: what they take, with those that are being read.
@@ -273,7 +271,7 @@ class Copies:
 
     def __init__(self, descriptors: DescriptorBudget, disk: DiskCopies | None = None) -> None:
         self._descriptors = descriptors
-        self._disk = disk
+        self.disk = disk
         self._views: list[ProgramRun] = []
         self.by_path: dict[bytes, Copy] = {}
         self._reserved: dict[bytes, tuple[Tier, int]] = {}
@@ -326,17 +324,7 @@ class Copies:
     def left_on_disk(self, path: bytes, row: tuple[int, ...]) -> DiskCopy | None:
         """A copy that an earlier daemon left, and that was not checked."""
         with self._lock:
-            return self._disk.find(path, row) if self._disk is not None else None
-
-    def check_left(self, on_disk: DiskCopy) -> DiskCopy | None:
-        """Read a copy that was left; None: it is not what it was."""
-        disk = self._disk
-        return on_disk if disk is not None and disk.check(on_disk) else None
-
-    @property
-    def disk_path(self) -> bytes | None:
-        """Where copies on the local disk lie."""
-        return self._disk.path if self._disk is not None else None
+            return self.disk.find(path, row) if self.disk is not None else None
 
     # -- placing ----------------------------------------------------------------------------------
 
@@ -356,7 +344,8 @@ class Copies:
                 return None
             if self._take_memory(cost):
                 return self._reserve(path, "ram", cost)
-            if self._disk_room() >= size:
+            disk = None if self.disk_stopped else self.disk
+            if disk is not None and disk.room() - self._disk_reserved >= size:
                 self._disk_reserved += size
                 return self._reserve(path, "disk", size)
             if soon is not None and cost <= self.quota_bytes:
@@ -368,10 +357,6 @@ class Copies:
     def reserved(self, path: bytes) -> Tier:
         """Where a file that is being read will go."""
         return self._reserved[path][0]
-
-    def could_hold(self, size: int) -> bool:
-        """Whether a file is no larger than all memory that there is for copies."""
-        return copy_bytes(size) <= self.quota_bytes
 
     def reserve_left(self, path: bytes) -> bool:
         """A copy that an earlier daemon left will be checked."""
@@ -390,11 +375,6 @@ class Copies:
             return False
         self.held_bytes += cost
         return True
-
-    def _disk_room(self) -> int:
-        if self._disk is None or self.disk_stopped:
-            return -1
-        return self._disk.room() - self._disk_reserved
 
     def cancel(self, path: bytes) -> None:
         """The file is not placed: give its room back."""
@@ -418,8 +398,8 @@ class Copies:
                 self.place_memfd(path, row, copy_of(data))
                 return
             with self._lock:
-                assert self._disk is not None
-                on_disk = self._disk.write(path, row, data)
+                assert self.disk is not None
+                on_disk = self.disk.write(path, row, data)
         except OSError as e:
             self.cancel(path)
             if tier == "disk":
@@ -458,8 +438,8 @@ class Copies:
         try:
             if copy.on_disk is None:
                 view.show(file, "ram", copy.fd)
-            elif self._disk is not None:
-                view.show(file, "disk", self._disk.path_of(copy.on_disk))
+            elif self.disk is not None:
+                view.show(file, "disk", self.disk.path_of(copy.on_disk))
         except (HeadraceError, OSError, ValueError) as e:
             self.figures.failed(f"{os.fsdecode(copy.path)}: its copy cannot be shown: {e}")
 
@@ -470,8 +450,8 @@ class Copies:
         with self._lock:
             self.figures.damaged_files += 1
             self.cancel(path)
-            if self._disk is not None:
-                self._disk.remove(path)
+            if self.disk is not None:
+                self.disk.remove(path)
 
     def withdraw(self, path: bytes) -> bool:
         """The original is written to, or has changed: no copy until there is a newer board."""
@@ -543,8 +523,8 @@ class Copies:
             self.held_bytes -= copy.cost_bytes
         else:
             self.disk_bytes -= copy.cost_bytes
-            if self._disk is not None:
-                self._disk.remove(copy.path)
+            if self.disk is not None:
+                self.disk.remove(copy.path)
 
     def close(self) -> None:
         """Let go of all copies in memory; those on disk stay for the next daemon."""
@@ -553,6 +533,6 @@ class Copies:
                 if copy.tier == "ram":
                     self._drop(copy)
             self.by_path.clear()
-            if self._disk is not None:
-                self._disk.close()
-                self._disk = None
+            if self.disk is not None:
+                self.disk.close()
+                self.disk = None

@@ -120,10 +120,6 @@ class DiskFolder:
 class DiskCopies:
     """The copies of one root's files. Not thread-safe: its owner holds a lock.
 
-    Args:
-        folder: of all roots.
-        root: the root's path.
-
     Raises:
         OSError: its folder cannot be used.
         StoreError: something lies there that is not ours.

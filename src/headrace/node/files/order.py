@@ -111,9 +111,6 @@ RECENT_SHARE, RECENT_MIN, RECENT_MAX = 4, 8, 64
 class Epochs:
     """Cuts a stream of opens into epochs.
 
-    Args:
-        files: how many there are; they are numbered from 0.
-
     Attributes:
         ended: epochs that have ended.
     """

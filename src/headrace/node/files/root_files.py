@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.node.datasets import Want
-from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, new_copy, seal
+from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, new_copy, seal
 from headrace.node.files.tree import FAR_THREADS, FileTree, Scan, is_far, stat_row
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.node.files.copies import DescriptorBudget
-    from headrace.node.files.disk_copies import DiskCopies
+    from headrace.node.files.disk_copies import DiskCopies, DiskCopy
     from headrace.node.files.run import ProgramRun
 
 __all__ = ["FarReader", "RootFiles"]
@@ -84,13 +84,7 @@ class _Reading:
 
 
 class FarReader:
-    """Reads for one root. Thread-safe.
-
-    Args:
-        root: resolved path.
-        copies: where what is read goes.
-        model: a simulated storage, which the root lies on.
-    """
+    """Reads for one root. Thread-safe."""
 
     def __init__(self, root: bytes, copies: Copies, model: _native.SlowModel | None = None) -> None:
         self._copies = copies
@@ -228,7 +222,7 @@ class FarReader:
         if left is not None:
             if not self._copies.reserve_left(path):
                 return None
-            job: Any = self._threads().submit(self._copies.check_left, left)
+            job: Any = self._threads().submit(self._check_left, left)
             return _Reading(path, row, job, ahead, time.monotonic())
         if self._copies.reserve(path, size, (view, file) if ahead else None) is None:
             self._no_room(view, file, ahead=ahead)
@@ -247,7 +241,7 @@ class FarReader:
                 return
             if not ahead:
                 demand.rest = None
-            elif self._copies.could_hold(int(view.stats[file, 2])):
+            elif copy_bytes(int(view.stats[file, 2])) <= self._copies.quota_bytes:
                 demand.ahead.appendleft(file)
                 demand.blocked = True
 
@@ -360,6 +354,11 @@ class FarReader:
         self._copies.cancel(reading.path)
         self._copies.spoiled.add(reading.path)
         self._copies.figures.failed(f"{os.fsdecode(reading.path)}: {error}")
+
+    def _check_left(self, left: DiskCopy) -> DiskCopy | None:
+        """Read a copy that an earlier daemon left; None: it is not what it was."""
+        disk = self._copies.disk
+        return left if disk is not None and disk.check(left) else None
 
     # -- large files ------------------------------------------------------------------------------
 
@@ -477,9 +476,7 @@ class RootFiles:
         """What memory it could use."""
         if self.tree is not self._counted:
             self._counted = self.tree
-            sizes = (
-                self.tree.stats[:, 2] if self.far and self.tree is not None else np.zeros(0, int)
-            )
+            sizes = self.tree.stats[:, 2] if self.far and self.tree else np.zeros(0, int)
             pages = -(-sizes // PAGE) * PAGE
             self._needed_bytes = int(pages.sum()) + OVERHEAD_BYTES * len(sizes)
         return Want(self._needed_bytes, self.copies.held_bytes, frozenset(self.users), self.used_s)

@@ -92,11 +92,11 @@ class ProgramRun:
         self._far = np.zeros(len(self.paths), bool)
         for root, (low, high) in zip(self.roots, self._ranges, strict=True):
             self._far[low:high] = root.far
-        tiers = {root.copies.disk_path for root in roots} - {None}
+        disks = [root.copies.disk for root in roots]
         self.board = _native.FileBoard(
             self.paths, np.ascontiguousarray(self.stats[:, :4]),
             np.ascontiguousarray(self.stats[:, 4:]),
-            roots=list(spellings), tiers=sorted(tier for tier in tiers if tier is not None),
+            roots=list(spellings), tiers=sorted({disk.path for disk in disks if disk is not None}),
             immutable=immutable,
         )  # fmt: skip
         self.ring = _native.OpenRing()
@@ -109,7 +109,9 @@ class ProgramRun:
         self._opened_s = 0.0
         self._rest_s = 0.0
         self._room: dict[RootFiles, object] = {}
-        self._near = PageCacheAhead(self.paths, self._sizes, idle=self._idle)
+        self._near = PageCacheAhead(
+            self.paths, self._sizes, idle=lambda: time.monotonic() - self._opened_s > IDLE_S
+        )
         self.figures = OpenFigures()
         self._ended = False
         self._thread = threading.Thread(target=self._watch, name="headrace-node-run", daemon=True)
@@ -120,12 +122,7 @@ class ProgramRun:
         return int(self._sizes.sum())
 
     def begin(self, given: GivenOrder | None, earlier: NDArray[np.int64] | None) -> None:
-        """Show the copies that there are, and begin to watch.
-
-        Args:
-            given: what the user says of the order.
-            earlier: the order of an earlier run of the job.
-        """
+        """Show the copies that there are, and begin to watch."""
         self._foresight = Foresight(len(self.paths), given, earlier)
         for root in self.roots:
             root.copies.attach(self)
@@ -324,9 +321,6 @@ class ProgramRun:
         if not epochs and self._sizes[near].sum() <= available_memory() // 2:
             self._near.want_when_idle(near)
 
-    def _idle(self) -> bool:
-        return time.monotonic() - self._opened_s > IDLE_S
-
     def _spoil(self, file: int, *, written: bool) -> None:
         """A file is written to, or its copy was refused: is it what it was?"""
         if not written:
@@ -336,15 +330,9 @@ class ProgramRun:
                 same = False
             if same:
                 return
-        root = self._root_of(file)
-        root.copies.withdraw(self.paths[file])
-
-    def _root_of(self, file: int) -> RootFiles:
-        return next(
-            root
-            for root, (low, high) in zip(self.roots, self._ranges, strict=True)
-            if low <= file < high
-        )
+        for root, (low, high) in zip(self.roots, self._ranges, strict=True):
+            if low <= file < high:
+                root.copies.withdraw(self.paths[file])
 
     # -- figures ----------------------------------------------------------------------------------
 

@@ -169,7 +169,9 @@ class FileService:
 
     def _open_roots(self, served: _Served) -> None:
         request = served.request
-        simulate = request.simulate or self._simulated()
+        simulate = request.simulate
+        if not simulate and isinstance(given_storage := self._options.reader.simulate, str):
+            simulate = given_storage
         model = simulation_of(simulate) if simulate else None
         resolved: dict[bytes, bytes] = {}
         for given in request.roots:
@@ -179,14 +181,18 @@ class FileService:
                 continue
             resolved[os.path.normpath(given)] = path
         tops = {
-            path for path in resolved.values() if not _within(path, set(resolved.values()) - {path})
+            path
+            for path in resolved.values()
+            if not any(path.startswith(other.rstrip(b"/") + b"/") for other in resolved.values())
         }
         for path in sorted(tops):
             root = self._roots.get((path, simulate))
             if root is None:
                 self._make_room()
+                if self._descriptors is None:
+                    self._descriptors = DescriptorBudget(self._descriptors_limit)
                 root = RootFiles(
-                    path, descriptors=self._budget(), disk=self._disk(path, served),
+                    path, descriptors=self._descriptors, disk=self._disk(path, served),
                     model=model.model() if model is not None else None, far=self._far,
                 )  # fmt: skip
                 self._roots[path, simulate] = root
@@ -196,15 +202,6 @@ class FileService:
         served.spellings = sorted(
             {*resolved.items(), *((path, path) for path in resolved.values())}
         )
-
-    def _simulated(self) -> str | None:
-        given = self._options.reader.simulate
-        return given if isinstance(given, str) else None
-
-    def _budget(self) -> DescriptorBudget:
-        if self._descriptors is None:
-            self._descriptors = DescriptorBudget(self._descriptors_limit)
-        return self._descriptors
 
     def _disk(self, path: bytes, served: _Served) -> DiskCopies | None:
         tiers = self._options.tiers
@@ -352,8 +349,3 @@ class FileService:
             **served.run.describe(),
             "of_roots": [root.describe() for root in served.roots],
         }
-
-
-def _within(path: bytes, others: set[bytes]) -> bool:
-    """Whether a path lies below one of the others."""
-    return any(path.startswith(other.rstrip(b"/") + b"/") for other in others)
