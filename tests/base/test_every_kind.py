@@ -17,7 +17,7 @@ from headrace.cluster.local.jobs import LocalJob, TaskState, read_request
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
-from headrace.job.meeting import Meeting, NodeDocument, Place
+from headrace.job.meeting import Meeting, NodeDocument, SharePlace
 from headrace.plane.cache_directory import MARK, read_mark, write_mark
 from headrace.posix.launch import Ended
 from headrace.posix.recording import RUN_FILE, RecordedRun
@@ -57,7 +57,7 @@ def cluster_snapshot(folder):
 
 
 def node_document(folder):
-    place = Place(0, "nvme+tcp://h:1/d", ("nvme+tcp://h:1/v",))
+    place = SharePlace(0, "nvme+tcp://h:1/d", ("nvme+tcp://h:1/v",))
     document = NodeDocument(
         session="s", node=0, host="h", pid=1, address="127.0.0.1:9", nqn="nqn.x", local="/tmp",
         state="staged", samples=3, segment={"samples": 3}, place=place, replicas=(place,),

@@ -12,8 +12,8 @@ from headrace.fabric.pdu import (
     COMMON,
     DATA,
     Format,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     encode,
     icreq,
@@ -48,7 +48,7 @@ def talk(address, *messages):
         received = b""
         while chunk := sock.recv(1 << 16):
             received += chunk
-    splitter = Splitter(Rules(to_host=True, established=False, data_max=1 << 20))
+    splitter = PduSplitter(Rules(to_host=True, established=False, data_max=1 << 20))
     pdus = []
     for pdu in splitter.feed(received):
         pdus.append(pdu)

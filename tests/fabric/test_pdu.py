@@ -11,10 +11,10 @@ from headrace import _native
 from headrace.fabric.pdu import (
     DATA,
     Fatal,
-    Fault,
     Format,
+    PduFault,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     check_common,
     encode,
@@ -70,7 +70,7 @@ def test_python_and_native_judge_headers_alike(header, rules):
     try:
         layout = check_common(header, rules)
         here = (0, 0, layout.header_bytes, layout.pad_bytes, layout.data_bytes)
-    except Fault as fault:
+    except PduFault as fault:
         here = (fault.status, fault.info, 0, 0, 0)
     assert native(header, rules) == here
 
@@ -92,10 +92,10 @@ def test_every_pdu_split_at_every_byte(form):
         to_host=True, hdgst=form.hdgst, ddgst=form.ddgst, alignment=form.alignment, data_max=4096
     )
     whole = stream(form)
-    expected = list(Splitter(rules).feed(whole))
+    expected = list(PduSplitter(rules).feed(whole))
     assert [pdu.type for pdu in expected] == [Type.C2H_DATA, Type.CAPSULE_RESP, Type.R2T]
     for split in range(len(whole) + 1):
-        splitter = Splitter(rules)
+        splitter = PduSplitter(rules)
         assert [*splitter.feed(whole[:split]), *splitter.feed(whole[split:])] == expected
 
 
@@ -108,8 +108,8 @@ def test_a_flipped_bit_is_found_wherever_it_is():
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            pdus = list(Splitter(rules).feed(bytes(damaged)))
-        except Fault:
+            pdus = list(PduSplitter(rules).feed(bytes(damaged)))
+        except PduFault:
             found += 1
         else:
             found += not pdus or not pdus[0].intact
@@ -128,20 +128,20 @@ def test_init_pdus_have_the_specification_s_bytes():
 def test_an_icreq_with_one_wrong_field(at, value, info):
     wrong = bytearray(icreq(3))
     wrong[at] = value
-    with pytest.raises(Fault) as fault:
+    with pytest.raises(PduFault) as fault:
         read_icreq(bytes(wrong))
     assert fault.value.info == info
 
 
 @pytest.mark.parametrize("limit", [0, 4092, 4098])
 def test_an_icresp_with_a_wrong_maxh2cdata(limit):
-    with pytest.raises(Fault) as fault:
+    with pytest.raises(PduFault) as fault:
         read_icresp(icresp(0, limit), offered=3)
     assert fault.value.info == 12
 
 
 def test_a_term_req_says_what_was_wrong():
-    fault = Fault(Fatal.HEADER_DIGEST, 0x11223344, "")
+    fault = PduFault(Fatal.HEADER_DIGEST, 0x11223344, "")
     made = term_req(fault, bytes(500), from_host=True)
     assert len(made) == 152
     assert check_common(made[:8], Rules(to_host=False, hdgst=True)).header_bytes == 152

@@ -180,12 +180,12 @@ def test_writes_are_refused_with_the_standard_status(exported):
     """Spoken by hand: our engine has no write."""
     from headrace.fabric.command import Sqe, Status
     from headrace.fabric.host import Host
-    from headrace.fabric.pdu import Format, Rules, Splitter, Type, encode
+    from headrace.fabric.pdu import Format, PduSplitter, Rules, Type, encode
 
     plain = HostOptions(timeout_s=5, hdgst=False, ddgst=False)
     with Host(exported.target.address, NQN, OTHER_HOST, plain) as host:
         queue = host.open_queues(1)[0]
-        splitter = Splitter(Rules(to_host=True, data_max=1 << 20))
+        splitter = PduSplitter(Rules(to_host=True, data_max=1 << 20))
         found = {}
         for opcode in (0x01, 0x04, 0x08, 0x09, 0x05, 0x0D, 0x7F):
             sqe = Sqe(opcode, cid=opcode, nsid=1, sgl_type=0x5A, sgl_length=512)

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from headrace.node.mapped import Ledger, Mappings
+from headrace.node.mapped import LeaseLedger, Mappings
 from headrace.node.wire import Buffers, Retired, Samples, Status, WireError, decode_reply, encode
 
 SIZE = 4096
@@ -24,7 +24,7 @@ def seeds() -> list[bytes]:
 
 
 def one_input(data: bytes) -> str:
-    mappings = Mappings(Ledger())
+    mappings = Mappings(LeaseLedger())
     fd = os.memfd_create("fuzz")
     try:
         os.ftruncate(fd, SIZE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.node.served import Outcome
+from headrace.node.served import ReadOutcome
 from headrace.node.wire import (
     PROTOCOL,
     Abandon,
@@ -65,7 +65,7 @@ def one_input(data: bytes) -> str:
             if reading and step & 16:
                 indices, done = reading.pop(step % len(reading))
                 buffer += 1
-                done(Outcome(Memory(indices, buffer) if step & 32 else None, "failed"))
+                done(ReadOutcome(Memory(indices, buffer) if step & 32 else None, "failed"))
             host.check()
     except WireError:
         refused += 1

@@ -17,9 +17,9 @@ from headrace.fabric.command import (
     connect_command,
     fabrics_command,
 )
-from headrace.fabric.connection import Admission, Connection, ConnectRequest
+from headrace.fabric.connection import Admission, ConnectRequest, HostConnection
 from headrace.fabric.controller import Association, Controller
-from headrace.fabric.pdu import Fatal, Fault, Format, Type, encode, icreq, term_req
+from headrace.fabric.pdu import Fatal, Format, PduFault, Type, encode, icreq, term_req
 
 COMMAND_BYTES = 72
 
@@ -46,7 +46,7 @@ def seeds() -> list[bytes]:
         b"\0" + plain + b"".join(rest),
         b"\1" + plain + rest[2] + rest[3],
         b"\5" + icreq(3) + command(connect, names, digests) + command(identify, form=digests),
-        b"\0" + plain + term_req(Fault(Fatal.SEQUENCE_ERROR, 0, ""), b"", from_host=True),
+        b"\0" + plain + term_req(PduFault(Fatal.SEQUENCE_ERROR, 0, ""), b"", from_host=True),
         b"\1" + plain + rest[2] + command(Sqe(Admin.GET_LOG_PAGE, 1, 0, 0, 512, 0x5A, 0x007F0002)),
         b"\1" + plain + rest[2] + command(Sqe(Admin.SET_FEATURES, 1, cdw10=7, cdw11=0x10001)),
     ]
@@ -63,7 +63,7 @@ def one_input(data: bytes) -> str:
         at_gate = gate() if guarded else None
         return Admission(result=1, controller=Controller(association, 0.0), gate=at_gate)
 
-    connection = Connection(admit)
+    connection = HostConnection(admit)
     size = (data[0] >> 1) + 1 if data and data[0] > 1 else 1 << 16
     rest = data[1:]
     for at in range(0, len(rest), size):

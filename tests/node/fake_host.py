@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace.node import session
-from headrace.node.jobs import Job, Tally
-from headrace.node.served import Outcome
+from headrace.node.jobs import ClientJob, JobTally
+from headrace.node.served import ReadOutcome
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
     Ask,
@@ -113,11 +113,11 @@ class Host:
         self.jobs, self.opening, self.stops = {}, [], 0
         self.data = {1: Data(1), 2: Data(2)}
         self.budget = WindowBudget(ROOM)
-        self.tally, self.shared = Tally(), 0
+        self.tally, self.shared = JobTally(), 0
         self.clients = [Client(self, n) for n in range(clients)]
 
     def job(self, name):
-        return self.jobs.setdefault(name, Job(name, JOB_WINDOW, self.tally))
+        return self.jobs.setdefault(name, ClientJob(name, JOB_WINDOW, self.tally))
 
     def share(self):
         self.shared += 1
@@ -234,7 +234,7 @@ class Host:
             client.session.close()
         for data in self.data.values():
             for indices, done in data.reading:
-                done(Outcome(Memory(indices, 1)))
+                done(ReadOutcome(Memory(indices, 1)))
             data.reading.clear()
             assert data.users == {}
         for job in self.jobs.values():

@@ -28,7 +28,7 @@ from headrace.control.metrics import (
 )
 from headrace.errors import HeadraceError
 from headrace.node import notes
-from headrace.node.jobs import CAUSES, LABELS_MAX, JobTotals, Tally
+from headrace.node.jobs import CAUSES, LABELS_MAX, JobTally, JobTotals
 from headrace.node.limits import RateLimits
 from headrace.node.metrics import TABLE, figures_of, serve_metrics
 from headrace.node.served import label_of
@@ -189,7 +189,7 @@ def test_latencies_add_up(folder):
 
 
 def test_a_thousand_jobs_have_few_labels_and_lose_nothing():
-    tally = Tally(kept_s=10.0)
+    tally = JobTally(kept_s=10.0)
     total = 0
     before = {}
     for at in range(1000):
@@ -207,7 +207,7 @@ def test_a_thousand_jobs_have_few_labels_and_lose_nothing():
 
 
 def test_a_job_that_comes_back_goes_on_where_it_was():
-    tally = Tally(kept_s=10.0)
+    tally = JobTally(kept_s=10.0)
     tally.begin("a", 0.0).served(5, 5, 5)
     tally.end("a", 1.0)
     assert tally.begin("a", 5.0).samples == 5
@@ -218,7 +218,7 @@ def test_a_job_that_comes_back_goes_on_where_it_was():
 
 
 def test_the_total_never_goes_down():
-    tally = Tally(labels_max=2, kept_s=1.0)
+    tally = JobTally(labels_max=2, kept_s=1.0)
     for at in range(20):
         tally.begin(f"job-{at % 5}", float(at)).served(1, 1, 1)
         if at % 2:
@@ -228,7 +228,7 @@ def test_the_total_never_goes_down():
 
 
 def test_nobody_can_be_called_other():
-    tally = Tally()
+    tally = JobTally()
     tally.begin(OTHER, 0.0).served(1, 1, 1)
     tally.end(OTHER, 0.0)
     assert tally.by_label(1.0)[OTHER].samples == 1

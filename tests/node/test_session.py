@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.node import session
-from headrace.node.served import Outcome
+from headrace.node.served import ReadOutcome
 from headrace.node.wire import (
     PROTOCOL,
     Abandon,
@@ -119,12 +119,12 @@ class Sessions(RuleBasedStateMachine):
         at = draw.draw(st.integers(0, len(data.reading) - 1))
         indices, done = data.reading.pop(at)
         if ends == "failed":
-            done(Outcome(None, "it failed"))
+            done(ReadOutcome(None, "it failed"))
             return
         self.buffer += 1
         memory = Memory(indices, self.buffer if ends == "well" else 0)
         self.batches.append(memory)
-        done(Outcome(memory))
+        done(ReadOutcome(memory))
 
     @rule(number=st.integers(0, 2))
     def hang_up(self, number):

@@ -30,16 +30,16 @@ __all__ = [
     "SECP_NVME",
     "SPSP_CHAP",
     "Challenge",
+    "ChapProof",
     "DhGroup",
     "DhKey",
-    "Explanation",
     "Failure",
     "Message",
     "MessageFault",
     "MessageId",
     "Negotiate",
     "Parties",
-    "Proof",
+    "ReasonExplanation",
     "Reply",
     "Success1",
     "Success2",
@@ -76,7 +76,7 @@ class MessageId(IntEnum):
     FAILURE1 = 0xF1
 
 
-class Explanation(IntEnum):
+class ReasonExplanation(IntEnum):
     """Reason Code Explanation of a failure."""
 
     FAILED = 1
@@ -92,7 +92,7 @@ class Explanation(IntEnum):
         """For people."""
         return (
             "authentication failed"
-            if self is Explanation.FAILED
+            if self is ReasonExplanation.FAILED
             else self.name.lower().replace("_", " ")
         )
 
@@ -105,7 +105,7 @@ class MessageFault(Exception):
         what: for our own log.
     """
 
-    def __init__(self, explanation: Explanation, what: str) -> None:
+    def __init__(self, explanation: ReasonExplanation, what: str) -> None:
         super().__init__(f"{explanation.words}: {what}")
         self.explanation = explanation
         self.what = what
@@ -122,7 +122,7 @@ _FAILURE = struct.Struct("<BBHHBB")
 
 
 def _payload(what: str) -> MessageFault:
-    return MessageFault(Explanation.INCORRECT_PAYLOAD, what)
+    return MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, what)
 
 
 class Negotiate(NamedTuple):
@@ -154,7 +154,7 @@ class Negotiate(NamedTuple):
             if not 1 <= halen <= _IDS_MAX or not 1 <= dhlen <= _IDS_MAX:
                 raise _payload(f"{halen} hash functions and {dhlen} groups")
             return cls(tid, tuple(hashes[:halen]), tuple(groups[:dhlen]), secure_channel)
-        raise MessageFault(Explanation.PROTOCOL_NOT_USABLE, "DH-HMAC-CHAP was not offered")
+        raise MessageFault(ReasonExplanation.PROTOCOL_NOT_USABLE, "DH-HMAC-CHAP was not offered")
 
 
 class Challenge(NamedTuple):
@@ -181,8 +181,8 @@ class Challenge(NamedTuple):
     def unpack(cls, data: bytes) -> Challenge:
         """From a message and what follows it in the buffer."""
         _, _, _, tid, hl, hash_id, group_id, dhvlen, sequence = _sized(_CHALLENGE, data)
-        hash_ = _known(Hash, hash_id, Explanation.HASH_NOT_USABLE, "HashID")
-        group = _known(DhGroup, group_id, Explanation.GROUP_NOT_USABLE, "DHgID")
+        hash_ = _known(Hash, hash_id, ReasonExplanation.HASH_NOT_USABLE, "HashID")
+        group = _known(DhGroup, group_id, ReasonExplanation.GROUP_NOT_USABLE, "DHgID")
         if hl != hash_.nbytes:
             raise _payload(f"HL is {hl}, {hash_.name} has {hash_.nbytes}")
         check_dhvlen(dhvlen, group)
@@ -287,8 +287,8 @@ class Failure(NamedTuple):
         return cls(tid, explanation, number == MessageId.FAILURE2, reason)
 
     def __str__(self) -> str:
-        known = self.explanation in set(Explanation)
-        return Explanation(self.explanation).words if known else f"reason {self.explanation}"
+        known = self.explanation in set(ReasonExplanation)
+        return ReasonExplanation(self.explanation).words if known else f"reason {self.explanation}"
 
 
 Message = Negotiate | Challenge | Reply | Success1 | Success2 | Failure
@@ -316,7 +316,7 @@ def parse(data: bytes) -> Message:
     kind = _KINDS.get((auth_type, auth_id))
     if kind is None:
         raise MessageFault(
-            Explanation.INCORRECT_MESSAGE, f"AUTH_TYPE {auth_type}, AUTH_ID {auth_id:#04x}"
+            ReasonExplanation.INCORRECT_MESSAGE, f"AUTH_TYPE {auth_type}, AUTH_ID {auth_id:#04x}"
         )
     return kind.unpack(data)
 
@@ -338,7 +338,7 @@ def _values(data: bytes, at: int, *sizes: int) -> list[bytes]:
     return out
 
 
-def _known(kind: type[_IdT], number: int, explanation: Explanation, what: str) -> _IdT:
+def _known(kind: type[_IdT], number: int, explanation: ReasonExplanation, what: str) -> _IdT:
     """The hash function or group with an identifier."""
     try:
         return kind(number)
@@ -366,7 +366,7 @@ class Parties(NamedTuple):
     subnqn: str
 
 
-class Proof(NamedTuple):
+class ChapProof(NamedTuple):
     """What host and controller agreed on before either proves anything."""
 
     parties: Parties

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from headrace.fabric.chap import (
     Challenge,
+    ChapProof,
     DhGroup,
     DhKey,
-    Explanation,
     Failure,
     Message,
     MessageFault,
     Negotiate,
     Parties,
-    Proof,
+    ReasonExplanation,
     Reply,
     Success1,
     Success2,
@@ -99,7 +99,7 @@ class Exchange:
         self._fault: MessageFault | None = None
         self._c2 = secrets.token_bytes(max(Hash).nbytes)
         self._s2 = sequence_number()
-        self._proof: Proof | None = None
+        self._proof: ChapProof | None = None
 
     @property
     def done(self) -> bool:
@@ -145,18 +145,20 @@ class Exchange:
             self._step = _HostStep.DONE
             return Success2(self._tid).pack() if self._chap.controller_secret else None
         raise MessageFault(
-            Explanation.INCORRECT_MESSAGE, f"{type(message).__name__} at {self._step.name}"
+            ReasonExplanation.INCORRECT_MESSAGE, f"{type(message).__name__} at {self._step.name}"
         )
 
     def _reply(self, message: Challenge) -> Reply:
         if message.hash not in self._chap.hashes:
-            raise MessageFault(Explanation.HASH_NOT_USABLE, f"{message.hash.name} was not offered")
+            raise MessageFault(
+                ReasonExplanation.HASH_NOT_USABLE, f"{message.hash.name} was not offered"
+            )
         if message.group not in self._chap.groups:
             raise MessageFault(
-                Explanation.GROUP_NOT_USABLE, f"{message.group.name} was not offered"
+                ReasonExplanation.GROUP_NOT_USABLE, f"{message.group.name} was not offered"
             )
         public, shared = _exchange(message)
-        self._proof = Proof(self._chap.parties, message.hash, self._tid, shared)
+        self._proof = ChapProof(self._chap.parties, message.hash, self._tid, shared)
         response = self._proof.of_host(self._chap.secret, message.value, message.sequence)
         self._step = _HostStep.SUCCESS
         if self._chap.controller_secret is None:
@@ -167,18 +169,20 @@ class Exchange:
     def _check_controller(self, message: Success1) -> None:
         assert self._proof is not None
         if message.hash_bytes != self._proof.hash.nbytes:
-            raise MessageFault(Explanation.INCORRECT_PAYLOAD, f"HL is {message.hash_bytes}")
+            raise MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, f"HL is {message.hash_bytes}")
         if self._chap.controller_secret is None:
             return
         if message.response is None:
-            raise MessageFault(Explanation.FAILED, "the controller proves nothing")
+            raise MessageFault(ReasonExplanation.FAILED, "the controller proves nothing")
         expected = self._proof.of_controller(self._chap.controller_secret, self._c2, self._s2)
         if not hmac.compare_digest(message.response, expected):
-            raise MessageFault(Explanation.FAILED, "the controller does not know the secret")
+            raise MessageFault(ReasonExplanation.FAILED, "the controller does not know the secret")
 
     def _check_tid(self, tid: int) -> None:
         if tid != self._tid:
-            raise MessageFault(Explanation.INCORRECT_PAYLOAD, f"T_ID is {tid}, ours {self._tid}")
+            raise MessageFault(
+                ReasonExplanation.INCORRECT_PAYLOAD, f"T_ID is {tid}, ours {self._tid}"
+            )
 
 
 def _exchange(message: Challenge) -> tuple[bytes, bytes]:
@@ -189,7 +193,7 @@ def _exchange(message: Challenge) -> tuple[bytes, bytes]:
     try:
         return key.public, key.exchange(message.public)
     except ValueError as e:
-        raise MessageFault(Explanation.INCORRECT_PAYLOAD, str(e)) from None
+        raise MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, str(e)) from None
 
 
 class _TargetStep(Enum):
@@ -238,9 +242,9 @@ class Gate:
         self._challenge = b""
         self._sequence = 0
         self._key: DhKey | None = None
-        self._proof: Proof | None = None
+        self._proof: ChapProof | None = None
         self._success = Success1(0, 0)
-        self._explanation = Explanation.FAILED
+        self._explanation = ReasonExplanation.FAILED
         self.authenticated = False
         self.why = ""
         """What went wrong."""
@@ -278,7 +282,7 @@ class Gate:
             return self._success.pack()
         if self._step is not _TargetStep.FAILED:
             what = f"a message is asked for at {self._step.name}"
-            self._fail(MessageFault(Explanation.INCORRECT_MESSAGE, what))
+            self._fail(MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what))
         self._step = _TargetStep.OVER
         return self._make_failure().pack()
 
@@ -300,22 +304,22 @@ class Gate:
             self.authenticated = True
         else:
             what = f"{type(message).__name__} at {step.name}"
-            raise MessageFault(Explanation.INCORRECT_MESSAGE, what)
+            raise MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what)
 
     def _negotiate(self, message: Negotiate) -> None:
         self._tid = message.tid
         if message.secure_channel:
             what = f"SC_C is {message.secure_channel}, there is no secure channel here"
-            raise MessageFault(Explanation.SECURE_CHANNEL_MISMATCH, what)
+            raise MessageFault(ReasonExplanation.SECURE_CHANNEL_MISMATCH, what)
         chosen = next((each for each in self._chap.hashes if each in message.hashes), None)
         if chosen is None:
             what = f"hash functions {message.hashes} were offered"
-            raise MessageFault(Explanation.HASH_NOT_USABLE, what)
+            raise MessageFault(ReasonExplanation.HASH_NOT_USABLE, what)
         group = next((each for each in self._chap.groups if each in message.groups), None)
         if group is None:
             what = f"groups {message.groups} were offered"
-            raise MessageFault(Explanation.GROUP_NOT_USABLE, what)
-        self._proof = Proof(self._chap.parties, chosen, self._tid)
+            raise MessageFault(ReasonExplanation.GROUP_NOT_USABLE, what)
+        self._proof = ChapProof(self._chap.parties, chosen, self._tid)
         self._key = None
         if group is not DhGroup.NULL:
             self._key = DhKey(group)
@@ -336,23 +340,25 @@ class Gate:
         proof = self._agreed(message)
         self._check_tid(message.tid)
         if len(message.response) != proof.hash.nbytes:
-            raise MessageFault(Explanation.INCORRECT_PAYLOAD, f"HL is {len(message.response)}")
+            raise MessageFault(
+                ReasonExplanation.INCORRECT_PAYLOAD, f"HL is {len(message.response)}"
+            )
         known = self._chap.secrets
         expected = proof.of_host(known.secret, self._challenge, self._sequence)
         if not hmac.compare_digest(message.response, expected):
-            raise MessageFault(Explanation.FAILED, "the host does not know the secret")
+            raise MessageFault(ReasonExplanation.FAILED, "the host does not know the secret")
         response = None
         if message.challenge is not None:
             if known.controller is None:
                 what = "the host asks for our proof, and there is no controller's secret for it"
-                raise MessageFault(Explanation.FAILED, what)
+                raise MessageFault(ReasonExplanation.FAILED, what)
             if hmac.compare_digest(message.challenge, self._challenge):
-                raise MessageFault(Explanation.FAILED, "our own challenge came back")
+                raise MessageFault(ReasonExplanation.FAILED, "our own challenge came back")
             response = proof.of_controller(known.controller, message.challenge, message.sequence)
         self._success = Success1(self._tid, proof.hash.nbytes, response)
         self._step = _TargetStep.SUCCESS1
 
-    def _agreed(self, message: Reply) -> Proof:
+    def _agreed(self, message: Reply) -> ChapProof:
         assert self._proof is not None
         check_dhvlen(len(message.public), self._key.group if self._key else DhGroup.NULL)
         if self._key is None:
@@ -360,7 +366,7 @@ class Gate:
         try:
             return self._proof._replace(shared=self._key.exchange(message.public))
         except ValueError as e:
-            raise MessageFault(Explanation.INCORRECT_PAYLOAD, str(e)) from None
+            raise MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, str(e)) from None
 
     def _make_failure(self) -> Failure:
         return Failure(self._tid, self._explanation, from_host=False)
@@ -368,7 +374,7 @@ class Gate:
     def _check_tid(self, tid: int) -> None:
         if tid != self._tid:
             what = f"T_ID is {tid}, the exchange has {self._tid}"
-            raise MessageFault(Explanation.INCORRECT_PAYLOAD, what)
+            raise MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, what)
 
     def _fail(self, fault: MessageFault) -> None:
         self.authenticated = False

@@ -43,7 +43,13 @@ from headrace.fabric.command import (
     Status,
     text,
 )
-from headrace.fabric.controller import ENTRIES_MAX, QUEUES_MAX, Association, Controller, Reply
+from headrace.fabric.controller import (
+    ENTRIES_MAX,
+    QUEUES_MAX,
+    Association,
+    CommandReply,
+    Controller,
+)
 from headrace.fabric.pdu import (
     COMMON,
     DATA,
@@ -51,10 +57,10 @@ from headrace.fabric.pdu import (
     HDGST,
     LAST,
     Fatal,
-    Fault,
     Format,
+    PduFault,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     encode,
     established,
@@ -71,7 +77,7 @@ if TYPE_CHECKING:
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import TargetOptions
 
-__all__ = ["Admission", "Associations", "ConnectRequest", "Connection", "Joined"]
+__all__ = ["Admission", "Associations", "ConnectRequest", "HostConnection", "Joined"]
 
 _INVALID_AT_CNTLID = 1 << 16 | 16
 _INVALID_AT_SUBNQN = 1 << 16 | 256
@@ -300,7 +306,7 @@ class Admission(NamedTuple):
     """The queue is of no use before this host has authenticated on it."""
 
 
-class Connection:
+class HostConnection:
     """One connection of a host.
 
     Args:
@@ -322,7 +328,7 @@ class Connection:
         self.dgst = digests
         self.hpda = 0
         self._admit = admit
-        self._splitter = Splitter(
+        self._splitter = PduSplitter(
             Rules(to_host=False, established=False, capsule_data_max=ADMIN_CAPSULE_DATA_MAX,
                   data_max=MAXH2CDATA)
         )  # fmt: skip
@@ -355,7 +361,7 @@ class Connection:
                 self._take_pdu(pdu, now_s)
                 if self.closing or self.handed_over:
                     return
-        except Fault as fault:
+        except PduFault as fault:
             self.why = str(fault)
             self.output += term_req(fault, self._splitter.header, from_host=False)
             self.closing = True
@@ -378,7 +384,9 @@ class Connection:
             self.output.clear()
             self.closing = True
         else:
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 10, "TTAG of an H2CData that nobody asked for")
+            raise PduFault(
+                Fatal.INVALID_HEADER_FIELD, 10, "TTAG of an H2CData that nobody asked for"
+            )
 
     def _open(self, pdu: Pdu) -> None:
         asked = read_icreq(pdu.header)
@@ -391,7 +399,7 @@ class Connection:
     def _command(self, pdu: Pdu, now_s: float) -> None:
         sqe = Sqe.unpack(pdu.header[COMMON.size : COMMON.size + 64])
         if sqe.cid in self._live or sqe.cid == 0xFFFF:
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 10, f"CID {sqe.cid} is live")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 10, f"CID {sqe.cid} is live")
         self._commands += 1
         if not pdu.intact:
             self._complete(Completion(sqe.cid, Status.TRANSIENT_TRANSPORT))
@@ -414,13 +422,13 @@ class Connection:
     def _connect(self, sqe: Sqe, data: bytes) -> None:
         """The first command must be a Connect."""
         if sqe.opcode != Admin.FABRICS or sqe.nsid & 0xFF != Fabrics.CONNECT:
-            self._reply(sqe.cid, Reply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY))
+            self._reply(sqe.cid, CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY))
             self.why = "the first command is no Connect"
             self.closing = True
             return
         admission = self._judge(sqe, data)
         if admission.status:
-            self._reply(sqe.cid, Reply(admission.status | DO_NOT_RETRY, admission.result))
+            self._reply(sqe.cid, CommandReply(admission.status | DO_NOT_RETRY, admission.result))
             self.why = self.why or "Connect was refused"
             self.closing = True
             return
@@ -459,7 +467,7 @@ class Connection:
         elif fctype == Fabrics.AUTH_RECEIVE:
             self._reply(sqe.cid, self._auth_receive(gate, sqe))
         elif not gate.authenticated:
-            self._reply(sqe.cid, Reply(Status.AUTHENTICATION_REQUIRED | DO_NOT_RETRY))
+            self._reply(sqe.cid, CommandReply(Status.AUTHENTICATION_REQUIRED | DO_NOT_RETRY))
         else:
             return False
         if gate.over:
@@ -468,30 +476,30 @@ class Connection:
         return True
 
     @staticmethod
-    def _auth_send(gate: Gate, sqe: Sqe, data: bytes) -> Reply:
+    def _auth_send(gate: Gate, sqe: Sqe, data: bytes) -> CommandReply:
         spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
         if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
-            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
+            return CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
         if sqe.sgl_type != SGL_IN_CAPSULE or not length == sqe.sgl_length == len(data):
-            return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+            return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
         gate.send(data)
-        return Reply()
+        return CommandReply()
 
     @staticmethod
-    def _auth_receive(gate: Gate, sqe: Sqe) -> Reply:
+    def _auth_receive(gate: Gate, sqe: Sqe) -> CommandReply:
         """The message, filled up to what the host has room for: some hosts wait for all of it."""
         spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
         if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
-            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
+            return CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
         if sqe.sgl_type != SGL_TRANSPORT or sqe.sgl_length != length:
-            return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+            return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
         if length < gate.message_bytes or length % 4:
-            return Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
-        return Reply(data=gate.receive().ljust(min(length, MESSAGE_BYTES_MAX), b"\0"))
+            return CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
+        return CommandReply(data=gate.receive().ljust(min(length, MESSAGE_BYTES_MAX), b"\0"))
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _reply(self, cid: int, reply: Reply) -> None:
+    def _reply(self, cid: int, reply: CommandReply) -> None:
         if reply.data:
             body = DATA.pack(cid, 0, 0, len(reply.data))
             self.output += encode(Type.C2H_DATA, body, reply.data, LAST, self._format)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headrace.fabric.command import DiscoveryEntry
     from headrace.fabric.subsystem import Namespace
 
-__all__ = ["ENTRIES_MAX", "QUEUES_MAX", "Association", "Controller", "Reply"]
+__all__ = ["ENTRIES_MAX", "QUEUES_MAX", "Association", "CommandReply", "Controller"]
 
 ENTRIES_MAX = 1024
 """Of an I/O queue. A host with more reads in flight opens more queues."""
@@ -65,7 +65,7 @@ _NQN_LOGS = [LogPage.SUPPORTED, LogPage.ERROR, LogPage.SMART, LogPage.CHANGED_NA
 _DISCOVERY_LOGS = [LogPage.SUPPORTED, LogPage.ERROR, LogPage.DISCOVERY]
 
 
-class Reply(NamedTuple):
+class CommandReply(NamedTuple):
     """How a command ends."""
 
     status: int = 0
@@ -90,8 +90,8 @@ class Association(NamedTuple):
     """Bytes read and reads, for the SMART log."""
 
 
-_INVALID_FIELD = Reply(Status.INVALID_FIELD | DO_NOT_RETRY)
-_INVALID_OPCODE = Reply(Status.INVALID_OPCODE | DO_NOT_RETRY)
+_INVALID_FIELD = CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
+_INVALID_OPCODE = CommandReply(Status.INVALID_OPCODE | DO_NOT_RETRY)
 
 
 class Controller:
@@ -139,13 +139,13 @@ class Controller:
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def handle(self, sqe: Sqe, now_s: float) -> Reply | None:  # noqa: PLR0911 - a table of commands
+    def handle(self, sqe: Sqe, now_s: float) -> CommandReply | None:  # noqa: PLR0911 - a table of commands
         """Answers a command of the admin queue; None keeps it (an event request)."""
         self.heard(now_s)
         if sqe.opcode == Admin.FABRICS:
             return self._fabrics(sqe)
         if not self.registers.ready:
-            return Reply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
+            return CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
         match sqe.opcode:
             case Admin.IDENTIFY:
                 return self._sized(sqe, self._identify(sqe), IDENTIFY_BYTES)
@@ -158,35 +158,39 @@ class Controller:
             case Admin.ASYNC_EVENT:
                 return self._async_event(sqe)
             case Admin.KEEP_ALIVE:
-                return Reply()
+                return CommandReply()
             case Admin.ABORT:
-                return Reply(result=1)  # not aborted: nothing is held for long
+                return CommandReply(result=1)  # not aborted: nothing is held for long
         return _INVALID_OPCODE
 
-    def _fabrics(self, sqe: Sqe) -> Reply:
+    def _fabrics(self, sqe: Sqe) -> CommandReply:
         attributes, offset, value = PROPERTY_DWORDS.unpack(sqe.dwords)
         wide = attributes & 7 == 1
         match sqe.nsid & 0xFF:
             case Fabrics.PROPERTY_GET:
-                found = self.registers.get(offset, wide=wide)
-                return _INVALID_FIELD if found is None else Reply(result=found)
+                register = self.registers.get(offset, wide=wide)
+                return _INVALID_FIELD if register is None else CommandReply(result=register)
             case Fabrics.PROPERTY_SET:
-                return Reply() if self.registers.set(offset, value, wide=wide) else _INVALID_FIELD
+                return (
+                    CommandReply()
+                    if self.registers.set(offset, value, wide=wide)
+                    else _INVALID_FIELD
+                )
             case Fabrics.DISCONNECT:
                 self.disconnecting = True
-                return Reply()
+                return CommandReply()
             case Fabrics.CONNECT:
-                return Reply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
+                return CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
         return _INVALID_FIELD
 
     @staticmethod
-    def _sized(sqe: Sqe, data: bytes | None, nbytes: int) -> Reply:
+    def _sized(sqe: Sqe, data: bytes | None, nbytes: int) -> CommandReply:
         """A reply with data, if the host's buffer is that large."""
         if data is None:
             return _INVALID_FIELD
         if sqe.sgl_type != SGL_TRANSPORT or sqe.sgl_length != nbytes:
-            return Reply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
-        return Reply(data=data)
+            return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+        return CommandReply(data=data)
 
     def _identify(self, sqe: Sqe) -> bytes | None:  # noqa: PLR0911 - a table of CNS values
         namespaces = self.association.namespaces()
@@ -227,10 +231,10 @@ class Controller:
 
     # -- log pages --------------------------------------------------------------------------------
 
-    def _log_page(self, sqe: Sqe, now_s: float) -> Reply:
+    def _log_page(self, sqe: Sqe, now_s: float) -> CommandReply:
         page = self._page(sqe.cdw10 & 0xFF, now_s)
         if page is None:
-            return Reply(Status.INVALID_LOG_PAGE | DO_NOT_RETRY)
+            return CommandReply(Status.INVALID_LOG_PAGE | DO_NOT_RETRY)
         nbytes = ((sqe.cdw10 >> 16 | (sqe.cdw11 & 0xFFFF) << 16) + 1) * 4
         offset = sqe.cdw12 | sqe.cdw13 << 32
         if offset % 4 or offset > len(page) or nbytes > 1 << (12 + _MDTS):
@@ -261,38 +265,38 @@ class Controller:
 
     # -- features and events ----------------------------------------------------------------------
 
-    def _set_features(self, sqe: Sqe) -> Reply:
+    def _set_features(self, sqe: Sqe) -> CommandReply:
         match sqe.cdw10 & 0xFF:
             case Feature.NUMBER_OF_QUEUES if self.association.discovery is None:
                 asked = min(sqe.cdw11 & 0xFFFF, sqe.cdw11 >> 16)
                 if asked == 0xFFFF:
                     return _INVALID_FIELD
                 granted = min(asked, QUEUES_MAX - 1)
-                return Reply(result=granted | granted << 16)
+                return CommandReply(result=granted | granted << 16)
             case Feature.KEEP_ALIVE_TIMER:
                 self.kato_ms = sqe.cdw11
-                return Reply()
+                return CommandReply()
             case Feature.ASYNC_EVENTS:
                 self._event_mask = sqe.cdw11
                 self._tell()
-                return Reply()
+                return CommandReply()
         return _INVALID_FIELD
 
-    def _get_features(self, sqe: Sqe) -> Reply:
+    def _get_features(self, sqe: Sqe) -> CommandReply:
         if sqe.cdw10 >> 8 & 7:  # SELECT: only current values
             return _INVALID_FIELD
         match sqe.cdw10 & 0xFF:
             case Feature.NUMBER_OF_QUEUES if self.association.discovery is None:
-                return Reply(result=QUEUES_MAX - 1 | QUEUES_MAX - 1 << 16)
+                return CommandReply(result=QUEUES_MAX - 1 | QUEUES_MAX - 1 << 16)
             case Feature.KEEP_ALIVE_TIMER:
-                return Reply(result=self.kato_ms)
+                return CommandReply(result=self.kato_ms)
             case Feature.ASYNC_EVENTS:
-                return Reply(result=self._event_mask)
+                return CommandReply(result=self._event_mask)
         return _INVALID_FIELD
 
-    def _async_event(self, sqe: Sqe) -> Reply | None:
+    def _async_event(self, sqe: Sqe) -> CommandReply | None:
         if len(self._events) >= _EVENTS_MAX:
-            return Reply(Status.AER_LIMIT_EXCEEDED | DO_NOT_RETRY)
+            return CommandReply(Status.AER_LIMIT_EXCEEDED | DO_NOT_RETRY)
         self._events.append(sqe.cid)
         self._tell()
         return None

@@ -106,10 +106,10 @@ def split_window(url: str) -> tuple[str, int, int | None]:
     base, mark, window = url.partition("#")
     if not mark:
         return url, 0, None
-    found = re.fullmatch(r"(\d{1,19})\+(\d{1,19})", window, re.ASCII)
-    if found is None:
+    numbers = re.fullmatch(r"(\d{1,19})\+(\d{1,19})", window, re.ASCII)
+    if numbers is None:
         raise ValueError(f"{url!r} is no window of a namespace, expected #offset+length")
-    return base, int(found[1]), int(found[2])
+    return base, int(numbers[1]), int(numbers[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,9 +388,9 @@ class FabricEngine(Closing):
 
 def _check_unchanged(peer: _Peer, host: Host) -> None:
     for nsid, known in peer.volumes.items():
-        if (found := host.namespace(nsid)) != known:
+        if (namespace := host.namespace(nsid)) != known:
             raise NamespaceChanged(
-                f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is {found}, "
+                f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is {namespace}, "
                 f"was {known}."
             )
 
@@ -462,11 +462,11 @@ def _identity(nqn: str | None, number: str | bytes | None) -> HostIdentity:
 
 def _take(left: dict[str, Any], kind: type[HostOptions | EngineOptions]) -> dict[str, Any]:
     """The values of `kind`'s fields, taken out of `left`."""
-    found = {}
+    values = {}
     for each in fields(kind):
         if each.name in left and each.name != "host":
-            found[each.name] = _value(each.name, str(each.type), left.pop(each.name))
-    return found
+            values[each.name] = _value(each.name, str(each.type), left.pop(each.name))
+    return values
 
 
 def _value(name: str, kind: str, value: Any) -> Any:

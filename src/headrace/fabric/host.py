@@ -181,15 +181,15 @@ class Host(Closing):
 
     def namespaces(self) -> dict[int, NamespaceIdentity]:
         """The active namespaces by NSID."""
-        found: dict[int, NamespaceIdentity] = {}
+        namespaces: dict[int, NamespaceIdentity] = {}
         last = 0
         while chunk := unpack_active_namespaces(self._identify(2, nsid=last)):
             for nsid in chunk:
-                found[nsid] = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+                namespaces[nsid] = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
             if chunk[-1] <= last or len(chunk) < IDENTIFY_BYTES // 4:
                 break
             last = chunk[-1]
-        return found
+        return namespaces
 
     def namespace(self, nsid: int) -> NamespaceIdentity:
         """One namespace.
@@ -197,10 +197,10 @@ class Host(Closing):
         Raises:
             FabricError: it is not active.
         """
-        found = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
-        if not found.blocks or not found.block_bytes:
+        identity = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+        if not identity.blocks or not identity.block_bytes:
             raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
-        return found
+        return identity
 
     def log_page(self, page: LogPage, nbytes: int, offset: int = 0) -> bytes:
         """`nbytes` (a multiple of 4) of a log page."""

@@ -269,19 +269,19 @@ def parse_table(
     crc = crc32c(table)
     _expect(crc == header.table_crc, where, "catalog table checksum", f"{crc:08x}",
             f"{header.table_crc:08x}", PAGE_BYTES)  # fmt: skip
-    found: dict[str, CatalogEntry] = {}
+    by_name: dict[str, CatalogEntry] = {}
     at = 0
     for number in range(header.entries):
         entry, nbytes = _parse_entry(table, at, number, where)
-        _expect(entry.name not in found, where, f"entry {number} of the catalog",
+        _expect(entry.name not in by_name, where, f"entry {number} of the catalog",
                 f"a second {entry.name!r}", "each name once", PAGE_BYTES + at)  # fmt: skip
-        found[entry.name] = entry
+        by_name[entry.name] = entry
         at += nbytes
     _expect(at == len(table), where, "end of the catalog's last entry", f"{at:,}",
             f"{len(table):,}", PAGE_BYTES + at)  # fmt: skip
     own = namespace_bytes, PAGE_BYTES + aligned(len(table))
-    _check_places(found.values(), where, *own)
-    return found
+    _check_places(by_name.values(), where, *own)
+    return by_name
 
 
 def _parse_entry(table: bytes, at: int, number: int, where: str) -> tuple[CatalogEntry, int]:

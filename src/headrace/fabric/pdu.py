@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DATA",
     "Fatal",
-    "Fault",
     "Format",
     "InitParameters",
-    "Layout",
     "Pdu",
+    "PduFault",
+    "PduLayout",
+    "PduSplitter",
     "Rules",
-    "Splitter",
     "Type",
     "check_common",
     "crc32c",
@@ -70,7 +70,7 @@ class Fatal(IntEnum):
     UNSUPPORTED_PARAMETER = 6
 
 
-class Fault(Exception):
+class PduFault(Exception):
     """A PDU breaks a rule; the connection ends with a TermReq that says which.
 
     Args:
@@ -140,7 +140,7 @@ class Rules:
     """Bytes of one H2CData or C2HData."""
 
 
-class Layout(NamedTuple):
+class PduLayout(NamedTuple):
     """Where a PDU's parts end, in bytes."""
 
     type: Type
@@ -156,7 +156,7 @@ class Layout(NamedTuple):
 class Pdu(NamedTuple):
     """A PDU that came whole."""
 
-    layout: Layout
+    layout: PduLayout
     header: bytes
     data: bytes
     intact: bool
@@ -168,11 +168,11 @@ class Pdu(NamedTuple):
         return self.layout.type
 
 
-def _invalid(offset: int, what: str) -> Fault:
-    return Fault(Fatal.INVALID_HEADER_FIELD, offset, what)
+def _invalid(offset: int, what: str) -> PduFault:
+    return PduFault(Fatal.INVALID_HEADER_FIELD, offset, what)
 
 
-def check_common(header: bytes, rules: Rules) -> Layout:  # noqa: C901 - a list of rules
+def check_common(header: bytes, rules: Rules) -> PduLayout:  # noqa: C901 - a list of rules
     """Judges the first 8 bytes of a PDU.
 
     Raises:
@@ -186,7 +186,7 @@ def check_common(header: bytes, rules: Rules) -> Layout:  # noqa: C901 - a list 
     if kind.to_host != rules.to_host:
         raise _invalid(0, f"{type_.name} comes from the wrong side")
     if type_ not in _ENDING and (type_ in _OPENING) == rules.established:
-        raise Fault(Fatal.SEQUENCE_ERROR, 0, f"{type_.name} out of order")
+        raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{type_.name} out of order")
     if hlen != kind.hlen:
         raise _invalid(2, f"HLEN is {hlen}, expected {kind.hlen}")
     if flags & ~kind.flags:
@@ -201,14 +201,14 @@ def check_common(header: bytes, rules: Rules) -> Layout:  # noqa: C901 - a list 
             raise _invalid(4, f"PLEN of a TermReq is {plen}")
         if pdo:
             raise _invalid(3, "PDO of a PDU without data is not 0")
-        return Layout(type_, 0, hlen, False, False, plen, 0, 0)
-    return _lengths(Layout(type_, flags, hlen, hdgst, False, 0, 0, 0), kind, (plen, pdo), rules)
+        return PduLayout(type_, 0, hlen, False, False, plen, 0, 0)
+    return _lengths(PduLayout(type_, flags, hlen, hdgst, False, 0, 0, 0), kind, (plen, pdo), rules)
 
 
 def _lengths(  # noqa: C901 - a list of rules
-    layout: Layout, kind: _Kind, found: tuple[int, int], rules: Rules
-) -> Layout:
-    plen, pdo = found
+    layout: PduLayout, kind: _Kind, lengths: tuple[int, int], rules: Rules
+) -> PduLayout:
+    plen, pdo = lengths
     header = layout.hlen + (_DIGEST_BYTES if layout.hdgst else 0)
     layout = layout._replace(header_bytes=header)
     if plen < header:
@@ -237,7 +237,7 @@ def _lengths(  # noqa: C901 - a list of rules
     return layout._replace(ddgst=rules.ddgst, pad_bytes=pdo - header, data_bytes=data)
 
 
-class Splitter:
+class PduSplitter:
     """Divides the bytes of a connection into PDUs.
 
     Args:
@@ -247,7 +247,7 @@ class Splitter:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._bytes = bytearray()
-        self._layout: Layout | None = None
+        self._layout: PduLayout | None = None
 
     @property
     def header(self) -> bytes:
@@ -278,16 +278,16 @@ class Splitter:
         start = layout.header_bytes + layout.pad_bytes
         end = start + layout.data_bytes
         if layout.hdgst and len(self._bytes) >= layout.header_bytes:
-            found = int.from_bytes(self._bytes[layout.hlen : layout.header_bytes], "little")
-            if found != crc32c(self._bytes[: layout.hlen]):
-                raise Fault(Fatal.HEADER_DIGEST, found, "the header digest is wrong")
+            digest = int.from_bytes(self._bytes[layout.hlen : layout.header_bytes], "little")
+            if digest != crc32c(self._bytes[: layout.hlen]):
+                raise PduFault(Fatal.HEADER_DIGEST, digest, "the header digest is wrong")
         if len(self._bytes) < end + (_DIGEST_BYTES if layout.ddgst else 0):
             return None
         data = bytes(self._bytes[start:end])
         intact = True
         if layout.ddgst:
-            found = int.from_bytes(self._bytes[end : end + _DIGEST_BYTES], "little")
-            intact = found == crc32c(data)
+            digest = int.from_bytes(self._bytes[end : end + _DIGEST_BYTES], "little")
+            intact = digest == crc32c(data)
             end += _DIGEST_BYTES
         pdu = Pdu(layout, bytes(self._bytes[: layout.header_bytes]), data, intact)
         _check_fields(pdu)
@@ -305,7 +305,7 @@ def _check_fields(pdu: Pdu) -> None:
     if datao % 4:
         raise _invalid(12, f"DATAO is {datao}")
     if datao + datal >= 1 << 32:
-        raise Fault(Fatal.OUT_OF_RANGE, 12, "DATAO and DATAL exceed 2^32")
+        raise PduFault(Fatal.OUT_OF_RANGE, 12, "DATAO and DATAL exceed 2^32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,16 +380,16 @@ def read_icresp(header: bytes, offered: int) -> InitParameters:
     Raises:
         Fault: PFV, CPDA, DGST or MAXH2CDATA is none that is allowed.
     """
-    found = _read_init(header, offered)
-    if found.limit < _MAXH2CDATA_MIN or found.limit % 4:
-        raise _invalid(12, f"MAXH2CDATA is {found.limit}")
-    return found
+    parameters = _read_init(header, offered)
+    if parameters.limit < _MAXH2CDATA_MIN or parameters.limit % 4:
+        raise _invalid(12, f"MAXH2CDATA is {parameters.limit}")
+    return parameters
 
 
 def _read_init(header: bytes, dgst_allowed: int) -> InitParameters:
     pfv, pda, dgst, limit = _INIT.unpack_from(header, COMMON.size)
     if pfv:
-        raise Fault(Fatal.UNSUPPORTED_PARAMETER, 8, f"PFV is {pfv}")
+        raise PduFault(Fatal.UNSUPPORTED_PARAMETER, 8, f"PFV is {pfv}")
     if pda > _PDA_MAX:
         raise _invalid(10, f"HPDA or CPDA is {pda}")
     if dgst & ~dgst_allowed:
@@ -397,7 +397,7 @@ def _read_init(header: bytes, dgst_allowed: int) -> InitParameters:
     return InitParameters(pda, dgst, limit)
 
 
-def term_req(fault: Fault, header: bytes, *, from_host: bool) -> bytes:
+def term_req(fault: PduFault, header: bytes, *, from_host: bool) -> bytes:
     """The TermReq that answers a fault, with the beginning of what was at fault."""
     echo = header[: _TERM_BYTES_MAX - COMMON.size - _TERM.size]
     body = _TERM.pack(fault.status, fault.info & 0xFFFF, fault.info >> 16 & 0xFFFF)

@@ -40,11 +40,11 @@ from headrace.fabric.pdu import (
     HDGST,
     SUCCESS,
     Fatal,
-    Fault,
     Format,
     Pdu,
+    PduFault,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     encode,
     established,
@@ -109,7 +109,7 @@ class Queue:
     def __init__(self, address: tuple[str, int], *, offered: int, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._splitter = Splitter(Rules(to_host=True, established=False, data_max=_DATA_MAX))
+        self._splitter = PduSplitter(Rules(to_host=True, established=False, data_max=_DATA_MAX))
         self._cid = 0
         self._flow_control = True
         self._events_asked: list[int] = []
@@ -243,7 +243,7 @@ class Queue:
                     status=completion.status,
                 )
             if len(received) != expect and not less:
-                self._end(Fault(Fatal.SEQUENCE_ERROR, 22, "success before all data came"))
+                self._end(PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came"))
             return completion, bytes(received)
 
     def ask_event(self, sqe: Sqe) -> None:
@@ -278,14 +278,14 @@ class Queue:
         if pdu.type is Type.C2H_DATA:
             return self._take_data(pdu, received, expect, less)
         if pdu.type is not Type.CAPSULE_RESP:
-            raise Fault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
+            raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
         completion = Completion.unpack(pdu.header[COMMON.size : COMMON.size + 16])
         if completion.cid in self._events_asked:
             self._events_asked.remove(completion.cid)
             self.events.append(completion)
             return None
         if completion.cid != self._cid:
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
         return completion
 
     def _take_data(
@@ -294,12 +294,12 @@ class Queue:
         """Data of our command; with SUCCESS, no response follows."""
         cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
         if cccid != self._cid:
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
         if datao != len(received) or datao + datal > expect:
-            raise Fault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
+            raise PduFault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
         last = bool(pdu.layout.flags & _LAST)
         if (datao + datal == expect) != last and not (less and last):
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
         if not pdu.intact:
             raise CommandFailed(
                 f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
@@ -308,7 +308,7 @@ class Queue:
         if not pdu.layout.flags & SUCCESS:
             return None
         if self._flow_control:
-            raise Fault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
         return Completion(self._cid)
 
     def _next_pdu(self, deadline_s: float) -> Pdu:
@@ -337,21 +337,21 @@ class Queue:
                 return [pdu]  # the rest stays in the splitter
             return []
 
-        found = self._judged(first)
-        for pdu in found:
+        pdus = self._judged(first)
+        for pdu in pdus:
             if pdu.type is Type.C2H_TERM_REQ:
                 self.close()
                 raise ProtocolError(f"{self} ended the connection: {read_term_req(pdu.header)}.")
-        return found
+        return pdus
 
     def _judged(self, look: Callable[[], T]) -> T:
         """What `look` says; a fault ends the connection."""
         try:
             return look()
-        except Fault as fault:
+        except PduFault as fault:
             self._end(fault)
 
-    def _end(self, fault: Fault) -> NoReturn:
+    def _end(self, fault: PduFault) -> NoReturn:
         with contextlib.suppress(OSError):
             self._socket.sendall(term_req(fault, self._splitter.header, from_host=True))
         self.close()

@@ -23,7 +23,7 @@ from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.chap_exchange import GROUPS, HASHES
-from headrace.fabric.connection import Associations, Connection, Joined
+from headrace.fabric.connection import Associations, HostConnection, Joined
 from headrace.fabric.pdu import DDGST, HDGST
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TargetOptions:
 class _Peer:
     """A connection and its socket."""
 
-    def __init__(self, sock: socket.socket, connection: Connection, now_s: float) -> None:
+    def __init__(self, sock: socket.socket, connection: HostConnection, now_s: float) -> None:
         self.socket = sock
         self.connection = connection
         self.since_s = now_s
@@ -171,7 +171,7 @@ class Target(Closing):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         digests = HDGST | DDGST if self.options.digests else 0
         line = _Peer(
-            sock, Connection(partial(self._associations.admit, sock), digests), time.monotonic()
+            sock, HostConnection(partial(self._associations.admit, sock), digests), time.monotonic()
         )
         self._peers[sock.fileno()] = line
         self._loop.register(sock, partial(self._handle, line))

@@ -21,7 +21,7 @@ from headrace.store.segment import directory_class
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.job.meeting import Place
+    from headrace.job.meeting import SharePlace
     from headrace.store.manifest import Segment
 
 __all__ = ["NodeExports", "copy_share"]
@@ -79,7 +79,7 @@ _SAMPLES = 4096
 
 def copy_share(
     session: str,
-    place: Place,
+    place: SharePlace,
     entry: Segment,
     local: str,
     *,

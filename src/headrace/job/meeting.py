@@ -52,8 +52,8 @@ __all__ = [
     "JobDocument",
     "Meeting",
     "NodeDocument",
-    "Place",
     "SegmentPlaces",
+    "SharePlace",
     "meeting_folder",
 ]
 
@@ -69,7 +69,7 @@ KIND = DocumentKind(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SharePlace:
     """Where a segment can be read: the URL of its directory and of each of its volumes."""
 
     node: int
@@ -124,9 +124,9 @@ class NodeDocument:
     source_bytes: int = 0
     why: str = ""
     segment: dict[str, Any] | None = None
-    place: Place | None = None
+    place: SharePlace | None = None
     files: tuple[str, ...] = ()
-    replicas: tuple[Place, ...] = ()
+    replicas: tuple[SharePlace, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -149,9 +149,9 @@ class NodeDocument:
             node=fields.integer("node", 0, NODES_MAX),
             state=fields.one_of("state", ("planned", "staging", "staged", "failed")),
             segment=None if fields.value("segment") is None else fields.inner("segment").plain(),
-            place=None if fields.value("place") is None else Place.of(fields.inner("place")),
+            place=None if fields.value("place") is None else SharePlace.of(fields.inner("place")),
             files=fields.texts("files"),
-            replicas=tuple(map(Place.of, fields.each("replicas"))),
+            replicas=tuple(map(SharePlace.of, fields.each("replicas"))),
         )
 
 
@@ -160,7 +160,7 @@ class SegmentPlaces:
     """A segment of the job and where it lies, in the order in which places are asked."""
 
     entry: Segment
-    places: tuple[Place, ...]
+    places: tuple[SharePlace, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class JobDocument:
         segments = tuple(
             SegmentPlaces(
                 segment_from_json(s.inner("entry").plain(), path),
-                tuple(map(Place.of, s.each("places"))),
+                tuple(map(SharePlace.of, s.each("places"))),
             )
             for s in fields.each("segments")
         )

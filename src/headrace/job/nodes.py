@@ -19,7 +19,14 @@ from headrace.closing import Closing
 from headrace.errors import FabricError, HeadraceError, JobError
 from headrace.fabric.host import Host, HostOptions
 from headrace.job.engine import identity_of
-from headrace.job.meeting import POLL_S, JobDocument, Meeting, NodeDocument, Place, SegmentPlaces
+from headrace.job.meeting import (
+    POLL_S,
+    JobDocument,
+    Meeting,
+    NodeDocument,
+    SegmentPlaces,
+    SharePlace,
+)
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:
@@ -151,7 +158,7 @@ def compose(
         places = [own.place]
         for other in there.values():
             places += [
-                Place(other.node, copy.directory, copy.volumes)
+                SharePlace(other.node, copy.directory, copy.volumes)
                 for copy in other.replicas
                 if copy.node == node
             ]

@@ -28,7 +28,7 @@ from headrace.errors import HeadraceError, JobError, StoreNotFound
 from headrace.io.objects.location import is_url, local_path
 from headrace.job.exports import NodeExports, copy_share
 from headrace.job.local_files import Directories, LocalFile, sweep
-from headrace.job.meeting import POLL_S, Meeting, NodeDocument, Place, meeting_folder
+from headrace.job.meeting import POLL_S, Meeting, NodeDocument, SharePlace, meeting_folder
 from headrace.job.nodes import Registrar, answers, own_address
 from headrace.job.share import Share, Stager, cut_shares, plan_share, write_share_directory
 from headrace.latch import Latch
@@ -269,7 +269,7 @@ class NodeServer(Closing):
             return
         self._files += copies
         (_, directory), (_, volume) = (self._exports.add(file) for file in copies)
-        place = Place(of, directory, (volume,))
+        place = SharePlace(of, directory, (volume,))
         self._publish(replace(self.document, replicas=(place,)))
         self._say(f"node {self.place.rank}: holds a copy of node {of}'s share")
 
@@ -386,7 +386,7 @@ class NodeServer(Closing):
         self._share, self._volume = share, volume
         return replace(
             planned, volume_bytes=share.volume_bytes, segment=entry.to_json(),
-            place=Place(self.place.rank, directory_url, (volume_url,)),
+            place=SharePlace(self.place.rank, directory_url, (volume_url,)),
         )  # fmt: skip
 
     def _finish_share(self, share: Share, volume: LocalFile, stager: Stager) -> None:

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
     from headrace.node.wire import Note
 
-__all__ = ["CAUSES", "Job", "JobTotals", "Tally"]
+__all__ = ["CAUSES", "ClientJob", "JobTally", "JobTotals"]
 
 
 @dataclass(slots=True)
-class Job:
+class ClientJob:
     """The clients of one job, and what they hold together."""
 
     name: str
     window_bytes: int
-    tally: Tally
+    tally: JobTally
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
     reading: int = 0
@@ -150,7 +150,7 @@ class JobTotals:
 _COUNTS: Final = tuple(f.name for f in fields(JobTotals) if f.name not in ("stall_s", "_served_s"))
 
 
-class Tally:
+class JobTally:
     """The figures of all jobs. For the daemon's loop alone.
 
     Args:

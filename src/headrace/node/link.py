@@ -23,7 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import NodeError
-from headrace.node.mapped import Ledger, Mappings, SharedCache
+from headrace.node.mapped import LeaseLedger, Mappings, SharedCache
 from headrace.node.wire import (
     FDS_MAX,
     PROTOCOL,
@@ -97,7 +97,7 @@ class Link:
         folder.check()
         self.pid = os.getpid()
         self.lost = ""
-        self.ledger = Ledger()
+        self.ledger = LeaseLedger()
         self.mappings = Mappings(self.ledger)
         self._kept: deque[Any] = deque()
         self.on_reply: Callable[[Any], None] = self._kept.append

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from headrace.node.wire import Cache, Samples
 
-__all__ = ["Ledger", "Mappings", "NodeBatch", "SharedCache"]
+__all__ = ["LeaseLedger", "Mappings", "NodeBatch", "SharedCache"]
 
 
-class Ledger:
+class LeaseLedger:
     """Which leases live, and which have ended and wait to be given back."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class NodeBatch:
 class Mappings:
     """The buffers that a client has mapped."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: LeaseLedger) -> None:
         self.ledger = ledger
         self._mappings: dict[int, _Mapping] = {}
 

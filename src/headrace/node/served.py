@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.plane.stage import PendingReads
     from headrace.store import Store
 
-__all__ = ["Outcome", "ServedData", "label_of"]
+__all__ = ["ReadOutcome", "ServedData", "label_of"]
 
 _log = logging.getLogger("headrace.node")
 
@@ -47,7 +47,7 @@ _SLAB_SLACK = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReadOutcome:
     """How a read ended."""
 
     batch: _native.Batch | None
@@ -73,7 +73,7 @@ class _Reading:
     number: int
     key: bytes
     indices: NDArray[np.int64]
-    waiters: list[Callable[[Outcome], None]] = field(default_factory=list)
+    waiters: list[Callable[[ReadOutcome], None]] = field(default_factory=list)
     postponed: list[_Postponed] = field(default_factory=list)
 
 
@@ -82,7 +82,7 @@ class _Postponed:
     """A request for samples that others read; it goes on when they have come."""
 
     indices: NDArray[np.int64]
-    done: Callable[[Outcome], None]
+    done: Callable[[ReadOutcome], None]
     others: int
     """Reads that it waits for."""
 
@@ -233,7 +233,7 @@ class ServedData:
 
     # -- reads -------------------------------------------------------------------------------------
 
-    def ask(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
+    def ask(self, indices: NDArray[np.int64], done: Callable[[ReadOutcome], None]) -> None:
         """Read a batch.
 
         Args:
@@ -263,13 +263,13 @@ class ServedData:
         ram = self.chain.ram
         return ram is not None and ram.held_bytes < ram.knobs()["cache_bytes"] * 7 // 8
 
-    def _begin(self, indices: NDArray[np.int64], done: Callable[[Outcome], None]) -> None:
+    def _begin(self, indices: NDArray[np.int64], done: Callable[[ReadOutcome], None]) -> None:
         reading = _Reading(self._next, indices.tobytes(), indices, [done])
         self._next = self._next % READS_MAX + 1
         try:
             pending = self.chain.top.submit(indices)
         except (HeadraceError, OSError) as e:
-            outcome = Outcome(None, str(e))
+            outcome = ReadOutcome(None, str(e))
             self._call_soon(lambda: self._finish(reading, outcome))
             return
         self._readings[reading.number] = reading
@@ -294,26 +294,26 @@ class ServedData:
         outcome = self._taken(pending)
         self._call_soon(lambda: self._finish(reading, outcome))
 
-    def _taken(self, pending: PendingReads) -> Outcome:
+    def _taken(self, pending: PendingReads) -> ReadOutcome:
         try:
             batch = pending.take()
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             # What a closed reader gives up is no failure.
             if not (self._closed or isinstance(e, (HeadraceError, OSError))):
                 _log.exception("data set %d: a batch failed", self.number)
-            return Outcome(None, f"{type(e).__name__}: {e}")
+            return ReadOutcome(None, f"{type(e).__name__}: {e}")
         return self._outcome(batch, pending)
 
-    def _outcome(self, batch: _native.Batch, pending: PendingReads) -> Outcome:
+    def _outcome(self, batch: _native.Batch, pending: PendingReads) -> ReadOutcome:
         if batch.failed:
             failure = self.store.catalog.failures(batch)[0]
             index = int(batch.indices[failure["slot"] // batch.parts])
-            return Outcome(None, str(self.store.failure_error(index, failure)))
+            return ReadOutcome(None, str(self.store.failure_error(index, failure)))
         # Of what the local disk has read, the statistics say nothing of their own.
         read = int(batch.stats["bytes_read"]) if self.chain.disk is None else None
-        return Outcome(batch, "", int(getattr(pending, "ram_bytes", 0)), read)
+        return ReadOutcome(batch, "", int(getattr(pending, "ram_bytes", 0)), read)
 
-    def _finish(self, reading: _Reading, outcome: Outcome) -> None:
+    def _finish(self, reading: _Reading, outcome: ReadOutcome) -> None:
         self._readings.pop(reading.number, None)
         if self._by_key.get(reading.key) is reading:
             del self._by_key[reading.key]

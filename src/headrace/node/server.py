@@ -1,8 +1,8 @@
 """Server: the daemon's loop: one thread that waits for clients, and for what other threads finished.
 
 Sockets, deadlines, deaths and nothing else: what a client may do is in `session`, data sets are in
-`datasets`. A `Connection` never blocks and keeps the deadlines: hello within seconds, a message whole within
-seconds of its first byte. What waits to be sent is bounded: while too much does, nothing more is taken in, so
+`datasets`. A `ClientConnection` never blocks and keeps the deadlines: a hello and the rest of each
+message come within seconds. What waits to be sent is bounded: while too much does, nothing more is taken in, so
 a client that stopped reading costs no more memory. Descriptors that a client sends are never accepted.
 
 While nobody does anything the loop sleeps; with clients it looks around once a second.
@@ -28,7 +28,7 @@ from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.machine.host import available_memory
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
-from headrace.node.jobs import Job, Tally
+from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.limits import ControlledLimits
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from headrace.runtime import Claim
 
 __all__ = [
-    "Connection",
+    "ClientConnection",
     "Server",
 ]
 
@@ -82,7 +82,7 @@ OUT_BYTES_MAX = 8 << 20
 _CHUNK_BYTES = 256 << 10
 
 
-class Connection:
+class ClientConnection:
     """A client's connection."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
@@ -201,10 +201,10 @@ class Server:
         self._datasets = OpenDatasets(options, self._working, self.call_soon)
         self.files = FileService(options, self.call_soon, self._datasets.share)
         self._datasets.sharers = self.files.sharers
-        self._connections: dict[Connection, Session] = {}
-        self._behind: set[Connection] = set()  # they have said more than was handled
-        self._jobs: dict[str, Job] = {}
-        self._tally = Tally()
+        self._connections: dict[ClientConnection, Session] = {}
+        self._behind: set[ClientConnection] = set()  # they have said more than was handled
+        self._jobs: dict[str, ClientJob] = {}
+        self._tally = JobTally()
         self.metrics = ""  # where Prometheus can ask
         self._sessions_made = self._refused = self._wire_errors = 0
         self.controlled = (
@@ -279,7 +279,7 @@ class Server:
             if e.errno in (errno.EMFILE, errno.ENFILE):
                 self._turn_away(e)
             return
-        connection = Connection(sock, time.monotonic())
+        connection = ClientConnection(sock, time.monotonic())
         refusal = ""
         if connection.uid != os.geteuid():
             refusal = f"this daemon serves user {os.geteuid()}, not {connection.uid}"
@@ -317,13 +317,13 @@ class Server:
             self._spare_fd = -1
             time.sleep(0.05)  # it cannot even be turned away
 
-    def _ready(self, connection: Connection, events: int) -> None:
+    def _ready(self, connection: ClientConnection, events: int) -> None:
         if not events & EVENT_READ or connection not in self._connections:
             return
         if connection not in self._behind:  # else it has had its turn
             self._serve(connection, connection.receive())
 
-    def _serve(self, connection: Connection, bodies: Iterator[bytes]) -> None:
+    def _serve(self, connection: ClientConnection, bodies: Iterator[bytes]) -> None:
         """Handle what a client says, for so long that others do not notice."""
         session = self._connections[connection]
         until = time.monotonic() + TURN_S
@@ -346,7 +346,7 @@ class Server:
             self._wire_errors += 1
             self._hang_up(connection, f"it broke the protocol: {e}")
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ClientConnection) -> None:
         try:
             connection.flush()
         except OSError as e:
@@ -357,7 +357,7 @@ class Server:
             wanted |= EVENT_WRITE
         self._loop.modify(connection.sock, wanted)
 
-    def _hang_up(self, connection: Connection, reason: str) -> None:
+    def _hang_up(self, connection: ClientConnection, reason: str) -> None:
         self._behind.discard(connection)
         session = self._connections.pop(connection, None)
         if session is None:
@@ -384,9 +384,9 @@ class Server:
 
     # -- what sessions need -----------------------------------------------------------------------
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> ClientJob:
         """The job of this name."""
-        return self._jobs.setdefault(name, Job(name, self.job_window_bytes, self._tally))
+        return self._jobs.setdefault(name, ClientJob(name, self.job_window_bytes, self._tally))
 
     def open(self, session: Session, request: Open) -> None:
         """Open a data set for a client."""

@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.node.jobs import Job, JobTotals
+    from headrace.node.jobs import ClientJob, JobTotals
     from headrace.node.limits import Charge
-    from headrace.node.served import Outcome, ServedData
+    from headrace.node.served import ReadOutcome, ServedData
     from headrace.node.server import Server
 
 __all__ = ["Session", "WindowBudget"]
@@ -158,7 +158,7 @@ class Session:
         self.number = number
         self.pid = pid
         self._send = send
-        self.job: Job | None = None
+        self.job: ClientJob | None = None
         self.closed = False
         self.leases: dict[int, _Lease] = {}
         self.held_bytes = 0
@@ -384,7 +384,7 @@ class Session:
             job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
 
-    def _paid(self, job: Job, asked: _Asked) -> bool:
+    def _paid(self, job: ClientJob, asked: _Asked) -> bool:
         """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
         rate_limits = self._host.rate_limits
         if rate_limits is None:
@@ -416,7 +416,7 @@ class Session:
         self.job.held_bytes += size
         self._host.budget.held_bytes += size
 
-    def _done(self, asked: _Asked, outcome: Outcome) -> None:
+    def _done(self, asked: _Asked, outcome: ReadOutcome) -> None:
         """A read ended; the client may be gone."""
         self._hold(-asked.reserved_bytes)
         assert self.job is not None
@@ -445,7 +445,7 @@ class Session:
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
 
-    def _count(self, asked: _Asked, outcome: Outcome) -> None:
+    def _count(self, asked: _Asked, outcome: ReadOutcome) -> None:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
         # Of reads at a time, each moment counts once; and not while the next is held back by a limit.

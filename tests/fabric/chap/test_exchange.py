@@ -15,7 +15,7 @@ from fabric.chap.parties import (
     host,
 )
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text
-from headrace.fabric.chap import Explanation, MessageFault, Parties
+from headrace.fabric.chap import MessageFault, Parties, ReasonExplanation
 from headrace.fabric.chap_exchange import ChapRefused
 
 OTHER = secret_text(bytes(range(90, 122)), 1)
@@ -48,32 +48,38 @@ def disbelieved(exchange, at_gate):
 @pytest.mark.parametrize("group", [DhGroup.NULL, DhGroup.FFDHE2048])
 class TestWrongSecrets:
     def test_of_the_host(self, group, both):
-        assert refused(host(secret=OTHER, both=both, groups=(group,)), gate()) == Explanation.FAILED
+        assert (
+            refused(host(secret=OTHER, both=both, groups=(group,)), gate())
+            == ReasonExplanation.FAILED
+        )
 
     def test_of_the_same_bytes_with_another_transformation(self, group, both):
         wrong = secret_text(bytes(range(32)), 2)
-        assert refused(host(secret=wrong, both=both, groups=(group,)), gate()) == Explanation.FAILED
+        assert (
+            refused(host(secret=wrong, both=both, groups=(group,)), gate())
+            == ReasonExplanation.FAILED
+        )
 
     def test_of_another_name(self, group, both):
         """The secret of a host, used by one that calls itself another."""
         parties = Parties(HOSTNQN + "-b", SUBNQN)
         exchange = host(parties=parties, both=both, groups=(group,))
-        assert refused(exchange, gate()) == Explanation.FAILED
+        assert refused(exchange, gate()) == ReasonExplanation.FAILED
 
     def test_for_another_subsystem(self, group, both):
         parties = Parties(HOSTNQN, SUBNQN + "-b")
         exchange = host(parties=parties, both=both, groups=(group,))
-        assert refused(exchange, gate()) == Explanation.FAILED
+        assert refused(exchange, gate()) == ReasonExplanation.FAILED
 
     def test_of_the_controller(self, group, both):
         if both:
             exchange, at_gate = host(both=True, groups=(group,)), gate(controller=OTHER)
-            assert disbelieved(exchange, at_gate) == Explanation.FAILED
+            assert disbelieved(exchange, at_gate) == ReasonExplanation.FAILED
 
     def test_of_a_controller_that_has_none(self, group, both):
         if both:
             exchange = host(both=True, groups=(group,))
-            assert refused(exchange, gate(controller=None)) == Explanation.FAILED
+            assert refused(exchange, gate(controller=None)) == ReasonExplanation.FAILED
 
 
 def test_every_flipped_bit_of_a_proof_is_refused():
@@ -106,7 +112,7 @@ def test_a_recorded_exchange_is_worth_nothing(group, both):
     at_gate.send(recorded[0])
     assert at_gate.receive()[16:] != recorded[1][16:]
     at_gate.send(recorded[2])
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.FAILED)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.FAILED)
     assert at_gate.over
 
 
@@ -128,7 +134,7 @@ def test_a_reply_cannot_be_sent_twice():
     answer = exchange.take(at_gate.receive())
     at_gate.send(answer)
     at_gate.send(answer)
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.INCORRECT_MESSAGE)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.INCORRECT_MESSAGE)
 
 
 def test_a_wrong_reply_has_no_second_try():
@@ -137,7 +143,7 @@ def test_a_wrong_reply_has_no_second_try():
     answer = exchange.take(at_gate.receive())
     at_gate.send(answer[:16] + bytes(len(answer) - 16))
     at_gate.send(answer)
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.INCORRECT_MESSAGE)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.INCORRECT_MESSAGE)
     assert not at_gate.authenticated
 
 
@@ -148,7 +154,7 @@ def test_a_reflected_challenge_is_refused():
     message = at_gate.receive()
     value, sequence = message[16:], int.from_bytes(message[12:16], "little")
     at_gate.send(reference.reply(TID, bytes(32), value, sequence))
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.FAILED)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.FAILED)
     # Even a host that knows its own secret must not have its challenge answered.
     at_gate = gate()
     at_gate.send(reference.negotiate(TID, b"\1", b"\0"))
@@ -156,7 +162,7 @@ def test_a_reflected_challenge_is_refused():
     value, sequence = message[16:], int.from_bytes(message[12:16], "little")
     proof = reference.response(HOST_KEY, 1, value, sequence, TID, "HostHost", HOSTNQN, SUBNQN)
     at_gate.send(reference.reply(TID, proof, value, sequence))
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.FAILED)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.FAILED)
     assert at_gate.why.endswith("came back")
 
 
@@ -179,7 +185,7 @@ def test_a_reflected_public_value_is_refused():
     message = at_gate.receive()
     answer = exchange.take(message)
     at_gate.send(answer[:-256] + message[-256:])
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.INCORRECT_PAYLOAD)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.INCORRECT_PAYLOAD)
 
 
 @pytest.mark.parametrize("value", [bytes(256), b"\1".rjust(256, b"\0"), b"\xff" * 256])
@@ -189,12 +195,12 @@ def test_public_values_that_make_the_shared_one_known(value):
     message = at_gate.receive()
     answer = exchange.take(message)
     at_gate.send(answer[:-256] + value)
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.INCORRECT_PAYLOAD)
+    assert at_gate.receive() == reference.failure(0xF1, TID, ReasonExplanation.INCORRECT_PAYLOAD)
     exchange = host(groups=(DhGroup.FFDHE2048,))
     exchange.start()
     with pytest.raises(MessageFault) as raised:
         exchange.take(message[:-256] + value)
-    assert raised.value.explanation == Explanation.INCORRECT_PAYLOAD
+    assert raised.value.explanation == ReasonExplanation.INCORRECT_PAYLOAD
 
 
 # -- order ----------------------------------------------------------------------------------------
@@ -242,9 +248,9 @@ def test_a_controller_takes_each_message_at_its_time_alone(step, name):
     _, at_gate = at_step(step)
     at_gate.send(MESSAGES[name])
     if STEPS[step] == name:
-        explanation = Explanation.FAILED if name == "Reply" else 0
+        explanation = ReasonExplanation.FAILED if name == "Reply" else 0
     else:
-        explanation = Explanation.INCORRECT_MESSAGE
+        explanation = ReasonExplanation.INCORRECT_MESSAGE
     if explanation:
         assert at_gate.receive() == reference.failure(
             0xF1, 0 if step == "start" else TID, explanation
@@ -259,7 +265,7 @@ def test_a_controller_takes_each_message_at_its_time_alone(step, name):
 def test_a_message_that_is_asked_for_too_early(step):
     _, at_gate = at_step(step)
     tid = 0 if step == "start" else TID
-    assert at_gate.receive() == reference.failure(0xF1, tid, Explanation.INCORRECT_MESSAGE)
+    assert at_gate.receive() == reference.failure(0xF1, tid, ReasonExplanation.INCORRECT_MESSAGE)
     assert at_gate.over
     assert not at_gate.authenticated
 
@@ -295,7 +301,11 @@ def test_a_host_takes_each_message_at_its_time_alone(step, name):
     elif (step, name) == ("challenge", "Challenge"):
         assert exchange.take(message)[1] == 2
     else:
-        expected = Explanation.FAILED if name == step.title() else Explanation.INCORRECT_MESSAGE
+        expected = (
+            ReasonExplanation.FAILED
+            if name == step.title()
+            else ReasonExplanation.INCORRECT_MESSAGE
+        )
         with pytest.raises(MessageFault) as raised:
             exchange.take(message)
         assert raised.value.explanation == expected
@@ -327,15 +337,19 @@ def test_what_was_not_offered_is_not_taken():
 
 def test_nothing_in_common():
     exchange = host(hashes=(Hash.SHA256,))
-    assert refused(exchange, gate(hashes=(Hash.SHA512,))) == Explanation.HASH_NOT_USABLE
+    assert refused(exchange, gate(hashes=(Hash.SHA512,))) == ReasonExplanation.HASH_NOT_USABLE
     exchange = host(groups=(DhGroup.NULL,))
-    assert refused(exchange, gate(groups=(DhGroup.FFDHE2048,))) == Explanation.GROUP_NOT_USABLE
+    assert (
+        refused(exchange, gate(groups=(DhGroup.FFDHE2048,))) == ReasonExplanation.GROUP_NOT_USABLE
+    )
 
 
 def test_a_secure_channel_is_refused():
     at_gate = gate()
     at_gate.send(reference.negotiate(TID, sc_c=1))
-    assert at_gate.receive() == reference.failure(0xF1, TID, Explanation.SECURE_CHANNEL_MISMATCH)
+    assert at_gate.receive() == reference.failure(
+        0xF1, TID, ReasonExplanation.SECURE_CHANNEL_MISMATCH
+    )
 
 
 def test_names_and_secrets_are_in_no_object_s_words():

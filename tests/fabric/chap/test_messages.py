@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from fabric.chap import reference
 from fabric.chap.parties import TID, DhGroup, gate, host
-from headrace.fabric.chap import DhKey, Explanation, MessageFault, parse
+from headrace.fabric.chap import DhKey, MessageFault, ReasonExplanation, parse
 
-PAYLOAD, MESSAGE = Explanation.INCORRECT_PAYLOAD, Explanation.INCORRECT_MESSAGE
+PAYLOAD, MESSAGE = ReasonExplanation.INCORRECT_PAYLOAD, ReasonExplanation.INCORRECT_MESSAGE
 
 
 def put(message, at, *values):
@@ -40,19 +40,19 @@ NEGOTIATES = {
     "AUTH_TYPE": (put(NEGOTIATE, 0, 1), MESSAGE),
     "AUTH_TYPE 255": (put(NEGOTIATE, 0, 255), MESSAGE),
     "AUTH_ID": (put(NEGOTIATE, 1, 5), MESSAGE),
-    "SC_C": (put(NEGOTIATE, 6, 1), Explanation.SECURE_CHANNEL_MISMATCH),
+    "SC_C": (put(NEGOTIATE, 6, 1), ReasonExplanation.SECURE_CHANNEL_MISMATCH),
     "NAPD 0": (put(NEGOTIATE, 7, 0), PAYLOAD),
-    "NAPD 0 and nothing": (put(NEGOTIATE, 7, 0)[:8], Explanation.PROTOCOL_NOT_USABLE),
+    "NAPD 0 and nothing": (put(NEGOTIATE, 7, 0)[:8], ReasonExplanation.PROTOCOL_NOT_USABLE),
     "NAPD 2": (put(NEGOTIATE, 7, 2), PAYLOAD),
     "NAPD 255": (put(NEGOTIATE, 7, 255), PAYLOAD),
-    "AUTHID": (put(NEGOTIATE, 8, 2), Explanation.PROTOCOL_NOT_USABLE),
+    "AUTHID": (put(NEGOTIATE, 8, 2), ReasonExplanation.PROTOCOL_NOT_USABLE),
     "HALEN 0": (put(NEGOTIATE, 10, 0), PAYLOAD),
     "HALEN 31": (put(NEGOTIATE, 10, 31), PAYLOAD),
     "HALEN 255": (put(NEGOTIATE, 10, 255), PAYLOAD),
     "DHLEN 0": (put(NEGOTIATE, 11, 0), PAYLOAD),
     "DHLEN 31": (put(NEGOTIATE, 11, 31), PAYLOAD),
-    "HashIDs": (put(NEGOTIATE, 12, 0, 4, 255), Explanation.HASH_NOT_USABLE),
-    "DHgIDs": (put(NEGOTIATE, 42, 6, 7, 8, 9, 10, 255), Explanation.GROUP_NOT_USABLE),
+    "HashIDs": (put(NEGOTIATE, 12, 0, 4, 255), ReasonExplanation.HASH_NOT_USABLE),
+    "DHgIDs": (put(NEGOTIATE, 42, 6, 7, 8, 9, 10, 255), ReasonExplanation.GROUP_NOT_USABLE),
     "a byte more": (NEGOTIATE + b"\0", PAYLOAD),
     "4097 bytes": (NEGOTIATE.ljust(4097, b"\0"), PAYLOAD),
     "8192 bytes": (NEGOTIATE.ljust(8192, b"\0"), PAYLOAD),
@@ -95,7 +95,7 @@ REPLIES = {
     "DHVLEN 255": (10, [255, 0], PAYLOAD),
     "DHVLEN 260": (10, [4, 1], PAYLOAD),
     "DHVLEN 65535": (10, [255, 255], PAYLOAD),
-    "proof": (16, [1], Explanation.FAILED),
+    "proof": (16, [1], ReasonExplanation.FAILED),
 }
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_reply(name):
 def test_a_reply_whose_public_value_has_another_size(size):
     at_gate, _ = negotiated()
     at_gate.send(reference.reply(TID, bytes(32), bytes(32), 5, b"\1" * size))
-    assert answered(at_gate) == (Explanation.FAILED if 0 < size < 256 else PAYLOAD)
+    assert answered(at_gate) == (ReasonExplanation.FAILED if 0 < size < 256 else PAYLOAD)
 
 
 def test_a_reply_with_another_hash_s_length():
@@ -168,12 +168,12 @@ CHALLENGES = {
     "HL 0": (6, [0], PAYLOAD),
     "HL 48": (6, [48], PAYLOAD),
     "HL 255": (6, [255], PAYLOAD),
-    "HashID 0": (8, [0], Explanation.HASH_NOT_USABLE),
-    "HashID 4": (8, [4], Explanation.HASH_NOT_USABLE),
+    "HashID 0": (8, [0], ReasonExplanation.HASH_NOT_USABLE),
+    "HashID 4": (8, [4], ReasonExplanation.HASH_NOT_USABLE),
     "HashID 3": (8, [3], PAYLOAD),
-    "DHgID 6": (9, [6], Explanation.GROUP_NOT_USABLE),
+    "DHgID 6": (9, [6], ReasonExplanation.GROUP_NOT_USABLE),
     "DHgID 0": (9, [0], PAYLOAD),
-    "DHgID 5": (9, [5], Explanation.GROUP_NOT_USABLE),  # was not offered
+    "DHgID 5": (9, [5], ReasonExplanation.GROUP_NOT_USABLE),  # was not offered
     "DHVLEN 0": (10, [0, 0], PAYLOAD),
     "DHVLEN 254": (10, [254, 0], PAYLOAD),
     "DHVLEN 260": (10, [4, 1], PAYLOAD),
@@ -206,9 +206,9 @@ SUCCESSES = {
     "T_ID": (4, [0], PAYLOAD),
     "HL 0": (6, [0], PAYLOAD),
     "HL 255": (6, [255], PAYLOAD),
-    "RVALID 0": (8, [0], Explanation.FAILED),
+    "RVALID 0": (8, [0], ReasonExplanation.FAILED),
     "RVALID 2": (8, [2], PAYLOAD),
-    "proof": (16, [1], Explanation.FAILED),
+    "proof": (16, [1], ReasonExplanation.FAILED),
 }
 
 

@@ -17,8 +17,8 @@ from headrace.fabric.pdu import (
     COMMON,
     Format,
     Pdu,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     encode,
     icreq,
@@ -75,7 +75,7 @@ def heard(sock: socket.socket, dgst: int = 0) -> list[Pdu]:
         while chunk := sock.recv(1 << 16):
             received += chunk
     rules = Rules(to_host=True, hdgst=bool(dgst & 1), ddgst=bool(dgst & 2), data_max=1 << 20)
-    return list(Splitter(rules).feed(received))
+    return list(PduSplitter(rules).feed(received))
 
 
 def check_term(target: Exported, place: str, message: bytes, said: str, dgst: int = 0) -> list[Pdu]:

@@ -21,7 +21,7 @@ from fabric.faults.tally import count
 from headrace.closing import Closing
 from headrace.errors import ProtocolError
 from headrace.fabric.command import Admin, Completion, NamespaceIdentity, Sqe
-from headrace.fabric.connection import Admission, Connection, ConnectRequest
+from headrace.fabric.connection import Admission, ConnectRequest, HostConnection
 from headrace.fabric.controller import Association, Controller
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions
@@ -29,8 +29,8 @@ from headrace.fabric.pdu import (
     DATA,
     LAST,
     Format,
+    PduSplitter,
     Rules,
-    Splitter,
     Type,
     encode,
     read_term_req,
@@ -142,7 +142,7 @@ class HostileTarget(Closing):
             sock.shutdown(socket.SHUT_RDWR)
 
     def _serve_control(self, sock: socket.socket) -> None:
-        connection = Connection(self._admit, self._dgst)
+        connection = HostConnection(self._admit, self._dgst)
         while not connection.closing and (received := sock.recv(1 << 16)):
             form = Format(bool(connection.dgst & 1), bool(connection.dgst & 2))
             sqe = Sqe.unpack(received[8:72])
@@ -173,8 +173,8 @@ class HostileTarget(Closing):
         self._controllers[cntlid] = Controller(association, 0.0)
         return Admission(result=cntlid, controller=self._controllers[cntlid])
 
-    def _serve_io(self, sock: socket.socket, connection: Connection, form: Format) -> None:
-        splitter = Splitter(Rules(to_host=False, hdgst=form.hdgst, ddgst=form.ddgst))
+    def _serve_io(self, sock: socket.socket, connection: HostConnection, form: Format) -> None:
+        splitter = PduSplitter(Rules(to_host=False, hdgst=form.hdgst, ddgst=form.ddgst))
         received = connection.left()
         mute = False  # answers after the mistake would have the host reset the connection
         while True:
@@ -204,7 +204,7 @@ class HostileTarget(Closing):
         received = b""
         while chunk := sock.recv(1 << 16):
             received += chunk
-        for pdu in Splitter(Rules(to_host=False, hdgst=bool(dgst & 1))).feed(received):
+        for pdu in PduSplitter(Rules(to_host=False, hdgst=bool(dgst & 1))).feed(received):
             if pdu.type is Type.H2C_TERM_REQ:
                 self.terms.append(read_term_req(pdu.header))
 

@@ -13,7 +13,7 @@ from fabric.faults.hostile_target import c2h, response
 from fabric.faults.tally import count
 from headrace.errors import ProtocolError
 from headrace.fabric.host import Host, HostOptions
-from headrace.fabric.pdu import Rules, Splitter, Type, icreq, icresp, read_term_req
+from headrace.fabric.pdu import PduSplitter, Rules, Type, icreq, icresp, read_term_req
 from headrace.fabric.queue import Queue
 
 
@@ -28,7 +28,7 @@ def test_a_host_s_command_before_icreq(target):
         received = b""
         while chunk := sock.recv(4096):
             received += chunk
-    pdus = list(Splitter(Rules(to_host=True, established=False)).feed(received))
+    pdus = list(PduSplitter(Rules(to_host=True, established=False)).feed(received))
     assert read_term_req(pdus[-1].header) == "SEQUENCE_ERROR (0x0)"
     check_alive(target)
     count("mistakes of hosts")

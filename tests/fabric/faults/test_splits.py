@@ -12,7 +12,7 @@ from fabric.faults.hostile_host import command, heard, line
 from fabric.faults.hostile_target import CONTENT, HostileTarget, engine
 from fabric.faults.tally import count
 from headrace.fabric.command import CONNECT_DATA, Admin, Sqe, connect_command
-from headrace.fabric.connection import Admission, Connection
+from headrace.fabric.connection import Admission, HostConnection
 from headrace.fabric.controller import Association, Controller
 from headrace.fabric.pdu import Format, Type, encode, icreq
 
@@ -36,7 +36,7 @@ def test_a_host_s_admin_queue(dgst):
         controller = Controller(
             Association(hostnqn=HOST.nqn, hostid=HOST.id, subnqn=NQN, serial="s", cntlid=1,
                         kato_ms=0, namespaces=dict), 0.0)  # fmt: skip
-        connection = Connection(lambda _: Admission(result=1, controller=controller))
+        connection = HostConnection(lambda _: Admission(result=1, controller=controller))
         for part in parts:
             connection.take(part, 0.0)
         assert not connection.closing

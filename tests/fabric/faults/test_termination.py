@@ -10,9 +10,9 @@ from fabric.faults.hostile_target import HostileTarget, check_reads, engine, rig
 from fabric.faults.tally import count
 from headrace.errors import ProtocolError
 from headrace.fabric.host import Host
-from headrace.fabric.pdu import Fatal, Fault, Type, term_req
+from headrace.fabric.pdu import Fatal, PduFault, Type, term_req
 
-TERM = Fault(Fatal.HEADER_DIGEST, 7, "")
+TERM = PduFault(Fatal.HEADER_DIGEST, 7, "")
 
 
 @pytest.mark.parametrize("place", PLACES)

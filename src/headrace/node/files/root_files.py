@@ -23,7 +23,7 @@ import numpy as np
 from headrace import _native
 from headrace.node.datasets import Want
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, new_copy, seal
-from headrace.node.files.tree import FAR_THREADS, FileTree, Scan, is_far, stat_row
+from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, is_far, stat_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -444,9 +444,9 @@ class RootFiles:
         self.users: dict[str, int] = {}
         self.used_s = time.monotonic()
 
-    def scan(self) -> Scan:
+    def scan(self) -> TreeScan:
         """A scan that has not begun."""
-        return Scan(self.path, threads=FAR_THREADS if self.far else 1, model=self.model)
+        return TreeScan(self.path, threads=FAR_THREADS if self.far else 1, model=self.model)
 
     def enter(self, job: str) -> None:
         """A run of a job begins."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.node.daemon import NodeOptions
-    from headrace.node.files.tree import FileTree, Scan
+    from headrace.node.files.tree import FileTree, TreeScan
     from headrace.node.session import Session
     from headrace.node.wire import Files
 
@@ -59,7 +59,7 @@ class _Served:
     notes: list[str] = field(default_factory=list)
     run: ProgramRun | None = None
     ended: bool = False
-    scans: list[Scan] = field(default_factory=list)
+    scans: list[TreeScan] = field(default_factory=list)
 
 
 class FileService:
@@ -169,9 +169,8 @@ class FileService:
 
     def _open_roots(self, served: _Served) -> None:
         request = served.request
-        simulate = request.simulate
-        if not simulate and isinstance(given_storage := self._options.reader.simulate, str):
-            simulate = given_storage
+        own = self._options.reader.simulate
+        simulate = request.simulate or (own if isinstance(own, str) else None)
         model = simulation_of(simulate) if simulate else None
         resolved: dict[bytes, bytes] = {}
         for given in request.roots:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
 
-__all__ = ["STAT_COLUMNS", "FileTree", "Scan", "is_far", "stat_row"]
+__all__ = ["STAT_COLUMNS", "FileTree", "TreeScan", "is_far", "stat_row"]
 
 STAT_COLUMNS = (
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_nlink", "st_uid", "st_gid",
@@ -105,7 +105,7 @@ def is_far(path: bytes) -> bool:
     return buffer[0] & 0xFFFFFFFF in _REMOTE_TYPES
 
 
-class Scan:
+class TreeScan:
     """Looks at everything below a root.
 
     Args:
