@@ -1,5 +1,6 @@
 """The tree itself: versions, layers, the stub, and what must not be in any file."""
 
+import ast
 import difflib
 import re
 import subprocess
@@ -30,6 +31,26 @@ def test_no_file_names_a_machine_or_a_registry(tracked, root):
         if match := pattern.search(text):
             found.append(f"{path.relative_to(root)}: {match[0]}")
     assert found == []
+
+
+def test_no_class_has_a_name_that_the_glossary_has_replaced(root):
+    glossary = (
+        (root / "docs/architecture.md").read_text().split("| say | not |")[1].split("\n\n")[0]
+    )
+    replaced = {
+        word
+        for row in glossary.splitlines()[2:]
+        for word in row.split("|")[2].replace(",", " ").split()
+    }
+    assert {"Shelf", "Told"} <= replaced
+    classes = [
+        (path, node.name)
+        for path in sorted((root / "src/headrace").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 500
+    assert [f"{path}: {name}" for path, name in classes if name.strip("_") in replaced] == []
 
 
 def test_import_layers_hold(root):
