@@ -8,6 +8,7 @@ bounded in size and depth, and may not refer to parts of themselves, which multi
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.control.policy import (
@@ -25,7 +26,7 @@ from headrace.control.policy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from headrace.control.policy import Rule
 
@@ -36,14 +37,16 @@ _SLACK = 1 + 1e-9
 
 def problems_of(policy: Policy) -> list[str]:
     """Everything that cannot hold at the same time, a sentence each; the names are in it."""
+    other = policy.jobs.get("*")
     return [
         *_unknown_file_systems(policy),
         *_path_problems(policy),
-        *_users_without_rule(policy),
+        *([f"jobs.*: is for all other jobs, but has user {other.user!r}"]
+          if other is not None and other.user is not None else []),
         *(p for at, rule in _rules(policy) for p in _own(policy, at, rule)),
         *_sums(policy),
         *_job_against_user(policy),
-    ]
+    ]  # fmt: skip
 
 
 def unknown_names(
@@ -56,10 +59,9 @@ def unknown_names(
 
 
 def _rules(policy: Policy) -> Iterator[tuple[str, Rule]]:
-    for name, user in policy.users.items():
-        yield f"users.{name}", user
-    for name, job in policy.jobs.items():
-        yield f"jobs.{name}", job
+    for kind, rules in (("users", policy.users), ("jobs", policy.jobs)):
+        for name, rule in rules.items():
+            yield f"{kind}.{name}", rule
 
 
 def _unknown_file_systems(policy: Policy) -> Iterator[str]:
@@ -82,12 +84,6 @@ def _path_problems(policy: Policy) -> Iterator[str]:
             if path in owner:
                 yield f"file_systems.{name}: {path} is a path of {owner[path]!r} too"
             owner[path] = name
-
-
-def _users_without_rule(policy: Policy) -> Iterator[str]:
-    for at, rule in policy.jobs.items():
-        if at == "*" and rule.user is not None:
-            yield f"jobs.*: is for all other jobs, but has user {rule.user!r}"
 
 
 def _own(policy: Policy, at: str, rule: Rule) -> Iterator[str]:
@@ -221,7 +217,7 @@ def parse_document(document: Any) -> Policy:
         PolicyError: something is wrong with it.
     """
     reading = _Reading()
-    policy = reading.policy({} if document is None else document)
+    policy: Policy = reading.policy(document, "")
     problems = reading.problems or problems_of(policy)
     if problems:
         left = len(problems) - PROBLEMS_MAX
@@ -229,166 +225,141 @@ def parse_document(document: Any) -> Policy:
     return policy
 
 
+_Read = Callable[[Any, str], Any]
+"""Gives the value of what stands at a place; where that is wrong, it says so and gives anything."""
+
+
 class _Reading:
     """One pass over a document; goes on after a problem, so that all are told at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-
-    def policy(self, document: Any) -> Policy:
-        fields = self._keys(
-            document, "", ("version", "lease_s", "when_expired", "file_systems", "users", "jobs")
-        )
-        if fields.get("version", 1) != 1 or fields.get("version") is True:
-            self._wrong("version", f"{fields['version']!r} is not known, expected 1")
-        return Policy(
-            lease_s=self._number(fields, "lease_s", "", LEASE_S, 10.0),
-            when_expired=self._when_expired(fields),
-            file_systems=self._named(fields, "file_systems", self._file_system),
-            users=self._named(fields, "users", self._user),
-            jobs=self._named(fields, "jobs", self._job),
-        )
-
-    def _when_expired(self, fields: Mapping[str, Any]) -> Rates | None:
-        value = fields.get("when_expired", "run free")
-        if value == "run free":
-            return None
-        if isinstance(value, str):
-            self._wrong("when_expired", f"is {value!r}, expected `run free` or rates to keep to")
-            return None
-        rates = self._rates(value, "when_expired")
-        if rates == Rates() and not self.problems:
-            self._wrong("when_expired", "says no rate; expected `run free` or rates to keep to")
-        return rates
-
-    def _file_system(self, value: Any, at: str) -> FileSystem:
-        fields = self._keys(value, at, ("paths", "capacity"))
-        paths = fields.get("paths", [])
-        if isinstance(paths, str):
-            paths = [paths]
-        if not isinstance(paths, list):
-            self._wrong(f"{at}.paths", f"is {paths!r}, expected a list of paths")
-            paths = []
-        for path in paths:
-            if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
-                self._wrong(f"{at}.paths", f"{path!r} is no absolute path")
-        kept = tuple(p.rstrip("/") or "/" for p in paths if isinstance(p, str))
-        return FileSystem(
-            paths=kept, capacity=self._rates(fields.get("capacity"), f"{at}.capacity")
+        self._rates = self._object(Rates, dict.fromkeys(RESOURCES, self._amount))
+        weight = self._number(*WEIGHT)
+        override = {"weight": weight, "cap": self._rates, "guarantee": self._rates}
+        rule = {**override, "file_systems": self._named(self._object(Override, override))}
+        job = {
+            **rule, "user": self._user, "priority": self._priority, "cache_bytes": self._cache_bytes,
+        }  # fmt: skip
+        system = {"paths": self._paths, "capacity": self._rates}
+        self.policy = self._object(
+            lambda version=1, **values: Policy(**values),  # noqa: ARG005 - it was checked
+            {
+                "version": self._version,
+                "lease_s": self._number(*LEASE_S),
+                "when_expired": self._when_expired,
+                "file_systems": self._named(self._object(FileSystem, system)),
+                "users": self._named(self._object(UserRule, rule)),
+                "jobs": self._named(self._object(JobRule, job)),
+            },
         )
 
-    def _user(self, value: Any, at: str) -> UserRule:
-        return UserRule(**self._rule(self._keys(value, at, _RULE), at))
+    # -- objects ----------------------------------------------------------------------------------
 
-    def _job(self, value: Any, at: str) -> JobRule:
-        fields = self._keys(value, at, (*_RULE, "user", "priority", "cache_bytes"))
-        user = fields.get("user")
-        if user is not None and not (isinstance(user, str) and user):
-            self._wrong(f"{at}.user", f"is {user!r}, expected a user's name")
-            user = None
-        priority = fields.get("priority", "normal")
-        if priority not in ("high", "normal", "low"):
-            self._wrong(f"{at}.priority", f"is {priority!r}, expected high, normal or low")
-            priority = "normal"
-        cache = self._amount(fields, "cache_bytes", at)
-        return JobRule(
-            **self._rule(fields, at), user=user, priority=priority,
-            cache_bytes=None if cache is None else max(1, int(cache)),
-        )  # fmt: skip
+    def _object(self, make: Callable[..., Any], readers: Mapping[str, _Read]) -> _Read:
+        """Reads keys with what each has to be."""
+        known = ", ".join(readers)
 
-    def _rule(self, fields: Mapping[str, Any], at: str) -> dict[str, Any]:
-        overrides = self._named(fields, "file_systems", self._override, f"{at}.")
-        return {
-            "weight": self._number(fields, "weight", f"{at}.", WEIGHT, 1.0),
-            "cap": self._rates(fields.get("cap"), f"{at}.cap"),
-            "guarantee": self._rates(fields.get("guarantee"), f"{at}.guarantee"),
-            "file_systems": overrides,
-        }
+        def read(value: Any, at: str) -> Any:
+            if value is not None and not isinstance(value, dict):
+                self._wrong(at, f"is {value!r}, expected some of: {known}")
+                value = None
+            for key in value or {}:
+                if key not in readers:
+                    close = difflib.get_close_matches(str(key), tuple(readers), 1)
+                    meant = f"did you mean {close[0]!r}?" if close else f"expected {known}"
+                    self._wrong(f"{at}.{key}" if at else str(key), f"is not known; {meant}")
+            return make(
+                **{
+                    name: reader(value[name], f"{at}.{name}" if at else name)
+                    for name, reader in readers.items()
+                    if name in (value or {})
+                }
+            )
 
-    def _override(self, value: Any, at: str) -> Override:
-        fields = self._keys(value, at, ("weight", "cap", "guarantee"))
-        weight = None
-        if "weight" in fields:
-            weight = self._number(fields, "weight", f"{at}.", WEIGHT, 1.0)
-        return Override(
-            weight=weight,
-            cap=self._rates(fields.get("cap"), f"{at}.cap"),
-            guarantee=self._rates(fields.get("guarantee"), f"{at}.guarantee"),
-        )
+        return read
 
-    def _rates(self, value: Any, at: str) -> Rates:
-        fields = self._keys(value, at, RESOURCES)
-        return Rates(**{name: self._amount(fields, name, at) for name in fields})
+    def _named(self, reader: _Read) -> _Read:
+        """Reads what holds for each of some names."""
+
+        def read(value: Any, at: str) -> dict[str, Any]:
+            if value is None:
+                return {}
+            if not isinstance(value, dict):
+                self._wrong(at, f"is {value!r}, expected names with what holds for them")
+                return {}
+            if len(value) > NAMES_MAX:
+                self._wrong(at, f"has {len(value)} names, at most {NAMES_MAX} are taken")
+                return {}
+            names: dict[str, Any] = {}
+            for key, inner in value.items():
+                # A job's number is a number in YAML.
+                text = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
+                if not isinstance(text, str) or not 0 < len(text) <= NAME_CHARACTERS_MAX:
+                    self._wrong(at, f"{key!r} is no name")
+                else:
+                    names[text] = reader(inner, f"{at}.{text}")
+            return names
+
+        return read
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _amount(self, fields: Mapping[str, Any], name: str, at: str) -> float | None:
-        if fields.get(name) is None:
-            return None
+    def _number(self, low: float, high: float) -> _Read:
+        def read(value: Any, at: str) -> float:
+            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not good or not low <= value <= high:
+                self._wrong(at, f"is {value!r}, expected {low:g} to {high:g}")
+                return low
+            return float(value)
+
+        return read
+
+    def _amount(self, value: Any, at: str) -> float | None:
         try:
-            return amount(fields[name])
+            return None if value is None else amount(value)
         except ValueError as e:
-            self._wrong(f"{at}.{name}", str(e))
+            self._wrong(at, str(e))
             return None
 
-    def _number(
-        self,
-        fields: Mapping[str, Any],
-        name: str,
-        at: str,
-        bounds: tuple[float, float],
-        default: float,
-    ) -> float:
-        value = fields.get(name, default)
-        low, high = bounds
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not low <= value <= high:
-            self._wrong(f"{at}{name}", f"is {value!r}, expected {low:g} to {high:g}")
-            return default
-        return float(value)
+    def _cache_bytes(self, value: Any, at: str) -> int | None:
+        size = self._amount(value, at)
+        return None if size is None else max(1, int(size))
 
-    def _named(
-        self,
-        fields: Mapping[str, Any],
-        name: str,
-        read: Callable[[Any, str], Any],
-        at: str = "",
-    ) -> dict[str, Any]:
-        value = fields.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self._wrong(f"{at}{name}", f"is {value!r}, expected names with what holds for them")
-            return {}
-        if len(value) > NAMES_MAX:
-            self._wrong(f"{at}{name}", f"has {len(value)} names, at most {NAMES_MAX} are taken")
-            return {}
-        names: dict[str, Any] = {}
-        for key, inner in value.items():
-            # A job's number is a number in YAML.
-            text = str(key) if isinstance(key, int) and not isinstance(key, bool) else key
-            if not isinstance(text, str) or not 0 < len(text) <= NAME_CHARACTERS_MAX:
-                self._wrong(f"{at}{name}", f"{key!r} is no name")
-                continue
-            names[text] = read(inner, f"{at}{name}.{text}")
-        return names
+    def _version(self, value: Any, at: str) -> None:
+        if value != 1 or value is True:
+            self._wrong(at, f"{value!r} is not known, expected 1")
 
-    def _keys(self, value: Any, at: str, known: Sequence[str]) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self._wrong(at, f"is {value!r}, expected some of: {', '.join(known)}")
-            return {}
-        for key in value:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, 1)
-                meant = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known)}"
-                place = f"{at}.{key}" if at else str(key)
-                self._wrong(place, f"is not known; {meant}")
-        return {key: inner for key, inner in value.items() if key in known}
+    def _when_expired(self, value: Any, at: str) -> Rates | None:
+        if value == "run free":
+            return None
+        if isinstance(value, str):
+            self._wrong(at, f"is {value!r}, expected `run free` or rates to keep to")
+            return None
+        rates: Rates = self._rates(value, at)
+        if rates == Rates() and not self.problems:
+            self._wrong(at, "says no rate; expected `run free` or rates to keep to")
+        return rates
+
+    def _paths(self, value: Any, at: str) -> tuple[str, ...]:
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, list):
+            self._wrong(at, f"is {paths!r}, expected a list of paths")
+            return ()
+        for path in paths:
+            if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+                self._wrong(at, f"{path!r} is no absolute path")
+        return tuple(p.rstrip("/") or "/" for p in paths if isinstance(p, str))
+
+    def _user(self, value: Any, at: str) -> Any:
+        if value is not None and not (isinstance(value, str) and value):
+            self._wrong(at, f"is {value!r}, expected a user's name")
+        return value
+
+    def _priority(self, value: Any, at: str) -> Any:
+        if value not in ("high", "normal", "low"):
+            self._wrong(at, f"is {value!r}, expected high, normal or low")
+        return value
 
     def _wrong(self, at: str, what: str) -> None:
-        self.problems.append(f"{at or 'the document'}: {what}" if at else f"the document {what}")
-
-
-_RULE = ("weight", "cap", "guarantee", "file_systems")
+        self.problems.append(f"{at}: {what}" if at else f"the document {what}")
