@@ -11,7 +11,8 @@ import pytest
 from headrace.control.messages import Flow, PlaneState, Register, Report
 from headrace.control.metrics import OTHER, Labels
 from headrace.control.policy.parse import parse_policy
-from headrace.control.service.arbiter import Arbiter, Refused
+from headrace.control.service.arbiter import Arbiter
+from headrace.control.service.auth import Refused
 from headrace.control.service.metrics import (
     LABELS_MAX,
     TABLE,

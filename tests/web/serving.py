@@ -19,7 +19,7 @@ from headrace.web.access import Sessions
 from headrace.web.app import Web
 from headrace.web.demo import DemoSource
 from headrace.web.live import Live
-from headrace.web.server import WebOptions, web_config
+from headrace.web.server import CONNECTIONS_MAX, WebOptions
 from headrace.web.stores import StoreBrowser
 from headrace.web.traced import TracedRuns
 from tests_shared import until, write_photos
@@ -84,7 +84,7 @@ class Serving:
         self.web = Web(source, self.sessions, given, stores=stores, policies=policies,
                        runs=TracedRuns(given.runs), live=Live(source, clients_max))  # fmt: skip
         self.web.port = self.port
-        self.server = Server(web_config(self.web.app), [Listener(self.sock)])
+        self.server = Server(self.web.app, [Listener(self.sock)], CONNECTIONS_MAX)
         self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._store_browser, self._policies = stores, policies
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from headrace.control.service.auth import PEERS_MAX, Throttle, TokenFile
+from headrace.control.service.auth import PEERS_MAX, Refused, Throttle, TokenFile
 from headrace.errors import ControlError
-from headrace.web.access import ROLES, AccessDenied, Sessions
+from headrace.web.access import ROLES, Sessions
 from headrace.web.policies import DemoPolicies
 from headrace.web.server import WebOptions
 
@@ -187,7 +187,7 @@ def test_guessing_is_slowed_down_for_who_guesses():
     def attempt(peer, token="guess"):
         try:
             return sessions.by_header(f"Bearer {token}", peer)
-        except AccessDenied as e:
+        except Refused as e:
             return e.status
 
     clock = [0.0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import pwd
 import socket
 import struct
 import threading
@@ -42,6 +43,14 @@ def peer_user(sock: socket.socket) -> int | None:
         return _kernel.owner(sock.family, there, here) if _address(there).is_loopback else None
     except (OSError, ValueError, struct.error):
         return None
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def peer_name(sock: socket.socket) -> str:

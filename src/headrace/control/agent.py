@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.base.peers import user_name
 from headrace.control.client import Client, Refusal
 from headrace.control.messages import (
     API,
@@ -162,7 +163,7 @@ class Agent:
         if not self._plane:
             body = encode(
                 Register(
-                    API, socket.gethostname()[:256] or "?", _user(), os.getpid(),
+                    API, socket.gethostname()[:256] or "?", user_name(os.geteuid()), os.getpid(),
                     self._instance, self._limits.holdings(),
                 )
             )  # fmt: skip
@@ -243,12 +244,3 @@ def _added(before: list[Flow], now: list[Flow]) -> list[Flow]:
             (d, e, f), (u, v, w) = flow.held_s, new.held_s
             flows[key] = Flow(*key, (a + x, b + y, c + z), new.waiting, (d + u, e + v, f + w))
     return list(flows.values())[:FLOWS_MAX]
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

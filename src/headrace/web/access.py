@@ -11,28 +11,27 @@ something, and what a browser may do with our pages.
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import time
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from headrace.control.service.auth import Throttle, Token, TokenFile, matching
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse
+
+from headrace.control.service.auth import Refused, Throttle, Token, TokenFile, matching
+from headrace.control.service.http import refusal
 from headrace.pages.html import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
-
-    Scope = MutableMapping[str, Any]
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["HEADERS", "LOOPBACK", "AccessDenied", "Guard", "Sessions"]
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["HEADERS", "LOOPBACK", "Guard", "Sessions"]
 
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -58,7 +57,7 @@ HEADERS: Final = {
 """Of every answer that does not say otherwise."""
 
 _SECRETS: Final = frozenset(
-    {
+    [
         "token",
         "access_token",
         "auth",
@@ -68,7 +67,7 @@ _SECRETS: Final = frozenset(
         "password",
         "secret",
         "session",
-    }
+    ]
 )
 QUERY_BYTES_MAX: Final = 4096
 _CHANGES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -84,7 +83,7 @@ class Guard:
         hosts: the names that this server goes by, without ports; None: any.
     """
 
-    app: Callable[[Scope, Receive, Send], Awaitable[None]]
+    app: ASGIApp
     sessions: Sessions
     hosts: frozenset[str] | None
 
@@ -103,16 +102,21 @@ class Guard:
                 ]
             await send(message)
 
-        refusal = self.refuses(scope)
-        if refusal is None:
+        reason = self.refuses(scope)
+        if reason is None:
             await self.app(scope, receive, covered)
         else:
-            await _answer(covered, scope, *refusal)
+            status, sentence = reason
+            close = {"connection": "close"}
+            page = f"<!doctype html><html lang=en><title>Refused</title><p>{safe(sentence)}."
+            api = scope["path"].startswith("/api/")
+            answer = refusal(status, sentence, close) if api else HTMLResponse(page, status, close)
+            await answer(scope, receive, covered)
 
     def refuses(self, scope: Scope) -> tuple[int, str] | None:
         """A status and a sentence; None: it may come in."""
-        headers = _headers(scope)
-        host = headers.get("host", "")
+        headers = Headers(scope=scope)
+        host = _whole(headers, "host") or ""
         if self.hosts is not None and _name(host) not in self.hosts:
             # A name of somebody else's that leads here: DNS rebinding.
             known = ", ".join(sorted(self.hosts))
@@ -136,30 +140,23 @@ class Guard:
         return None
 
 
-def _origin(method: str, headers: dict[str, str], host: str) -> tuple[int, str] | None:
+def _origin(method: str, headers: Headers, host: str) -> tuple[int, str] | None:
     """Whether another site sends what changes something."""
     if method not in _CHANGES:
         return None
-    site = headers.get("sec-fetch-site")
+    site = _whole(headers, "sec-fetch-site")
     if site not in (None, "same-origin"):
         return 403, f"it comes from another site (Sec-Fetch-Site: {site})"
-    origin = headers.get("origin")
+    origin = _whole(headers, "origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         return 403, f"it comes from another site (Origin: {origin})"
     return None
 
 
-def _headers(scope: Scope) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        text = name.decode("latin-1").lower()
-        # Two hosts are no host.
-        headers[text] = (
-            f"{headers[text]},{value.decode('latin-1')}"
-            if text in headers
-            else value.decode("latin-1")
-        )
-    return headers
+def _whole(headers: Headers, name: str) -> str | None:
+    """A header; where it comes twice, as no good one looks: two hosts are no host."""
+    values = headers.getlist(name)
+    return ",".join(values) if values else None
 
 
 def _name(host: str) -> str:
@@ -168,33 +165,9 @@ def _name(host: str) -> str:
     return name if colon and port.isdecimal() and port.isascii() else host.lower()
 
 
-async def _answer(send: Send, scope: Scope, status: int, sentence: str) -> None:
-    if scope["path"].startswith("/api/"):
-        kind, body = "application/json", json.dumps({"error": {"message": sentence}}).encode()
-    else:
-        kind = "text/html; charset=utf-8"
-        body = f"<!doctype html><html lang=en><title>Refused</title><p>{safe(sentence)}.".encode()
-    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode()),
-               (b"connection", b"close")]  # fmt: skip
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 ROLES: Final = ("operator", "reader")
 SESSION_S: Final = 8 * 3600.0
 SESSIONS_MAX: Final = 1024
-
-
-class AccessDenied(Exception):
-    """Not so.
-
-    Attributes:
-        status: as in HTTP.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(slots=True)
@@ -236,20 +209,18 @@ class Sessions:
         """The role of who shows this header.
 
         Raises:
-            AccessDenied: the token is wrong or has expired.
+            Refused: the token is wrong or has expired.
         """
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer":
-            raise AccessDenied(
-                401, "the Authorization header is not understood, expected: Bearer TOKEN"
-            )
+            raise Refused(401, "the Authorization header is not understood, expected: Bearer TOKEN")
         return self._known(given.strip(), peer).role
 
     def sign_in(self, given: str, peer: str) -> tuple[str, float]:
         """A session for a token: its secret name, and for how many seconds.
 
         Raises:
-            AccessDenied: the token is wrong or has expired.
+            Refused: the token is wrong or has expired.
         """
         return self._open_session(self._known(given.strip(), peer))
 
@@ -257,12 +228,12 @@ class Sessions:
         """A session for who has the link; nobody else has one for it any more.
 
         Raises:
-            AccessDenied: the link is wrong, or was used.
+            Refused: the link is wrong, or was used.
         """
         self._expect_patience(peer)
         if self.own is None or not self.once or not hmac.compare_digest(self.once, given):
             self._throttle.wrong(peer)
-            raise AccessDenied(
+            raise Refused(
                 401, "this link was used already, or is not of this run: sign in with the token"
             )
         self.once = ""
@@ -299,16 +270,16 @@ class Sessions:
 
     def _expect_patience(self, peer: str) -> None:
         if self._throttle.is_shut(peer):
-            raise AccessDenied(429, "too many wrong tokens: wait a minute")
+            raise Refused(429, "too many wrong tokens: wait a minute")
 
     def _known(self, given: str, peer: str) -> Token:
         self._expect_patience(peer)
         token = matching(self.tokens(), given)
         if token is None:
             self._throttle.wrong(peer)
-            raise AccessDenied(401, "the token is wrong")
+            raise Refused(401, "the token is wrong")
         if token.until_s is not None and token.until_s <= self._clock():
-            raise AccessDenied(401, "the token has expired: ask for another")
+            raise Refused(401, "the token has expired: ask for another")
         return token
 
 

@@ -26,9 +26,11 @@ from starlette.routing import Route
 
 from headrace.control.client import Refusal as ControllerRefusal
 from headrace.control.policy import PolicyError
+from headrace.control.service.auth import Refused
+from headrace.control.service.http import read_body, refusal
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.insight.usage import starving_of
-from headrace.web.access import SESSION_S, AccessDenied, Guard
+from headrace.web.access import SESSION_S, Guard
 from headrace.web.cluster import plain
 from headrace.web.live import Full, Live, LiveClient
 from headrace.web.shell import PAGES, document, files
@@ -50,7 +52,6 @@ DAY_S: Final = 86400.0
 """The leaderboard is of so long."""
 
 BODY_BYTES_MAX: Final = 1 << 20
-BODY_S: Final = 5.0
 ANSWER_S: Final = 12.0
 READS_MAX: Final = 4
 """Samples that are read at a time."""
@@ -126,8 +127,8 @@ class Web:
                     Route("/api/job", self._guarded(self._job)),
                     Route("/api/runs", self._guarded(self._traced)),
                     Route("/api/policy", self._guarded(self._policy)),
-                    Route("/api/policy/check", self._guarded(self._check), methods=["POST"]),
-                    Route("/api/policy/apply", self._guarded(self._apply, "operator"), methods=["POST"]),
+                    Route("/api/policy/check", self._guarded(self._put), methods=["POST"]),
+                    Route("/api/policy/apply", self._guarded(self._put, "operator"), methods=["POST"]),
                     Route("/api/stores", self._guarded(self._stores)),
                     Route("/api/stores/{number:int}/samples", self._guarded(self._samples)),
                     Route("/api/stores/{number:int}/sample", self._guarded(self._sample)),
@@ -146,7 +147,7 @@ class Web:
         async def answer(request: Request) -> Response:
             try:
                 who = self._who(request)
-            except AccessDenied as e:
+            except Refused as e:
                 return self._html("/signin", "", e.status, str(e))
             if not who and self._options.needs_token:
                 return RedirectResponse("/signin", 303)
@@ -186,10 +187,10 @@ class Web:
             if once:
                 name, seconds = self._access.sign_in_once(once, peer)
             else:
-                body = (await _body(request, 4096)).decode("utf-8", "replace")
+                body = (await read_body(request, 4096)).decode("utf-8", "replace")
                 given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
                 name, seconds = self._access.sign_in(given, peer)
-        except AccessDenied as e:
+        except Refused as e:
             return self._html("/signin", "", e.status, str(e))
         except (ValueError, TimeoutError, ClientDisconnect) as e:
             return self._html("/signin", "", 400, f"the form cannot be read: {plain(e)}")
@@ -209,7 +210,7 @@ class Web:
     async def _static(self, request: Request) -> Response:
         file = self._files.get(request.path_params["name"])
         if file is None:
-            return _refusal(404, "there is no such file")
+            return refusal(404, "there is no such file")
         data, kind, tag = file
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
@@ -223,20 +224,19 @@ class Web:
     # -- what is looked at --------------------------------------------------------------------------
 
     async def _live(self, request: Request) -> Response:
-        connection = getattr(request.state, "connection", None)
+        connection = request.state.connection
         client = LiveClient(
             grid=request.query_params.get("grid") == "1",
-            hang_up=connection.hang_up if connection is not None else lambda: None,
+            hang_up=connection.hang_up,
             may=lambda: self._may_look(request),
         )
         try:
             self.live.join(client)
         except Full:
-            return _refusal(
+            return refusal(
                 503, "as many browsers watch as may; try again soon", {"retry-after": "10"}
             )
-        if connection is not None:
-            connection.hold()
+        connection.hold()
         return StreamingResponse(
             self.live.stream(client), media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
@@ -262,7 +262,7 @@ class Web:
         else:
             page = await self.live.once(lambda: self._source.job(job_id))
         if page is None:
-            return _refusal(404, f"nothing is known of job {plain(job_id)!r}")
+            return refusal(404, f"nothing is known of job {plain(job_id)!r}")
         return JSONResponse(page)
 
     async def _traced(self, _: Request) -> Response:
@@ -281,34 +281,29 @@ class Web:
             {"where": plain(policies.where), **await asyncio.to_thread(policies.current)}
         )
 
-    async def _check(self, request: Request) -> Response:
-        return await self._put(request, dry_run=True)
-
-    async def _apply(self, request: Request) -> Response:
-        return await self._put(request, dry_run=False)
-
-    async def _put(self, request: Request, *, dry_run: bool) -> Response:
+    async def _put(self, request: Request) -> Response:
         policies = self._policies
         if policies is None:
-            return _refusal(404, "there is no controller: start headrace web with --controller")
+            return refusal(404, "there is no controller: start headrace web with --controller")
         if request.headers.get(HEADER) is None and not request.headers.get("authorization"):
-            return _refusal(
+            return refusal(
                 403, "the header X-Headrace is missing: it tells our pages from other sites'"
             )
-        body = await _body(request, BODY_BYTES_MAX)
+        body = await read_body(request, BODY_BYTES_MAX)
+        dry_run = request.url.path.endswith("/check")
         try:
             text = json.loads(body)["text"]
         except (ValueError, RecursionError, LookupError, TypeError) as e:
-            raise AccessDenied(400, 'the body is wrong, expected JSON: {"text": POLICY}') from e
+            raise Refused(400, 'the body is wrong, expected JSON: {"text": POLICY}') from e
         if not isinstance(text, str):
-            raise AccessDenied(400, "the body is wrong: text is no string")
+            raise Refused(400, "the body is wrong: text is no string")
         try:
             outcome = await asyncio.to_thread(policies.put, text, dry_run=dry_run)
         except PolicyError as e:
-            return _refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
+            return refusal(422, "the policy is wrong", problems=[plain(p) for p in e.problems])
         except ControllerRefusal as e:
             status = e.status if e.status in (400, 413, 422) else 502
-            return _refusal(status, plain(e), problems=[plain(p) for p in e.problems])
+            return refusal(status, plain(e), problems=[plain(p) for p in e.problems])
         return JSONResponse(outcome)
 
     # -- stores ---------------------------------------------------------------------------------------
@@ -362,7 +357,7 @@ class Web:
         """The role of who asks; '' for anybody.
 
         Raises:
-            AccessDenied: a token is shown that is not good.
+            Refused: a token is shown that is not good.
         """
         given = request.headers.get("authorization")
         if given is not None:
@@ -372,7 +367,7 @@ class Web:
     def _may_look(self, request: Request) -> bool:
         try:
             return bool(self._who(request)) or not self._options.needs_token
-        except AccessDenied:
+        except Refused:
             return False
 
     def _guarded(
@@ -388,45 +383,27 @@ class Web:
             try:
                 who = self._who(request)
                 if role and who != role:
-                    return _refusal(403 if who else 401, f"this takes an {role}'s token: sign in")
+                    return refusal(403 if who else 401, f"this takes an {role}'s token: sign in")
                 if not who and self._options.needs_token and not open_to_all:
-                    return _refusal(
+                    return refusal(
                         401, "a token is needed: Authorization: Bearer TOKEN, or sign in"
                     )
                 async with asyncio.timeout(ANSWER_S):
                     return await handle(request)
-            except AccessDenied as e:
-                return _refusal(e.status, str(e))
+            except Refused as e:
+                return refusal(e.status, str(e))
             except tuple(_STATUS) as e:
                 status = next(status for kind, status in _STATUS.items() if isinstance(e, kind))
-                return _refusal(status, plain(e) or "it took too long")
+                return refusal(status, plain(e) or "it took too long")
 
         return answer
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """The body, bounded in bytes and time."""
-    body = bytearray()
-    async with asyncio.timeout(BODY_S):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise AccessDenied(413, f"the body has more than {most} bytes")
-    return bytes(body)
-
-
 def _peer(request: Request) -> str:
-    peer = getattr(request.state, "peer", None)
-    return peer.name if peer is not None else ""
+    return str(request.state.peer.name)
 
 
 def _integer(text: str, name: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise ValueError(f"{name} is {text!r}, expected a number from 0 on")
     return int(text)
-
-
-def _refusal(
-    status: int, message: str, headers: dict[str, str] | None = None, **more: Any
-) -> Response:
-    return JSONResponse({"error": {"message": message, **more}}, status, headers)

@@ -1,4 +1,4 @@
-"""The pages as a process: how they are served, connections that may last, and the end at SIGTERM or SIGINT."""
+"""The pages as a process: how they are served, and the end at SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import contextlib
 import ipaddress
 import logging
 import signal
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.service.http import Connection, Listener, Server, config_for
-from headrace.errors import ControlError
+from headrace.control.service.http import Listener, Server, listen_tcp
 from headrace.web.access import LOOPBACK
 from headrace.web.app import Web
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from pathlib import Path
-
-    import uvicorn
 
     from headrace.web.access import Sessions
     from headrace.web.live import Source
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
     from headrace.web.stores import StoreBrowser
     from headrace.web.traced import TracedRuns
 
-__all__ = ["DEFAULT_LISTEN", "WebConnection", "WebOptions", "serve", "web_config"]
-
-
-DEFAULT_LISTEN = "127.0.0.1:8470"
+__all__ = ["CONNECTIONS_MAX", "WebOptions", "serve"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +44,7 @@ class WebOptions:
         ValueError: the address is none, or others could look without a token.
     """
 
-    listen: str = DEFAULT_LISTEN
+    listen: str = "127.0.0.1:8470"
     token_file: Path | None = None
     public: bool = False
     names: tuple[str, ...] = ()
@@ -101,37 +95,7 @@ class WebOptions:
         return named or None
 
 
-GONE_MS: Final = 20_000
-"""Whose machine has not acknowledged anything for so long is gone."""
-
-SEND_BYTES: Final = 1 << 18
-"""What the kernel keeps for a browser that does not read: it is to be seen soon."""
-
 CONNECTIONS_MAX: Final = 1024
-
-
-class WebConnection(Connection):
-    """A connection that may become a stream."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Let the application find its connection."""
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, "connection": self}
-
-    def hold(self) -> None:
-        """What is answered now may last: it is seen by other means whether anybody is there."""
-        self._relax()
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-
-
-def web_config(app: Any) -> uvicorn.Config:
-    """How connections are served."""
-    return config_for(app, connection=WebConnection, connections_max=CONNECTIONS_MAX)
-
 
 _log = logging.getLogger("headrace.web")
 
@@ -160,7 +124,13 @@ def serve(
     Raises:
         ControlError: it cannot listen there.
     """
-    sock = _listen(options)
+    host, port = options.address
+    sock = listen_tcp(
+        host,
+        port,
+        options.listen,
+        "Name another port: --listen 127.0.0.1:0 takes any that is free.",
+    )
     web = Web(source, sessions, options, stores=stores, policies=policies, runs=runs)
     try:
         asyncio.run(_serve(web, sock, ready))
@@ -173,7 +143,7 @@ def serve(
 
 async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) -> None:
     web.port = sock.getsockname()[1]
-    server = Server(web_config(web.app), [Listener(sock)])
+    server = Server(web.app, [Listener(sock)], CONNECTIONS_MAX)
 
     def end() -> None:
         server.should_exit = True
@@ -197,15 +167,3 @@ async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) ->
 def _told(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.error("it looks no more", exc_info=task.exception())
-
-
-def _listen(options: WebOptions) -> socket.socket:
-    host, port = options.address
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as e:
-        raise ControlError(
-            f"{options.listen}: cannot listen: {e}.", path=options.listen,
-            next_step="Name another port: --listen 127.0.0.1:0 takes any that is free.",
-        ) from e  # fmt: skip

@@ -11,6 +11,7 @@ import datetime as dt
 import logging
 import os
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -21,10 +22,10 @@ from starlette.routing import Route
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
 from headrace.control.policy import Policy, PolicyError, changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
-from headrace.control.service.arbiter import Arbiter, Refused
-from headrace.control.service.auth import Caller, Peer, Throttle, TokenFile, caller_of
+from headrace.control.service.arbiter import Arbiter
+from headrace.control.service.auth import Caller, Peer, Refused, Throttle, TokenFile, caller_of
 from headrace.control.service.database import Database, Fenced
-from headrace.control.service.http import REQUEST_S
+from headrace.control.service.http import read_body, refusal
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
@@ -113,18 +114,19 @@ class Controller:
     # -- what may be asked ------------------------------------------------------------------------
 
     async def _register(self, request: Request, caller: Caller) -> Response:
-        message = decode(Register, await self._body(request))
+        message = decode(Register, await read_body(request, BODY_BYTES_MAX))
         if message.api != API:
             raise Refused(400, f"api is {message.api}, expected {API}: use the same version")
         if caller.user is not None and message.user != caller.user:
             raise Refused(403, f"user is {message.user!r}, but this is user {caller.user!r}")
         lease = self.arbiter.register(message, time.monotonic())
         _log.info("plane of user %s on %s, process %d", message.user, message.name, message.pid)
-        return _body(lease)
+        return Response(encode(lease), media_type="application/json")
 
     async def _report(self, request: Request, _: Caller) -> Response:
-        message = decode(Report, await self._body(request))
-        return _body(self.arbiter.report(request.path_params["key"], message, time.monotonic()))
+        message = decode(Report, await read_body(request, BODY_BYTES_MAX))
+        lease = self.arbiter.report(request.path_params["key"], message, time.monotonic())
+        return Response(encode(lease), media_type="application/json")
 
     async def _leave(self, request: Request, _: Caller) -> Response:
         self.arbiter.leave(request.path_params["key"])
@@ -137,7 +139,7 @@ class Controller:
         )
 
     async def _apply(self, request: Request, caller: Caller) -> Response:
-        text = (await self._body(request)).decode()
+        text = (await read_body(request, BODY_BYTES_MAX)).decode()
         # Off the loop, and one at a time: a large document takes its time, and planes report meanwhile.
         async with self._checking:
             policy = await asyncio.to_thread(parse_policy, text)
@@ -153,9 +155,7 @@ class Controller:
             {
                 "version": self.arbiter.policy_version,
                 "applied": bool(differences) and not dry_run,
-                "changes": [
-                    {"at": c.at, "before": c.before, "after": c.after} for c in differences
-                ],
+                "changes": [asdict(change) for change in differences],
                 "unknown": unknown,
             }
         )
@@ -188,21 +188,21 @@ class Controller:
                 async with asyncio.timeout(ANSWER_S):
                     return await handle(request, self._caller(request, role))
             except PolicyError as e:
-                return _refusal(422, str(e), problems=e.problems)
+                return refusal(422, str(e), problems=e.problems)
             except Refused as e:
-                return _refusal(e.status, str(e))
+                return refusal(e.status, str(e))
             except ValueError as e:
                 self.arbiter.refused += 1
-                return _refusal(400, f"the body is wrong: {e}")
+                return refusal(400, f"the body is wrong: {e}")
             except Fenced as e:
                 self._fenced()
-                return _refusal(503, str(e))
+                return refusal(503, str(e))
             except ControlError as e:
-                return _refusal(507, str(e))
+                return refusal(507, str(e))
             except TimeoutError:
-                return _refusal(408, "it took too long")
+                return refusal(408, "it took too long")
             except ClientDisconnect:
-                return _refusal(400, "the client hung up")
+                return refusal(400, "the client hung up")
 
         return answer
 
@@ -222,22 +222,3 @@ class Controller:
             self.arbiter.refused += 1
             raise Refused(403, f"{caller.name} may report as a plane, but not do this")
         return caller
-
-    @staticmethod
-    async def _body(request: Request) -> bytes:
-        """The body, bounded in bytes and time."""
-        body = bytearray()
-        async with asyncio.timeout(REQUEST_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES_MAX:
-                    raise Refused(413, f"the body has more than {BODY_BYTES_MAX} bytes")
-        return bytes(body)
-
-
-def _body(message: Any) -> Response:
-    return Response(encode(message), media_type="application/json")
-
-
-def _refusal(status: int, message: str, **more: Any) -> Response:
-    return JSONResponse({"error": {"message": message, **more}}, status)

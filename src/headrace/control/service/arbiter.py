@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.control.messages import Grant, Lease, Place, PlaneState
 from headrace.control.policy import OTHER, RESOURCES, Policy
+from headrace.control.service.auth import Refused
 from headrace.control.service.table import Table
 from headrace.control.sharing import Shares, decide, demand_after
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.control.messages import Flow, Register, Report
     from headrace.control.service.table import FlowKey
 
-__all__ = ["Arbiter", "PlaneRecord", "Refused"]
+__all__ = ["Arbiter", "PlaneRecord"]
 
 PLANES_MAX = 10_000
 FLOWS_MAX = 200_000
@@ -53,18 +54,6 @@ DECIDE_SHARE = 0.1
 
 RATE_MIN = 1.0
 """A rate of 0 could not be waited for."""
-
-
-class Refused(Exception):
-    """A request cannot be done.
-
-    Attributes:
-        status: as in HTTP.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import datetime as dt
 import hmac
 import os
-import pwd
 import re
 import time
 from collections import OrderedDict
@@ -23,13 +22,23 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from headrace.base.peers import user_name
 from headrace.errors import ControlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["Caller", "Peer", "Throttle", "Token", "TokenFile", "caller_of", "matching", "user_name"]
+__all__ = [
+    "Caller",
+    "Peer",
+    "Refused",
+    "Throttle",
+    "Token",
+    "TokenFile",
+    "caller_of",
+    "matching",
+]
 
 TOKEN_CHARACTERS_MIN: Final = 16
 TOKENS_BYTES_MAX: Final = 1 << 20
@@ -39,6 +48,18 @@ WRONG_S: Final = 60.0
 PEERS_MAX: Final = 4096
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+
+class Refused(Exception):
+    """A request cannot be done, or not by whoever asks.
+
+    Attributes:
+        status: as in HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +250,3 @@ def caller_of(
         return None
     expired = token.until_s is not None and token.until_s <= time.time()
     return None if expired else Caller("token", token.role)
-
-
-def user_name(uid: int) -> str:
-    """The user's name, or the number where there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -10,20 +10,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import h11
 import uvicorn
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from headrace.base.peers import Crowd, peer_name, peer_user
-from headrace.control.service.auth import Peer
+from headrace.control.service.auth import Peer, Refused
+from headrace.errors import ControlError
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Generator, Sequence
 
-__all__ = ["HEAD_BYTES_MAX", "REQUEST_S", "Connection", "Listener", "Server", "config_for"]
+    from starlette.requests import Request
+
+__all__ = [
+    "HEAD_BYTES_MAX",
+    "REQUEST_S",
+    "Connection",
+    "Listener",
+    "Server",
+    "listen_tcp",
+    "read_body",
+    "refusal",
+]
 
 REQUEST_S: Final = 5.0
 """A request comes whole within this."""
@@ -38,20 +51,27 @@ UNREAD_BYTES_MAX: Final = 1 << 20
 """Of a body that comes after its answer: so much is thrown away before it is hung up on."""
 STOP_S: Final = 1
 
+GONE_MS: Final = 20_000
+"""Whose machine has not acknowledged anything of a stream for so long is gone."""
+
+SEND_BYTES: Final = 1 << 18
+"""What the kernel keeps for whoever does not read a stream: it is to be seen soon."""
+
 
 class Connection(H11Protocol):
-    """One connection."""
+    """One connection, which the application finds as `request.state.connection`."""
 
     _deadline: asyncio.TimerHandle | None = None
     _unread_bytes = 0
     peer = Peer()
+    crowd: Crowd[Connection]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Know the other end, and expect a request."""
         super().connection_made(transport)
         self.peer = _peer_of(transport)
-        self.app_state = {**self.app_state, "peer": self.peer}
-        self._crowd.join(self.peer.name, self)
+        self.app_state = {**self.app_state, "peer": self.peer, "connection": self}
+        self.crowd.join(self.peer.name, self)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
@@ -80,16 +100,21 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._relax()
-        self._crowd.leave(self.peer.name, self)
+        self.crowd.leave(self.peer.name, self)
         super().connection_lost(exc)
 
     def hang_up(self) -> None:
         """End it at once, whatever waits to be sent."""
         self.transport.abort()
 
-    @property
-    def _crowd(self) -> Crowd[Connection]:
-        return cast("_Config", self.config).crowd
+    def hold(self) -> None:
+        """What is answered now may last: it is seen by other means whether anybody is there."""
+        self._relax()
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
 
     def _between(self) -> bool:
         """Whether no request is being answered."""
@@ -117,43 +142,68 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     return Peer(certified=tls is not None and bool(tls.getpeercert()), name=name)
 
 
-class Listener:
+class Listener(NamedTuple):
     """A socket to serve on, and its TLS."""
 
-    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        self.sock = sock
-        self.tls = tls
+    sock: socket.socket
+    tls: ssl.SSLContext | None = None
 
 
-def config_for(
-    app: Any,
-    *,
-    connection: type[Connection] = Connection,
-    connections_max: int = CONNECTIONS_MAX,
-) -> uvicorn.Config:
-    """How connections are served: `connections_max` at once."""
-    return _Config(
-        app, connections_max, http=connection, ws="none", lifespan="off", log_config=None,
-        access_log=False, proxy_headers=False, server_header=False, date_header=False,
-        timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=STOP_S,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-    )  # fmt: skip
+def listen_tcp(host: str, port: int, where: str, next_step: str = "") -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ControlError: it cannot, at what people call `where`.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as e:
+        raise ControlError(f"{where}: cannot listen: {e}.", path=where, next_step=next_step) from e
 
 
-class _Config(uvicorn.Config):
-    """What connections share: who has how many."""
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The body, bounded in bytes and time.
 
-    def __init__(self, app: Any, connections_max: int, **options: Any) -> None:
-        super().__init__(app, **options)
-        self.crowd: Crowd[Connection] = Crowd(connections_max, Connection.hang_up)
+    Raises:
+        Refused: it is longer.
+        TimeoutError: it did not come in time.
+    """
+    body = bytearray()
+    async with asyncio.timeout(REQUEST_S):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > bytes_max:
+                raise Refused(413, f"the body has more than {bytes_max} bytes")
+    return bytes(body)
+
+
+def refusal(
+    status: int, message: str, headers: dict[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """A refusal as our clients and pages read it."""
+    return JSONResponse({"error": {"message": message, **more}}, status, headers)
 
 
 class Server(uvicorn.Server):
-    """Serves one application on several sockets, each with TLS of its own or none."""
+    """Serves one application on several sockets, each with TLS of its own or none.
 
-    def __init__(self, config: uvicorn.Config, listeners: Sequence[Listener]) -> None:
-        super().__init__(config)
+    Beyond `connections_max` the peer that has most of them loses its oldest.
+    """
+
+    def __init__(
+        self, app: Any, listeners: Sequence[Listener], connections_max: int = CONNECTIONS_MAX
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, http=Connection, ws="none", lifespan="off", log_config=None,
+                access_log=False, proxy_headers=False, server_header=False, date_header=False,
+                timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=STOP_S,
+                h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            )
+        )  # fmt: skip
         self._listeners = listeners
+        self._crowd: Crowd[Connection] = Crowd(connections_max, Connection.hang_up)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -167,18 +217,15 @@ class Server(uvicorn.Server):
         self.servers = []
 
         def connection() -> asyncio.Protocol:
-            protocol = cast("type[Connection]", self.config.http_protocol_class)
-            return protocol(self.config, self.server_state, {})
+            protocol = Connection(self.config, self.server_state, {})
+            protocol.crowd = self._crowd
+            return protocol
 
-        for listener in self._listeners:
-            handshake_s = None if listener.tls is None else HANDSHAKE_S
+        for sock, tls in self._listeners:
+            handshake_s = None if tls is None else HANDSHAKE_S
             self.servers.append(
                 await loop.create_server(
-                    connection,
-                    sock=listener.sock,
-                    ssl=listener.tls,
-                    backlog=512,
-                    ssl_handshake_timeout=handshake_s,
+                    connection, sock=sock, ssl=tls, backlog=512, ssl_handshake_timeout=handshake_s
                 )
             )
         self.started = True

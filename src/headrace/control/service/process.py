@@ -24,7 +24,7 @@ from headrace.control.metrics import address_of
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
-from headrace.control.service.http import Listener, Server, config_for
+from headrace.control.service.http import Listener, Server, listen_tcp
 from headrace.control.service.metrics import serve_metrics
 from headrace.errors import ControlError
 from headrace.runtime import launch, wait_for_end
@@ -133,7 +133,7 @@ async def _serve(
     controller = Controller(
         database, tokens=tokens, certificates=options.tls_ca is not None, fenced=end
     )
-    server = Server(config_for(controller.app), listeners)
+    server = Server(controller.app, listeners)
     loop = asyncio.get_running_loop()
     metrics = None
     if options.metrics is not None:
@@ -161,11 +161,7 @@ def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[Listener]:
     if kind == "tcp":
         host, _, port = rest.rpartition(":")
         host = host.strip("[]")
-        try:
-            family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-            sock = socket.create_server((host, int(port)), family=family)
-        except OSError as e:
-            raise ControlError(f"{where}: cannot listen: {e}.", path=where) from e
+        sock = listen_tcp(host, int(port), where)
         if tls is None and host not in ("localhost", "127.0.0.1", "::1"):
             _log.warning("%s: tokens go over the network as they are; give --tls-cert", where)
         _log.info("listens on tcp:%s:%d", host, sock.getsockname()[1])
